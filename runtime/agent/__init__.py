@@ -1,5 +1,6 @@
-"""One agent a node: it asks the master for a seat, runs the workers, keeps what they stage, and tells what happens.
+"""The agent, one per node: gets a seat from the master, runs the workers, holds what they stage, reports events.
 
-The story begins in `agent`: `client` speaks with the master, `workers` and `forkserver` run the script, `socket_server`
-hears the workers. `link` is what workers import: standard library and msgspec only.
+Start reading in `agent` and `life`. `client` talks to the master, `talk` decides what to say, `workers` and
+`forkserver` run the script, `worker_server` answers the workers, `peer_server` serves staged shards to other agents,
+and `shutdown` handles the end. Workers import only `everstep.runtime.protocol.worker_link`.
 """

@@ -1,6 +1,6 @@
 """`python -m everstep.runtime.agent`: one node of a job.
 
-Exit codes: 0 left as told, 2 bad input, 75 no master any more.
+Exit codes: 0 left when the master said so, 2 bad input, 75 lost its master.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     def say(text: str) -> None:
         print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
 
-    around = Dependencies(
+    dependencies = Dependencies(
         credentials=credentials,
         make_keeper=make_keeper,
         find_master=lambda: find_master(store, settings.job),
@@ -64,7 +64,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
         say=say,
         note=say,
     )
-    agent = Agent(settings, around, random.Random())
+    agent = Agent(settings, dependencies, random.Random())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
@@ -73,13 +73,13 @@ async def _run(settings: Settings, persist_interval: int) -> int:
 
 
 async def _run_with_check(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
-    """The agent's life, after a check of this node where that is asked for."""
+    """Run the agent, after a check of this node if the settings ask for one."""
     if settings.unfit is None:
         return await agent.run()
 
     async def where() -> tuple[str, int]:
-        found = await asyncio.to_thread(find_master, store, settings.job)
-        host, _, port = (found.address if found else urlsplit(settings.master).netloc).rpartition(":")
+        master = await asyncio.to_thread(find_master, store, settings.job)
+        host, _, port = (master.address if master else urlsplit(settings.master).netloc).rpartition(":")
         return host.strip("[]"), node_check_port(int(port))
 
     checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
@@ -87,7 +87,7 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:
         ending = Ending(ExitCode.TRY_AGAIN, str(error))
-    if not agent.record.seat:
+    if not agent.status.seat:
         print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
     return ending
 
@@ -100,7 +100,7 @@ def main() -> None:
     except (ValueError, StoreError) as error:
         print(f"agent: {error}", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)
-    os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
+    os.environ["EVERSTEP_NODE"] = settings.node  # This and EVERSTEP_JOB identify the node's processes.
     try:
         code = asyncio.run(_run(settings, persist_interval))
     except Exception:  # noqa: BLE001 - the outermost edge of the process
@@ -108,7 +108,7 @@ def main() -> None:
         code = ExitCode.TRY_AGAIN
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Not sys.exit: a thread may still wait in the keeper for a worker that is dead.
+    os._exit(code)  # Not sys.exit: a thread in the keeper may still wait for a dead worker.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One node of a job: an agent opens what it needs of the machine, lives, and leaves nothing behind."""
+"""The agent of one node: opens the machine's resources, runs the agent's life cycle, and cleans up."""
 
 import random
 import shutil
@@ -21,36 +21,38 @@ from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memor
 from everstep.runtime.protocol.messages import JOB_HEADER
 
 _THREADS = 64
-"""Beside one for each worker: all of them may wait at once for what only the agent's own calls bring about."""
+"""Threads beyond one per worker. All workers' calls may block at once until a call of the agent itself completes."""
 
 
 class Agent:
     """One node of a job, on an event loop."""
 
-    def __init__(self, settings: Settings, around: Dependencies, chance: random.Random) -> None:
+    def __init__(self, settings: Settings, dependencies: Dependencies, chance: random.Random) -> None:
         self._settings = settings
-        self._around = around
+        self._dependencies = dependencies
         self._chance = chance
-        self.departure = Shutdown(settings, around.say)
-        self.client = MasterClient(settings.master, around.find_master, chance, around.say)
-        self.record = AgentStatus()
+        self.shutdown = Shutdown(settings, dependencies.say)
+        self.client = MasterClient(settings.master, dependencies.find_master, chance, dependencies.say)
+        self.status = AgentStatus()
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
-        """End gracefully; told again, at once."""
-        self.departure.give_notice(signum)
+        """End gracefully; on a second call, at once."""
+        self.shutdown.give_notice(signum)
 
     async def run(self) -> Ending:
-        """Until there is a reason to leave."""
-        settings, credentials = self._settings, self._around.credentials
+        """Run until there is a reason to leave, and return it."""
+        settings, credentials = self._settings, self._dependencies.credentials
         self.client.heard = time.monotonic()
         door, listener = Door(credentials), listen(settings.address, 0)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
-        place = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
+        resources = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
         self.client.threads = threads
-        life = AgentLifecycle(settings, self._around, self.client, self.departure, place, self.record, self._chance)
+        life = AgentLifecycle(
+            settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance
+        )
         headers = {**credentials.headers, "Content-Type": "application/json", JOB_HEADER: settings.job}
         try:
             trust = aiohttp.TCPConnector(ssl=credentials.client or True)

@@ -1,4 +1,4 @@
-"""An agent that is checked before it joins; while it runs it is a partner for nodes that come later."""
+"""Checks the node before its agent joins. While the agent runs, the node is a partner for the checks of later nodes."""
 
 import asyncio
 
@@ -10,25 +10,25 @@ from everstep.runtime.exit_codes import ExitCode
 
 
 async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
-    """The agent's end; with exit code `unfit` where the check says that this node shall not train.
+    """Run the check, then the agent. Exit code `unfit` if the check excludes this node.
 
-    Raises NoQuorumError where too few nodes came to be checked.
+    Raises NoQuorumError if too few nodes came to be checked.
     """
     checking = asyncio.create_task(checked.run())
-    notice = asyncio.create_task(agent.departure.wait_for_notice())
+    notice = asyncio.create_task(agent.shutdown.wait_for_notice())
     try:
         await asyncio.wait([checked.verdict, checking, notice], return_when=asyncio.FIRST_COMPLETED)
         if checking.done() and not checked.verdict.done():
-            checking.result()  # Raises what nobody foresaw.
+            checking.result()  # Raises if the check itself failed.
         if not checked.verdict.done():
-            return Ending(128 + agent.departure.signal, "told to end while it was checked")
+            return Ending(128 + agent.shutdown.signal, "told to end while it was checked")
         try:
             verdict = checked.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
             return Ending(ExitCode.TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
-        agent.record.checked_s = verdict.best_s or 0.0
+        agent.status.checked_s = verdict.best_s or 0.0
         return await agent.run()
     finally:
         for task in (checking, notice):

@@ -1,7 +1,7 @@
-"""The agent's way to its master: POSTs that are repeated until a master of this job answers them.
+"""The agent's HTTP client to its master: repeats each POST until a master of this job answers.
 
-A master may die and another take over at another address, which the journal names: whoever cannot be reached, or
-answers for another job or an older epoch, is no master of ours any more.
+A master may die, and another may take over at another address, which the journal names. An address that cannot be
+reached, or that answers for another job or with an older epoch, is not this job's master.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ REPORT_TIMEOUT_S = 15.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.5
 LOOKS_PER_S = 500
-"""All agents of a job together look into the journal so often, while no master answers them."""
+"""Journal reads per second across all agents of a job while no master answers."""
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
 
@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JobEnd(msgspec.Struct, frozen=True):
-    """What the master's status says of a job that ended."""
+    """How the job ended, as the master's status reports it."""
 
     result: str
     reason: str
@@ -59,20 +59,20 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class NoPlace(Exception):  # noqa: N818 (a name that reads well in `except`)
-    """409: the master has no place for this node in its job."""
+    """409: this node is not, or no longer, part of the job."""
 
 
 class NotAllowed(Exception):  # noqa: N818
-    """401 from the first master that answered, or its certificate: this node has not the job's token. Or one of both
-    speaks TLS and the other in clear."""
+    """The first contact with the master failed: 401 (wrong token), an untrusted certificate, or only one of the two
+    uses TLS."""
 
 
 class NotUnderstood(Exception):  # noqa: N818
-    """400: the master refuses the message; both must be the same Everstep."""
+    """400: the master rejects the message; both must run the same version of Everstep."""
 
 
 class MasterClient:
-    """Posts to whoever is the job's master. Every call returns only with an answer: cancel it to give up."""
+    """Posts to the job's current master. Every call returns only with an answer: cancel it to give up."""
 
     def __init__(
         self,
@@ -81,29 +81,29 @@ class MasterClient:
         chance: random.Random,
         say: Callable[[str], None],
     ) -> None:
-        """`find` (blocking) gives the newest (epoch, host:port) that claimed the job, or None."""
+        """`find` (blocking) returns the newest (epoch, host:port) that claimed the job, or None."""
         self.session: aiohttp.ClientSession
-        """To be set before anything is asked."""
+        """Must be set before the first request."""
         self.threads: Executor | None = None
-        """Where `find` blocks; None: in the loop's own, whose threads the end of the loop waits for."""
+        """Runs `find`; None: the loop's default executor, whose threads the end of the loop waits for."""
         self._scheme, self._address, *_ = urlsplit(url)
         self._find = find
         self._chance = chance
         self._say = say
-        self._lost = False
+        self._is_lost = False
         self.epoch = 0
-        """The highest that answered."""
+        """The highest epoch that answered."""
         self.heard = time.monotonic()
         """When a master last answered."""
         self.met = False
-        """Did one ever?"""
+        """Whether a master ever answered."""
         self.crowd = 1
-        """Nodes that miss the master at the same moment."""
-        self._look_at = 0.0
+        """Nodes that lose the master at the same moment."""
+        self._next_lookup = 0.0
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the master, as far as is known now."""
+        """Host and port of the master, as far as known."""
         host, _, port = self._address.rpartition(":")
         return host.strip("[]"), int(port)
 
@@ -113,15 +113,16 @@ class MasterClient:
         return time.monotonic() - self.heard if self.met else 0.0
 
     async def join(self, message: Join) -> Seat | None:
-        """A seat, or None when the long poll ended without one."""
+        """Ask for a seat; None if the long poll ended without one."""
         return await self._post("join", message, Seat, JOIN_TIMEOUT_S)
 
     async def send_heartbeat(self, message: Heartbeat) -> Directive | None:
-        """What to do; None when the master had nothing to say."""
+        """Send a sign of life; returns what to do, or None if there is nothing to do."""
         return await self._post("heartbeat", message, Directive, HEARTBEAT_TIMEOUT_S)
 
     async def report_fault(self, message: Callable[[], WorkerExit]) -> None:
-        """Told when it returns; each attempt asks anew what to say, for it says how long ago that was."""
+        """Report a worker's death; returns once the master has journaled it. Each attempt calls `message` again, as it
+        says how long ago the death was."""
         await self._post("fault", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_finished(self, message: Finished) -> None:
@@ -141,7 +142,7 @@ class MasterClient:
         await self._post("dumped", message, Ack, REPORT_TIMEOUT_S)
 
     async def job_end(self, node: str, seconds: float = REPORT_TIMEOUT_S) -> JobEnd | None:
-        """How the job ended; None when it did not, or nobody answers any more, for so long at most."""
+        """How the job ended; None if it has not, or if no master answers within `seconds`."""
         url = f"{self._scheme}://{self._address}/v1/status"
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -154,7 +155,7 @@ class MasterClient:
         return None
 
     async def report_persisted(self, message: Persisted) -> str:
-        """The key of the checkpoint's manifest; empty when it is not yet visible."""
+        """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed."""
         ack = await self._post("persisted", message, Ack, REPORT_TIMEOUT_S)
         return ack.committed if ack else ""
 
@@ -182,19 +183,19 @@ class MasterClient:
             if foreign:
                 raise NotAllowed(f"the master at {address} {foreign}")
             if status_of(wrong) == 409:
-                self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
+                self.heard = time.monotonic()  # The master lives, although it does not know this node.
                 raise NoPlace(_error_text(text))
-            if pause > _FIRST_PAUSE_S:  # Once may be a connection's end, or the job's.
+            if pause > _FIRST_PAUSE_S:  # A single failure may be a closed connection, or the job's end.
                 self._say_lost_once(address, path, wrong)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     def _parse_reply(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
-        """The answer, or why this was none of our master's."""
+        """(The reply, ""), or (None, why this was not an answer of our master)."""
         if status == 204:
             return None, ""
         if status == 401 and not self.met:
-            raise NotAllowed(f"the master at {self._address} refuses this node's token")
+            raise NotAllowed(f"the master at {self._address} rejects this node's token")
         if status == 400:
             raise NotUnderstood(_error_text(text))
         if status != 200:
@@ -202,45 +203,45 @@ class MasterClient:
         try:
             reply = msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
-            return None, f"an answer that is no {kind.__name__}: {error}"
+            return None, f"an answer that is not a {kind.__name__}: {error}"
         if reply.epoch < self.epoch:
             return None, f"an answer of epoch {reply.epoch}, older than {self.epoch}"
         self.epoch = reply.epoch
         return reply, ""
 
     async def _switch_address(self, address: str) -> bool:
-        """Is there another address to try now?"""
+        """Whether there is another address to try; looks for a newer master in the journal, at a limited rate."""
         if self._address != address:
             return True
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._next_lookup:
             return False
-        self._look_at = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
+        self._next_lookup = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
+            newest = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
         except (OSError, RuntimeError, KeyError):
-            return False  # The store cannot be read now either.
-        if found is None or found[0] < self.epoch or found[1] == address:
+            return False  # The store cannot be read either.
+        if newest is None or newest[0] < self.epoch or newest[1] == address:
             return False
-        self._address = found[1]
-        self._say(f"the master of epoch {found[0]} is at {found[1]}")
+        self._address = newest[1]
+        self._say(f"the master of epoch {newest[0]} is at {newest[1]}")
         return True
 
     def _note_answer(self, address: str) -> None:
         self.heard, self.met = time.monotonic(), True
-        self._look_at = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
-        if self._lost:
-            self._lost = False
+        self._next_lookup = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
+        if self._is_lost:
+            self._is_lost = False
             self._say(f"the master at {address} answers")
 
     def _say_lost_once(self, address: str, path: str, wrong: str) -> None:
-        if not self._lost and self.met:
-            self._lost = True
+        if not self._is_lost and self.met:
+            self._is_lost = True
             self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
 
 
 def _error_text(text: bytes) -> str:
-    """What the master says is wrong."""
+    """The error text in a master's answer."""
     try:
         return str(msgspec.json.decode(text)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -248,6 +249,6 @@ def _error_text(text: bytes) -> str:
 
 
 def status_of(wrong: str) -> int:
-    """The HTTP status at the start of a failed answer's text; 0 where there was none."""
+    """The HTTP status at the start of a failure's text; 0 if there was no answer."""
     first = wrong.partition(" ")[0]
     return int(first) if first.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What an agent is given beside its settings, and how it ends."""
+"""What an agent needs besides its settings, and how it ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from everstep.runtime.protocol.messages import Holding, Refusal, Seat
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What an agent is given beside its settings."""
+    """What an agent needs besides its settings."""
 
     credentials: Credentials
     make_keeper: Callable[[Callable[[Holding], None], Callable[[tuple[Refusal, ...]], None]], Keeper]
-    """Gets what to call when a shard is in the store, and when no source gives what a round begins from."""
+    """Called with the callbacks for a persisted shard and for a restore that failed at every source."""
     find_master: Callable[[], tuple[int, str] | None]
-    """The newest master's epoch and address, where that is known; blocking."""
+    """Returns the newest master's epoch and address, None if unknown. Blocking."""
     make_outputs: Callable[[Path], Outputs]
-    """Gets the agent's private folder."""
+    """Called with the agent's private folder."""
     keep_log: Callable[[str, bytes], None]
-    """Puts a named log of this node where it outlives the node; blocking."""
+    """Writes a named log of this node to where it outlives the node. Blocking."""
     say: Callable[[str], None]
-    """One line for whoever watches this node."""
+    """Prints a line that people should see."""
     note: Callable[[str], None]
-    """One line of the usual course of things."""
+    """Prints a line about normal operation."""
     on_seat: Callable[[Seat, float], None] = lambda seat, seconds: None
-    """A place in a round was given, after so many seconds of asking."""
+    """Called with a new seat and the seconds it took to get it."""
     on_start: Callable[[int, int], None] = lambda local_rank, pid: None
-    """A worker runs."""
+    """Called with the local rank and process id of a started worker."""
 
 
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)
-    """The agent ends, with this exit code."""
+    """Ends the agent with this exit code."""
 
-    def __init__(self, code: int, reason: str, told: bool = False) -> None:
+    def __init__(self, code: int, reason: str, by_master: bool = False) -> None:
         super().__init__(reason)
         self.code = code
-        self.told = told
+        self.by_master = by_master
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Ending:
     """Why and how the agent ended."""
 
     code: int
-    """0 as told, 2 not understood or not allowed, 75 no master any more, 128 + the signal that ended it."""
+    """0 left when told to, 2 rejected by the master, 75 lost its master, 128 + the signal that ended it."""
     reason: str
     by_master: bool = False
-    """The master said so."""
+    """The master told the agent to leave."""
     job: JobEnd | None = None
-    """How the job ended, where it did and the master told."""
+    """How the job ended, if it did and the master reported it."""

@@ -1,4 +1,4 @@
-"""A seat and a local rank -> the environment of that worker: torchrun's variables and ours. Pure."""
+"""The environment of a worker from its seat and local rank: torchrun's variables and our own. Pure functions."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 def worker_environment(
     settings: Settings, seat: Seat, local_rank: int, *, link: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """What is set over the agent's own environment; names and meanings as torchrun's ("Environment Variables").
+    """The variables set over the agent's own environment, named and defined as torchrun's ("Environment Variables").
 
-    The error file is not among it: that is where the logs' layout has it. `link` is the path of the agent's socket;
-    `base` the agent's own environment, where the node's devices stand.
-    Raises ValueError where `virtual_local_rank` finds no device for this worker.
+    The error file is not among them: the layout of the logs decides it. `link` is the path of the agent's socket;
+    `base` is the agent's own environment, which names the node's devices.
+    Raises ValueError if `virtual_local_rank` finds no device for this worker.
     """
     address, port = settings.meet or (seat.master_addr, seat.master_port)
-    told = {
+    variables = {
         "RANK": seat.first_rank + local_rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": seat.world_size,
@@ -46,12 +46,12 @@ def worker_environment(
         "EVERSTEP_STORE": settings.store,
     }
     if settings.threads:
-        told["OMP_NUM_THREADS"] = settings.threads
+        variables["OMP_NUM_THREADS"] = settings.threads
     if settings.run_dir:
-        told["EVERSTEP_RUN_DIR"] = settings.run_dir
+        variables["EVERSTEP_RUN_DIR"] = settings.run_dir
     if settings.virtual_local_rank:
-        told |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
-    return {name: str(value) for name, value in told.items()}
+        variables |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
@@ -60,14 +60,14 @@ def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
 
 
 def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
-    """The one device that a worker with a virtual local rank sees, of those in `base`. Raises ValueError for none."""
+    """The one device in `base` that a worker with a virtual local rank sees. Raises ValueError if there is none."""
     name = next((name for name in _DEVICES if base.get(name)), "CUDA_VISIBLE_DEVICES")
     devices = base.get(name)
     if devices is None:
         chosen = str(local_rank)
     else:
-        found = [device.strip() for device in devices.split(",")]
-        if local_rank >= len(found):
+        names = [device.strip() for device in devices.split(",")]
+        if local_rank >= len(names):
             raise ValueError(f"{name}={devices}: no device for local rank {local_rank} with --virtual-local-rank")
-        chosen = found[local_rank]
+        chosen = names[local_rank]
     return {"CUDA_VISIBLE_DEVICES": chosen, name: chosen}

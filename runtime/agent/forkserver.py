@@ -1,8 +1,8 @@
 """The fork server: `python -m everstep.runtime.agent.forkserver --socket FD [--preload M]... -- script.py args`.
 
-It imports what the script will import, once, and stays a process of one thread without a CUDA context; then a worker
-is a fork of it, some 20 ms instead of the seconds that importing torch takes. Where that cannot be (threads, CUDA, no
-memory of it wanted) workers are forked and then exec Python: slower, otherwise the same.
+It imports once what the script will import, and stays a single-threaded process without a CUDA context. A worker is a
+fork of it, which takes about 20 ms instead of the seconds of importing torch. If forking is unsafe (threads, CUDA) or
+not wanted, workers are forked and then exec Python: slower, otherwise the same.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(Spawn | Signal).decode
 
 
 def die_with_parent(parent: int) -> None:
-    """Be SIGKILLed when `parent` dies; at once when it is dead."""
+    """Have the kernel SIGKILL this process when `parent` dies; exit at once if it is already dead."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -42,7 +42,7 @@ def die_with_parent(parent: int) -> None:
 
 class _Server:
     def __init__(self, channel: socket.socket, command: Sequence[str], base: dict[str, str], python: str) -> None:
-        """`python`: the interpreter that workers exec; empty: they are forks."""
+        """`python`: the interpreter that workers exec; empty: workers are plain forks."""
         self._channel = channel
         self._command = tuple(command)
         self._base = base
@@ -53,7 +53,7 @@ class _Server:
         """pidfd -> (id, pid)"""
 
     def serve(self) -> None:
-        """Until the agent hangs up."""
+        """Serve until the agent closes the connection."""
         while True:
             for file, _ in self._poll.poll():
                 if file in self._workers:
@@ -62,7 +62,7 @@ class _Server:
                     return
 
     def end_workers(self) -> None:
-        """SIGKILL whoever is left."""
+        """SIGKILL the remaining workers."""
         for _, pid in self._workers.values():
             signal_group(pid, signal.SIGKILL)
 
@@ -95,7 +95,7 @@ class _Server:
         died = time.time()
         number, pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
-        signal_group(pid, signal.SIGKILL)  # Before the wait: until then nobody else can have this group's number.
+        signal_group(pid, signal.SIGKILL)  # Before the wait: until then the group's number cannot be reused.
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
         self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died, pid)))
@@ -131,18 +131,18 @@ class _Server:
 
 
 def _reset_threads_and_seed(environment: dict[str, str]) -> None:
-    """What libraries read when they were imported, for this worker now."""
+    """Redo for this worker what libraries set up once at import: thread counts and random seeds."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        told = environment.get("OMP_NUM_THREADS", "")
-        torch.set_num_threads(int(told) if told.isdigit() and int(told) > 0 else _physical_cores())
+        threads = environment.get("OMP_NUM_THREADS", "")
+        torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) > 0 else _physical_cores())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
-        numpy.random.seed()  # Forks must not share one random state.
+        numpy.random.seed()  # Forks must not share a random state.
 
 
 def _physical_cores() -> int:
-    """What torch takes where nobody told it: the physical cores, of those that this process may use."""
+    """torch's default number of threads: the physical cores among those this process may use."""
     siblings = Path("/sys/devices/system/cpu")
     usable = os.sched_getaffinity(0)
     with suppress(OSError):
@@ -151,7 +151,7 @@ def _physical_cores() -> int:
 
 
 def signal_group(pid: int, signum: int) -> None:
-    """To a worker that nobody has waited for yet, and its children; alone, while it has not made its group."""
+    """Signal the process group of a worker that was not waited for yet; only the worker until it has made its group."""
     with suppress(ProcessLookupError, PermissionError):
         try:
             os.killpg(pid, signum)
@@ -160,7 +160,7 @@ def signal_group(pid: int, signum: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Preload, say Ready, fork on request."""
+    """Preload, send Ready, then fork on request."""
     parser = argparse.ArgumentParser(
         prog="python -m everstep.runtime.agent.forkserver", description="Imports once, forks workers."
     )
@@ -169,29 +169,29 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    told = parser.parse_args(arguments)
-    command = told.command[1:] if told.command[:1] == ["--"] else told.command
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C or a group's SIGTERM is the agent's to decide on.
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides what follows from Ctrl-C or a group's SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     began, base = time.monotonic(), dict(os.environ)
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Or numpy starts threads while it is imported.
-    gc.disable()  # A fifth of the time that importing transformers takes would be spent on finding nothing.
-    warnings = [] if told.plain else preload(command, told.preload)
-    reason = "asked for" if told.plain else why_not_to_fork() or ""
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Otherwise numpy starts threads at import.
+    gc.disable()  # Collections would take a fifth of the time of importing transformers and free nothing.
+    warnings = [] if options.plain else preload(command, options.preload)
+    reason = "asked for" if options.plain else why_not_to_fork() or ""
     gc.collect()
-    gc.freeze()  # What is shared with the workers stays shared: their collections do not touch it.
+    gc.freeze()  # Workers' collections then leave shared pages untouched, so the pages stay shared.
     gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
-    channel = socket.socket(fileno=told.socket)
-    os.set_inheritable(told.socket, False)
+    channel = socket.socket(fileno=options.socket)
+    os.set_inheritable(options.socket, False)
     channel.send(_encode(Ready(time.monotonic() - began, reason, tuple(warnings))))
-    server = _Server(channel, command, base, told.python if reason else "")
+    server = _Server(channel, command, base, options.python if reason else "")
     try:
         server.serve()
     finally:
         server.end_workers()
-    os._exit(0)  # torch's own way out takes half a second.
+    os._exit(0)  # torch's exit handlers take half a second.
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The agent's end of the fork server, and what the two say to each other: one JSON message a packet.
+"""The agent's side of the fork server, and the messages between the two: one JSON message per packet.
 
-A packet of the agent is Spawn (with the worker's stdout and stderr as file descriptors) or Signal; the fork server
-says Ready once, then Forked and Exited for each worker.
+The agent sends Spawn (with the worker's stdout and stderr as file descriptors) and Signal. The fork server sends Ready
+once, then Forked and Exited for each worker.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     environment: Mapping[str, str]
     """Set over the environment that the fork server was started with."""
     command: tuple[str, ...] = ()
-    """What this worker runs, where that is not what the fork server was started with."""
+    """The worker's command if it differs from the one the fork server was started with."""
     cpus: tuple[int, ...] = ()
-    """Logical CPUs that it runs on; empty: all that the fork server may use."""
+    """The worker's logical CPUs; empty: all that the fork server may use."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """To the worker's whole process group."""
+    """Send a signal to the worker's whole process group."""
 
     id: int
     signal: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Preloading is over."""
+    """Preloading is finished."""
 
     seconds: float
     plain: str
-    """Why workers are started by exec instead of by fork alone; empty when they are not."""
+    """Why workers are started by exec instead of by fork alone; empty if they are plain forks."""
     warnings: tuple[str, ...] = ()
 
 
@@ -67,7 +67,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkServerLost(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
-    """The fork server ended by itself; its workers die with it."""
+    """The fork server ended unexpectedly; its workers die with it."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -88,25 +88,25 @@ class ForkServer:
         plain: bool = False,
         python: str = sys.executable,
     ) -> None:
-        """Start it. `plain`: preload nothing, start every worker by exec of `python`."""
+        """Start the fork server. `plain`: preload nothing, start every worker by exec of `python`."""
         self._loop = asyncio.get_running_loop()
         self._on_fork = on_fork
         self._on_exit = on_exit
         self._on_lost = on_lost
         self._waiting: deque[tuple[bytes, Sequence[int]]] = deque()
-        """Packets, with files of our own, that the socket has no room for yet."""
+        """Packets and their duplicated file descriptors that the socket has no room for yet."""
         self._pidfds: dict[int, int] = {}
         self.pids: dict[int, int] = {}
-        """Of the workers that live, by their ids."""
+        """Process ids of the live workers, by worker id."""
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
-        """Raises ForkServerLost when it ended before."""
+        """Raises ForkServerLost if the fork server ended first."""
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
         flags = [f"--socket={theirs.fileno()}", *(f"--preload={name}" for name in preload)]
         flags += ["--plain", f"--python={python}"] if plain else []
         self._process = subprocess.Popen(
-            # -u: what forked workers print goes out at once, as under torchrun.
+            # -u: output of forked workers is not buffered, as under torchrun.
             [sys.executable, "-u", "-m", "everstep.runtime.agent.forkserver", *flags, "--", *command],
             env=environment,
             pass_fds=[theirs.fileno()],
@@ -118,31 +118,31 @@ class ForkServer:
         self._burial: asyncio.Task[None] | None = None
 
     def spawn(self, spawn: Spawn, stdout: int, stderr: int) -> None:
-        """Fork a worker; its end is told by `on_exit`. Raises ForkServerLost."""
+        """Fork a worker; `on_exit` is called at its end. Raises ForkServerLost."""
         try:
             self._send(_encode(spawn), [stdout, stderr])
         except OSError as error:
             raise ForkServerLost(f"the fork server cannot be told to fork: {error}") from error
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to a worker's process group; nothing when it is gone."""
+        """Send a signal to a worker's process group; does nothing if the worker is gone."""
         with suppress(OSError):
             self._send(_encode(Signal(number, signum)))
 
     async def close(self) -> None:
-        """End it; workers that still live die with it."""
+        """End the fork server and its remaining workers."""
         self._disconnect()
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         await self._kill_workers()
 
     async def wait_until_buried(self) -> None:
-        """Of one that was lost: until `on_lost` was called."""
+        """Wait, if the fork server was lost, until `on_lost` was called."""
         if self._burial is not None:
             await self._burial
 
     def _send(self, packet: bytes, files: Sequence[int] = ()) -> None:
-        """Packets arrive in this order; what finds the socket full (dozens of workers at once) goes when it can."""
+        """Send packets in order; queue them while the socket is full (dozens of workers at once)."""
         if not self._waiting:
             try:
                 socket.send_fds(self._socket, [packet], files)
@@ -160,7 +160,7 @@ class ForkServer:
             except BlockingIOError:
                 return
             except OSError:
-                break  # It is gone, which the other direction tells.
+                break  # The fork server is gone; the read side reports that.
             self._waiting.popleft()
             for file in files:
                 os.close(file)
@@ -213,7 +213,7 @@ class ForkServer:
         self._on_lost()
 
     async def _kill_workers(self) -> None:
-        """Until the workers are dead that the fork server's death takes along."""
+        """SIGKILL the workers that outlived the fork server, and wait until they are dead."""
         pidfds, self._pidfds = self._pidfds, {}
         for pidfd in pidfds.values():
             with suppress(ProcessLookupError):

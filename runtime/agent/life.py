@@ -1,8 +1,8 @@
-"""The life of an agent whose parts stand: join, take the seat, start the workers, watch, report, join again.
+"""The agent's life cycle: join, take a seat, start the workers, watch them, report, join again.
 
-Each part of the story runs until there is a reason to leave. Without its master an agent keeps the workers training
-until the dead man's timer ends (a master that nobody restarts). Told to end by a signal it says so to the master,
-trains on while others prepare to go on without it, and leaves when it is told or its time is over.
+Its tasks run concurrently until one of them has a reason to leave. If the master is silent, the workers train on until
+the dead man's timer expires (nobody restarts the master). On a signal to end, the agent tells the master, trains on
+while the other nodes prepare to continue without it, and leaves when told to or when its grace period is over.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 
 _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
-"""A long poll that is answered so soon has nothing to wait for."""
+"""A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
 _LONGEST_WHY, _MOST_REFUSALS = 1000, 64
 T = TypeVar("T")
@@ -55,88 +55,88 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _RoundOver:
     round: int
-    """It and those before it are over."""
+    """This round and all earlier ones are over."""
     reason: str
 
 
 @dataclass
 class AgentStatus:
-    """What whoever runs an agent may look at meanwhile."""
+    """What the owner of an agent may read while it runs."""
 
     checked_s: float = 0.0
-    """Seconds that this node's check took; 0: there was none."""
+    """Seconds that this node's check took; 0: no check was made."""
     failures: list[WorkerEnd] = field(default_factory=list)
-    """Workers of this node that failed in its last round, the first one first."""
+    """Workers of this node that failed in its last round, in order of failure."""
     seat: Seat | None = None
-    """The last one."""
+    """The newest seat."""
 
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Where an agent runs on its machine."""
+    """The machine's resources that an agent uses."""
 
     address: str
     """HOST:PORT of its server."""
     folder: Path
-    """Private to the node: its socket, the workers' error files."""
+    """The node's private folder: its socket, the workers' error files."""
     threads: Executor
-    """For what blocks."""
+    """Runs blocking calls."""
 
 
 class AgentLifecycle:
-    """On an event loop, from the first join to the end."""
+    """One agent on an event loop, from its first join to its end."""
 
     def __init__(
         self,
         settings: Settings,
-        around: Dependencies,
+        dependencies: Dependencies,
         client: MasterClient,
-        departure: Shutdown,
-        place: LocalResources,
-        record: AgentStatus,
+        shutdown: Shutdown,
+        resources: LocalResources,
+        status: AgentStatus,
         chance: random.Random,
     ) -> None:
-        """`client` has its session. Makes the node's keeper, workers and link; `run` opens and closes them."""
-        self._settings, self._around, self._say, self._chance = settings, around, around.say, chance
-        self._client, self._departure, self._place, self._record = client, departure, place, record
+        """Create the node's keeper, workers and worker server. `client` must have its session."""
+        self._settings, self._dependencies, self._say, self._chance = settings, dependencies, dependencies.say, chance
+        self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
         self._talk = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._refused = 0
-        self._known = False
-        self._seated = 0.0
-        self._reported: dict[int, int] = {}
+        self._refused_round = 0
+        self._is_known = False
+        self._seated_at = 0.0
+        self._iterations: dict[int, int] = {}
         self._posting: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._outputs = around.make_outputs(place.folder)
+        self._outputs = dependencies.make_outputs(resources.folder)
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
-            settings.command, settings.preload, self._events.put_nowait, settings.python, around.on_start
+            settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start
         )
-        self.keeper = around.make_keeper(self._on_persisted, self._on_unrestored)
-        self._beacons = ProgressMonitor(self.keeper, settings.slots, time.monotonic, known=settings.has_beacon)
+        self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored)
+        self._progress = ProgressMonitor(self.keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._link = LinkServer(
-            self.keeper, Welcome(settings.job, settings.store), settings.slots, place.threads, self._on_report,
+            self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads, self._on_report,
             self._on_fetched, self._on_unrestored,
         )  # fmt: skip
-        self._outbox = TelemetrySender(client, self._talk, around.say, self._carry_out, self._beacons.observe)
+        self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
 
     async def open(self) -> None:
-        """From now on workers may greet."""
-        await self._link.open(self._place.folder / "link")
+        """Listen for workers."""
+        await self._link.open(self._resources.folder / "link")
 
     async def close(self) -> None:
-        """End the workers, and let go of what the keeper holds."""
+        """End the workers and release the keeper's shared memory."""
         await self._workers.close()
         await self._link.close()
         self.keeper.close()
 
     async def run(self) -> Ending:
-        """Until there is a reason to leave."""
+        """Run until there is a reason to leave; then end the workers and flush telemetry."""
         parts = [
             self._run_rounds,
             self._poll_directives,
-            self._outbox.run,
+            self._sender.run,
             self._watch_master,
             self._watch_notice,
             self._wait_for_failure,
@@ -149,7 +149,7 @@ class AgentLifecycle:
                 task.result()
             raise AssertionError("a part of the agent ended without a reason")
         except Leave as leave:
-            ending = Ending(leave.code, str(leave), leave.told)
+            ending = Ending(leave.code, str(leave), leave.by_master)
         except NoPlace as error:
             ending = Ending(0, str(error), by_master=True)
         except (NotUnderstood, NotAllowed) as error:
@@ -158,15 +158,15 @@ class AgentLifecycle:
             for task in [*tasks, *self._posting]:
                 task.cancel()
             await asyncio.gather(*tasks, *self._posting, return_exceptions=True)
-        self._around.note(f"leaves: {ending.reason}")
+        self._dependencies.note(f"leaves: {ending.reason}")
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
-        if self._departure.has_notice:
-            ending = replace(ending, code=128 + self._departure.signal)
-        await self._workers.end(self._settings.grace_s, self._departure.signal)
+        if self._shutdown.has_notice:
+            ending = replace(ending, code=128 + self._shutdown.signal)
+        await self._workers.end(self._settings.grace_s, self._shutdown.signal)
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
-                await self._outbox.flush()
+                await self._sender.flush()
         except (TimeoutError, NoPlace, NotAllowed, NotUnderstood):
             pass
         return ending
@@ -174,32 +174,32 @@ class AgentLifecycle:
     async def _run_rounds(self) -> None:
         while True:
             for line in await self._workers.wait_until_ready(self._settings.plain):
-                self._around.note(line)
+                self._dependencies.note(line)
             burial = asyncio.create_task(self._clear_last_round())
-            asked = self._loop.time()
+            since = self._loop.time()
             try:
                 seat = await self._get_seat()
                 await burial
             finally:
                 burial.cancel()
-            self._around.on_seat(seat, self._loop.time() - asked)
+            self._dependencies.on_seat(seat, self._loop.time() - since)
             end = await self._run_round(seat)
             self._link.end_round()
-            self._beacons.end()
+            self._progress.end()
             self._workers.signal_all(signal.SIGKILL)
             if end is not None:
-                self._record.failures.append(end)
+                self._status.failures.append(end)
                 await self._report_fault(seat, end)
 
     async def _clear_last_round(self) -> None:
-        """Until the round's workers are dead; then what they were writing is forgotten."""
+        """Wait until the last round's workers are dead, then free the slots they were writing."""
         await self._workers.wait_until_gone()
         if self._talk.round:
             for local_rank in range(self._settings.slots):
                 self.keeper.worker_died(local_rank)
 
     async def _get_seat(self) -> Seat:
-        """Join until a seat is given."""
+        """Join repeatedly until the master gives a seat. Raises Leave after `pend_s`."""
         settings = self._settings
         since = self._loop.time()
         while True:
@@ -208,44 +208,47 @@ class AgentLifecycle:
                 role=settings.role,
                 host=settings.host,
                 slots=settings.slots,
-                address=self._place.address,
+                address=self._resources.address,
                 master_port=free_port(self._chance),
-                holdings=await self._run_in_thread(self.keeper.holdings, self._place.address),
+                holdings=await self._run_in_thread(self.keeper.holdings, self._resources.address),
                 ip=settings.ip,
                 index=settings.index,
-                checked=self._record.checked_s,
+                checked=self._status.checked_s,
             )
-            join, asked = self._talk.next_join(draft), self._loop.time()
-            self._around.note(f"joins, after round {join.after_round}, with {len(join.holdings)} shards in memory")
+            join, sent_at = self._talk.next_join(draft), self._loop.time()
+            self._dependencies.note(
+                f"joins, after round {join.after_round}, with {len(join.holdings)} shards in memory"
+            )
             try:
                 async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
                     seat = await self._client.join(join)
             except TimeoutError:
-                raise Leave(
-                    ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s"
-                ) from None
-            self._known = True
+                raise Leave(ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
+            self._is_known = True
             if seat is not None:
                 return seat
-            if self._loop.time() - asked < _IMMEDIATE_S:  # Another agent of this node is known; heartbeats will tell.
+            if self._loop.time() - sent_at < _IMMEDIATE_S:  # Another agent has the node's name.
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     async def _run_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait: the first that died unfinished; None when the round was broken and none had."""
+        """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
+        broken and none had failed."""
         self._talk.take_seat(seat)
-        self._record.seat, self._seated, self._reported = seat, time.monotonic(), {}
+        self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
         self._client.crowd = seat.group_world_size
         slots = self._settings.slots
         restore = seat.restore
         start = f"iteration {restore.iteration} of round {restore.round} ({restore.reason})" if restore else "nothing"
         last = seat.first_rank + slots - 1
-        self._around.note(f"round {seat.round}: ranks {seat.first_rank}..{last} of {seat.world_size}, from {start}")
+        self._dependencies.note(
+            f"round {seat.round}: ranks {seat.first_rank}..{last} of {seat.world_size}, from {start}"
+        )
         self.keeper.new_round(seat)
         self._link.begin_round(seat)
-        self._beacons.begin()
+        self._progress.begin()
         self._oom.rose_since_last_call()
-        self._record.failures = []
-        self._workers.start(seat.round, worker_specs(self._settings, seat, self._outputs, self._place.folder))
+        self._status.failures = []
+        self._workers.start(seat.round, worker_specs(self._settings, seat, self._outputs, self._resources.folder))
         running = slots
         while True:
             event = await self._events.get()
@@ -259,11 +262,11 @@ class AgentLifecycle:
                     return event
                 running -= 1
                 if not running:
-                    self._beacons.end()
+                    self._progress.end()
                     self._post_in_background(self._report_finished(seat))
 
     def _first_failure_in(self, round_: int) -> WorkerEnd | None:
-        """Of the workers whose ends were told behind the round's own, the first that failed: it may be the cause."""
+        """The first failure among the queued worker exits: it may be why the round broke."""
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
@@ -271,17 +274,17 @@ class AgentLifecycle:
         return None
 
     async def _report_finished(self, seat: Seat) -> None:
-        self._around.note(f"round {seat.round}: all workers finished")
-        await self._outbox.flush()
+        self._dependencies.note(f"round {seat.round}: all workers finished")
+        await self._sender.flush()
         await self._client.report_finished(self._talk.finished_message(seat.round))
 
     async def _report_fault(self, seat: Seat, end: WorkerEnd) -> None:
-        iteration = max(self._beacons.iteration(end.local_rank), self._reported.get(end.local_rank, 0))
+        iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        told = WorkerExit(
+        report = WorkerExit(
             node=self._settings.node,
             round=seat.round,
             rank=rank,
@@ -292,19 +295,19 @@ class AgentLifecycle:
             oom=oom,
         )
         died = end.time or time.time()
-        await self._client.report_fault(lambda: msgspec.structs.replace(told, ago_s=max(time.time() - died, 0.0)))
+        await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died, 0.0)))
 
     async def _poll_directives(self) -> None:
-        """The long poll."""
+        """Send heartbeats as long polls, and carry out the directives."""
         while True:
-            beat = self._talk.next_heartbeat(**self._beacons.observe()._asdict())
-            began, known = self._loop.time(), self._known
+            beat = self._talk.next_heartbeat(**self._progress.observe()._asdict())
+            began, was_known = self._loop.time(), self._is_known
             try:
                 directive = await self._client.send_heartbeat(beat)
             except NoPlace:
-                if known:
+                if was_known:
                     raise
-                # A node that came by itself is unknown until it has joined, which may be since it was asked.
+                # With placement `joined` a node is unknown until it has joined. It may have joined during the poll.
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
                 continue
             self._carry_out(directive)
@@ -312,13 +315,13 @@ class AgentLifecycle:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     def _carry_out(self, directive: Directive | None) -> None:
-        self._outbox.acknowledge(directive)
+        self._sender.acknowledge(directive)
         action = self._talk.accept(directive)
         if directive is None:
             return
         match action:
             case Action.LEAVE:
-                self._fail(Leave(0, directive.reason or "the master said so", told=True))
+                self._fail(Leave(0, directive.reason or "the master said so", by_master=True))
             case Action.REJOIN:
                 self._events.put_nowait(_RoundOver(directive.round, directive.reason))
             case Action.DUMP:
@@ -327,10 +330,10 @@ class AgentLifecycle:
                 self._post_in_background(self._persist_newest())
 
     async def _dump_stacks(self, directive: Directive) -> None:
-        """Write the stacks of all ranks of this node, while they stand."""
-        round_, first = self._talk.round, self._record.seat.first_rank if self._record.seat else 0
+        """Write the stacks of all ranks of this node while they hang."""
+        round_, first = self._talk.round, self._status.seat.first_rank if self._status.seat else 0
         pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
-        await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._around)
+        await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._dependencies)
         await self._client.report_dumped(self._talk.dumped_message(directive))
 
     async def _persist_newest(self) -> None:
@@ -338,13 +341,11 @@ class AgentLifecycle:
             await self._run_in_thread(self.keeper.persist_newest)
 
     async def _save_newest(self) -> None:
-        """The newest state of the running round that is staged here is committed in the store, or cannot be."""
-        held = await self._run_in_thread(self.keeper.holdings, self._place.address)
-        newest = max((h for h in held if h.round == self._talk.round), key=lambda h: h.iteration, default=None)
+        """Persist the newest state of the running round staged on this node, and wait for its commit if possible."""
+        holdings = await self._run_in_thread(self.keeper.holdings, self._resources.address)
+        newest = max((h for h in holdings if h.round == self._talk.round), key=lambda h: h.iteration, default=None)
         if newest is not None and newest.shards > 1:
-            await (
-                self._persist_newest()
-            )  # The others put theirs when they are told; this node serves its own until then.
+            await self._persist_newest()  # The other nodes persist their shards on a directive.
         elif newest is not None and self._settings.persists:
             try:
                 await self._run_in_thread(self.keeper.flush, newest.index, newest.iteration)
@@ -352,50 +353,53 @@ class AgentLifecycle:
                 self._say(str(error))
 
     async def _watch_master(self) -> None:
-        await self._departure.leave_without_master(self._client)
+        await self._shutdown.leave_without_master(self._client)
 
     async def _watch_notice(self) -> None:
-        await self._departure.leave_on_notice(self._client, self._talk, lambda: self._known, self._save_newest)
+        await self._shutdown.leave_on_notice(self._client, self._talk, lambda: self._is_known, self._save_newest)
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
-        self._say("the script does not call everstep: it restarts from nothing, and a hang is not seen")
+        self._say("the script does not call everstep: it restarts from nothing, and hangs are not detected")
         await asyncio.Event().wait()
 
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
-            self._reported[local_rank] = report.iteration
-            self._outbox.add_iteration(self._link.seat, local_rank, report)
-            self._outbox.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
+            self._iterations[local_rank] = report.iteration
+            self._sender.add_iteration(self._link.seat, local_rank, report)
+            self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 
-    def _on_fetched(self, local_rank: int, told: msgspec.Struct) -> None:
-        if self._link.seat is not None and isinstance(told, Fetched) and told.iteration:
-            self._outbox.add_restored(self._link.seat, local_rank, told, time.monotonic() - self._seated)
+    def _on_fetched(self, local_rank: int, fetched: msgspec.Struct) -> None:
+        if self._link.seat is not None and isinstance(fetched, Fetched) and fetched.iteration:
+            self._sender.add_restored(self._link.seat, local_rank, fetched, time.monotonic() - self._seated_at)
 
     def _on_persisted(self, holding: Holding) -> None:
-        """Called in a keeper's thread."""
+        """Report a persisted shard. Called in a thread of the keeper."""
         self._loop.call_soon_threadsafe(lambda: self._post_in_background(self._report_persisted(holding)))
 
     def _on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        """Called in any thread: the master is told, once a round."""
+        """Report failed sources to the master, once per round. Called in any thread."""
         self._loop.call_soon_threadsafe(self._report_unrestored, refusals)
 
     def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        if (seat := self._link.seat) is not None and self._refused < seat.round:
-            self._refused = seat.round
-            few = tuple(msgspec.structs.replace(one, why=one.why[:_LONGEST_WHY]) for one in refusals[:_MOST_REFUSALS])
+        if (seat := self._link.seat) is not None and self._refused_round < seat.round:
+            self._refused_round = seat.round
+            few = tuple(
+                msgspec.structs.replace(refusal, why=refusal.why[:_LONGEST_WHY])
+                for refusal in refusals[:_MOST_REFUSALS]
+            )
             self._post_in_background(self._client.report_unrestored(Unrestored(self._settings.node, seat.round, few)))
 
     async def _report_persisted(self, holding: Holding) -> None:
-        manifest = await self._outbox.report_persisted(holding)
+        manifest = await self._sender.report_persisted(holding)
         if manifest:
             await self._run_in_thread(self.keeper.committed, holding, manifest)
 
     def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        return self._loop.run_in_executor(self._place.threads, call, *arguments)
+        return self._loop.run_in_executor(self._resources.threads, call, *arguments)
 
     def _post_in_background(self, story: Coroutine[Any, Any, None]) -> None:
-        """Tell the master in the background; what it raises ends the agent."""
+        """Run a report to the master in the background. An exception in it ends the agent."""
         task = asyncio.create_task(story)
         self._posting.add(task)
         task.add_done_callback(self._on_posted)

@@ -1,9 +1,9 @@
-"""torchrun's treatment of the workers' streams: console, files, both; and where each finds its error file.
+"""torchrun's layout of the workers' streams (console, files, or both) and error files:
 
     <folder>/<run id>_<random>/attempt_<N>/<local rank>/{stdout.log,stderr.log,error.json}
 
 After `torch.distributed.elastic.multiprocessing.DefaultLogsSpecs`. A stream that is neither redirected nor teed is the
-console itself: the worker gets our own descriptor, so that a terminal stays one.
+console itself: the worker gets our own descriptor, so a terminal stays a terminal.
 """
 
 import os
@@ -21,7 +21,7 @@ from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, w
 from everstep.runtime.system.rotate import Rotation
 
 ATTEMPTS = 16
-"""Rounds whose logs stay; torchrun keeps all, but has few."""
+"""Rounds whose logs are kept. torchrun keeps all, but has few."""
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _STREAMS_OF_ALL = re.compile(r"[0123]")
@@ -30,22 +30,22 @@ _STREAMS_BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
 
 @dataclass(frozen=True)
 class Streams:
-    """Which of a worker's streams are meant: bit 1 stdout, bit 2 stderr."""
+    """A choice of the workers' streams: bit 1 stdout, bit 2 stderr."""
 
     all: int = 0
     by_rank: Mapping[int, int] | None = None
 
     def for_rank(self, local_rank: int) -> int:
-        """Of that worker."""
+        """The bits of that worker."""
         return self.all if self.by_rank is None else self.by_rank.get(local_rank, 0)
 
     def any(self) -> bool:
-        """Is any stream of any worker meant?"""
+        """Whether any stream of any worker is chosen."""
         return bool(self.all or any((self.by_rank or {}).values()))
 
 
 def parse_streams(text: str, flag: str) -> Streams:
-    """`3`, or `0:1,1:3` by local rank. Raises ValueError."""
+    """Parse `3` (all local ranks) or `0:1,1:3` (by local rank). Raises ValueError."""
     if _STREAMS_OF_ALL.fullmatch(text):
         return Streams(int(text))
     if _STREAMS_BY_RANK.fullmatch(text):
@@ -57,11 +57,10 @@ def parse_streams(text: str, flag: str) -> Streams:
 
 @dataclass(frozen=True)
 class LogPlan:
-    """What the command line says of the logs."""
+    """The command line's options for logs."""
 
     folder: str = ""
-    """Where the run's folder is made; empty: in a temporary one that goes with the node, or stays if it holds logs.
-    /dev/null: no files at all."""
+    """Parent of the run's folder. Empty: a temporary folder, which stays if it holds logs. /dev/null: no files."""
     run_id: str = "none"
     redirects: Streams = Streams()
     tee: Streams = Streams()
@@ -73,15 +72,15 @@ class LogPlan:
     stderr_filters: tuple[str, ...] = ()
 
     def keeps_files(self) -> bool:
-        """Does a stream go to a file?"""
+        """Whether any stream goes to a file."""
         return self.redirects.any() or self.tee.any()
 
     def prefix_of(self, role_name: str, local_rank: int, rank: int) -> bytes:
-        """What stands before a worker's teed lines on the console."""
+        """The prefix of a worker's teed lines on the console."""
         if not self.prefix:
             return f"[{role_name}{local_rank}]:".encode()
-        told = {"role_name": role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
-        return string.Template(self.prefix).safe_substitute(told).encode()
+        values = {"role_name": role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+        return string.Template(self.prefix).safe_substitute(values).encode()
 
 
 @dataclass
@@ -91,16 +90,16 @@ class LaunchLogs:
     plan: LogPlan
     role_name: str
     private: Path
-    """For what need not stay."""
+    """The node's temporary folder."""
     console: Sequence[int] = (1, 2)
     """Descriptors of our own stdout and stderr."""
     folder: Path | None = field(default=None, init=False)
-    """The run's; made for the first round, None with /dev/null."""
+    """The run's folder; made for the first round, None with /dev/null."""
     _attempt: Path | None = field(default=None, init=False)
     _rotation: Rotation = field(default_factory=Rotation, init=False)
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
-        """Make the folder of this attempt. Raises OSError when it cannot be made."""
+        """Create the folder of this attempt, delete those of old ones. Raises OSError."""
         if self.plan.folder == os.devnull:
             return
         if self.folder is None:
@@ -120,20 +119,20 @@ class LaunchLogs:
         self._rotation.start()
 
     def open(self, local_rank: int, rank: int) -> Output:
-        """A worker's."""
+        """Open the output of one worker."""
         nowhere = self._attempt is None
         own = self._attempt / str(local_rank) if self._attempt else Path(os.devnull)
         if not nowhere:
             own.mkdir()
         tee, redirect = self.plan.tee.for_rank(local_rank), self.plan.redirects.for_rank(local_rank)
-        shown = self.plan.shown_ranks is None or local_rank in self.plan.shown_ranks
+        is_shown = self.plan.shown_ranks is None or local_rank in self.plan.shown_ranks
         streams = []
         for bit, name, filters in ((1, "stdout", self.plan.stdout_filters), (2, "stderr", self.plan.stderr_filters)):
-            console = self.console[bit - 1] if shown or nowhere else None
+            console = self.console[bit - 1] if is_shown or nowhere else None
             if nowhere or not (tee | redirect) & bit:
                 streams.append(DirectOutput(console))
             elif tee & bit:
-                filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
+                filtered = self._attempt / f"filtered_{name}.log" if filters and is_shown and self._attempt else None
                 prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
                 streams.append(TeedOutput(own / f"{name}.log", console, prefix, filtered, filters))
                 self._rotation.paths |= {own / f"{name}.log", *([filtered] if filtered else [])}
@@ -144,7 +143,7 @@ class LaunchLogs:
 
 
 class DirectOutput:
-    """The console, or nothing."""
+    """A stream to the console, or to /dev/null."""
 
     def __init__(self, console: int | None) -> None:
         self.file = os.open(os.devnull, os.O_WRONLY) if console is None else os.dup(console)
@@ -157,7 +156,7 @@ class DirectOutput:
 
 
 class RedirectedOutput:
-    """A file of its own."""
+    """A stream to a file of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +173,7 @@ class RedirectedOutput:
 
 
 class TeedOutput:
-    """A file as the worker writes it, and the console with a prefix before each line."""
+    """A stream to a file, unchanged, and to the console with a prefix before each line."""
 
     def __init__(
         self, path: Path, console: int | None, prefix: bytes, filtered: Path | None, filters: Sequence[str]
@@ -226,5 +225,5 @@ class LaunchOutput:
             stream.close()
 
     def last_words(self) -> str:
-        """stderr's, or stdout's where that has none."""
+        """The end of stderr; of stdout if stderr is empty."""
         return self._streams[1].last_words() or self._streams[0].last_words()

@@ -1,7 +1,7 @@
-"""Did the kernel kill for want of memory? The count that this process's own cgroup keeps says so, v2 or v1.
+"""Detects OOM kills through the counter of this process's own cgroup, v2 or v1.
 
-After the kernel's "Control Group v2", memory.events (`oom_kill`: processes of the group killed by any OOM killer, its
-children's too), and "Memory Resource Controller", memory.oom_control (`oom_kill`, since Linux 4.13).
+Sources: the kernel's "Control Group v2", memory.events (`oom_kill`: processes in the group and its children killed by
+any OOM killer), and "Memory Resource Controller", memory.oom_control (`oom_kill`, since Linux 4.13).
 """
 
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 class OomCounter:
-    """The number of such kills, now and since somebody asked before."""
+    """Counts the OOM kills in a cgroup."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path` has a line `oom_kill N`; None: no group can be read, nothing is ever seen."""
+        """`path` has a line `oom_kill N`; None: the cgroup cannot be read and the count stays 0."""
         self._path = path
         self._before = self._read_count()
 
     def rose_since_last_call(self) -> bool:
-        """Was anybody killed since the last call (or since the counter was made)?"""
+        """Whether a process was killed since the last call (or since the counter was created)."""
         count = self._read_count()
         rose, self._before = count > self._before, count
         return rose
@@ -33,9 +33,9 @@ class OomCounter:
 
 
 def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """The file that counts the kills in this process's memory group; None where there is none to read.
+    """The file that counts the OOM kills in this process's cgroup; None if there is none to read.
 
-    A container often sees its group mounted as the root while /proc still names it by its path outside.
+    In a container the group is often mounted as the root, although /proc names it by its path outside.
     """
     try:
         groups = _groups(proc.read_text())
@@ -53,11 +53,11 @@ def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path(
 
 def _groups(text: str) -> Mapping[str, str]:
     """Controller (empty for v2) -> path of the group."""
-    found = {}
+    groups = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
-        found.update(dict.fromkeys(controllers.split(","), path))
-    return found
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
 
 
 def _has_counter(path: Path) -> bool:

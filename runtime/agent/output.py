@@ -1,4 +1,4 @@
-"""Where a worker's stdout and stderr go: line by line to the node's log, or as `logs` says. The end of them is kept."""
+"""A worker's stdout and stderr: line by line to the node's log, or as `logs` says. Their ends are kept for errors."""
 
 import asyncio
 import fcntl
@@ -12,7 +12,7 @@ from typing import Protocol
 from everstep.runtime.system.rotate import Rotation, log_path_of
 
 LAST_WORDS = 16 << 10
-"""Bytes of a worker's output that are kept for the error of a fault."""
+"""Bytes at the end of a worker's output that are kept to explain a failure."""
 _CHUNK = 1 << 16
 
 
@@ -20,46 +20,47 @@ class Output(Protocol):
     """One worker's streams and error file, from before it starts until after its end."""
 
     stdout: int
-    """File descriptor for the worker; ours until `handed_over`."""
+    """File descriptor for the worker, open here until the worker has it."""
     stderr: int
     error_file: str
-    """For TORCHELASTIC_ERROR_FILE; empty where there shall be none."""
+    """Value of TORCHELASTIC_ERROR_FILE; empty: none."""
 
     def close_descriptors(self) -> None:
-        """The worker has its descriptors (or will never begin): close ours."""
+        """Close our copies of the worker's descriptors: it has its own, or will never start."""
         ...
 
     def close(self) -> None:
-        """The worker is dead: read what is still there, let go of everything."""
+        """Read the rest of a dead worker's output, then close everything."""
         ...
 
     def last_words(self) -> str:
-        """The end of what it wrote, at most 16 KiB; empty where nobody listened."""
+        """The end of the worker's output, at most 16 KiB; empty if it was not captured."""
         ...
 
 
 class Outputs(Protocol):
-    """Makes the outputs of a node's workers."""
+    """Creates the outputs of a node's workers."""
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
-        """A round begins: so many rounds of the job were before it.
+        """Begin a round; `attempt` earlier rounds of the job have run.
 
-        `environments`: what each local rank's worker gets; a log layout of the user's may change it.
+        `environments`: the environment of each local rank's worker; a log layout of the user may change it.
         """
         ...
 
     def open(self, local_rank: int, rank: int) -> Output:
-        """For one worker of this round."""
+        """Open the output of one worker of this round."""
         ...
 
 
 class Pipe:
-    """A pipe whose lines are given away as they come, on an event loop."""
+    """A pipe on an event loop that passes lines on as they arrive."""
 
     def __init__(
         self, on_lines: Callable[[list[bytes]], None], on_bytes: Callable[[bytes], None] | None = None
     ) -> None:
-        """`on_lines` gets whole lines without their ends (a last one may have had none); `on_bytes` all that comes."""
+        """`on_lines` gets complete lines without line ends; at close also an unfinished last line. `on_bytes` gets all
+        bytes."""
         self._on_lines = on_lines
         self._on_bytes = on_bytes
         self._line = b""
@@ -70,7 +71,7 @@ class Pipe:
         self._loop.add_reader(self._read, self._on_readable)
 
     def close(self) -> None:
-        """Read what is in the pipe, then let go of it: what others that still hold it write from now on is lost."""
+        """Read what is in the pipe, then close it. Later output of processes that still hold the pipe is lost."""
         left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
         while left > 0 and (taken := self._read_chunk()):
             left -= taken
@@ -89,7 +90,7 @@ class Pipe:
             self._loop.remove_reader(self._read)
 
     def _read_chunk(self) -> int:
-        """One chunk; its bytes: 0 at the end, or when nothing is there now and we are closing."""
+        """Read one chunk and return its number of bytes; 0 at the end or if the pipe is empty."""
         try:
             chunk = os.read(self._read, _CHUNK)
         except BlockingIOError:
@@ -110,14 +111,14 @@ class Pipe:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write, or lose it: a full disk or a closed terminal must not end the training."""
+    """Write all, or drop the rest on an error: a full disk or a closed terminal must not end training."""
     with suppress(OSError):
         while data:
             data = data[os.write(file, data) :]
 
 
 def write_lines(file: int, lines: Iterable[bytes]) -> None:
-    """Write lines, or lose them, so that other writers of the same pipe cannot come between: in one write what fits."""
+    """Write lines, or drop them on an error. Batches of up to PIPE_BUF bytes are atomic among writers of one pipe."""
     batch = bytearray()
     for line in lines:
         if batch and len(batch) + len(line) > select.PIPE_BUF:
@@ -128,7 +129,7 @@ def write_lines(file: int, lines: Iterable[bytes]) -> None:
 
 
 class NodeLog:
-    """Both streams of every worker into the node's log, each line after `[rank] `; error files in a private folder."""
+    """Both streams of every worker go to the node's log, each line after `[rank] `; error files to a private folder."""
 
     def __init__(self, log: int, folder: Path) -> None:
         self._log = log
@@ -137,11 +138,11 @@ class NodeLog:
         self._rotation = Rotation([path] if path else [])
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
-        """All rounds share the log."""
+        """Rotate the log, which all rounds share."""
         self._rotation.start()
 
     def open(self, local_rank: int, rank: int) -> Output:
-        """A worker's."""
+        """Open the output of one worker."""
         error_file = self._folder / f"error-{local_rank}.json"
         error_file.unlink(missing_ok=True)
         return _PrefixedOutput(self._log, f"[{rank}] ".encode(), str(error_file))

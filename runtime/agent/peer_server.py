@@ -1,9 +1,9 @@
-"""The agent's own HTTP server: other agents read the shards in this node's memory, and have theirs copied to it.
+"""The agent's HTTP server for its peers: they read shards from this node's memory, and ask it to copy theirs.
 
-GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is understood); 404 when they are not held (any more),
-401 without the job's token.
-POST /v1/copies with a Holding: fetch that shard into this node's memory. The answer begins at once, has a dot whenever
-that gets on, and ends with "held", or with why it is not.
+GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is supported); 404 if they are not in memory, 401 without
+the job's token.
+POST /v1/copies with a Holding: fetch that shard into this node's memory. The answer begins at once, has a dot for
+progress, and ends with "held" or the reason why the shard was not copied.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import Holding
 
 SENDERS = 32
-"""Readers that are sent to at once; others wait."""
+"""Peers that are served at the same time; others wait."""
 _DRAIN_POLL_S = 0.001
 _CHUNK_BYTES = 4 << 20
-"""Bytes; about what a socket buffers."""
+"""Bytes per send; about what a socket buffers."""
 _TLS_CHUNK_BYTES = 256 << 10
-"""Bytes that are encrypted before they are sent: both are in the core's cache."""
+"""Bytes encrypted at a time, so that plain and encrypted bytes fit into the core's cache."""
 _LOCAL_RTT_US = 20
-"""A round trip within a machine takes 5, in the nearest network more than this."""
+"""A round trip within a machine takes 5 us, over any network more than this."""
 _LOCAL_BUFFER_BYTES = 128 << 10
-"""Bytes that a socket may buffer then: a reader finds them in the core's cache, in which megabytes have no room (here
-0.7 times as long for a GiB, digests checked, as two plain sockets take)."""
+"""Send buffer, in bytes, to a peer on this machine: the reader then finds the bytes in the core's cache. A GiB with
+verified digests takes 0.7 times as long as with default buffers."""
 _MIN_RTT_AT, _MIN_RTT = 148, struct.Struct("=I")
-"""Microseconds, in struct tcp_info of linux/tcp.h."""
+"""Offset and format of tcpi_min_rtt, in microseconds, in struct tcp_info of linux/tcp.h."""
 STALL_S = 30.0
-"""A peer that takes no chunk for so long is gone: the kernel alone would believe in it for a quarter of an hour, in
-which the slot that it reads could not be written."""
+"""A peer that reads nothing for so long counts as gone. The kernel's own timeout is a quarter of an hour, during which
+the slot being read could not be overwritten."""
 _PROGRESS_INTERVAL_S = 0.5
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 Piece = memoryview | bytes
 
 
 def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = STALL_S) -> web.Application:
-    """The server of one agent, behind that door; what blocks runs in `threads`. A reader that takes nothing for
-    `stall_s` is let go."""
+    """The server of one agent. Blocking calls run in `threads`. A peer that reads nothing for `stall_s` is
+    disconnected."""
     senders = ThreadPoolExecutor(SENDERS, "everstep-send")
 
     async def shard(request: web.Request) -> web.StreamResponse:
@@ -83,8 +83,8 @@ def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = 
 async def _copy(
     request: web.Request, threads: Executor, keep: Callable[[Callable[[], None]], None]
 ) -> web.StreamResponse:
-    """Keep a copy, and let who asked know at once, and as long as it gets on, that somebody is there."""
-    response, moves, told = web.StreamResponse(), itertools.count(1), 0
+    """Copy a shard, and answer with a dot whenever bytes have arrived, so that the peer sees progress."""
+    response, moves, reported = web.StreamResponse(), itertools.count(1), 0
     moved = 0
 
     def came() -> None:
@@ -95,11 +95,11 @@ async def _copy(
     try:
         await response.prepare(request)
         while not (await asyncio.wait([work], timeout=_PROGRESS_INTERVAL_S))[0]:
-            if moved != told:
-                told = moved
+            if moved != reported:
+                reported = moved
                 await response.write(b".")
     finally:
-        await asyncio.wait([work])  # Who asked may have gone: what was begun ends by itself.
+        await asyncio.wait([work])  # The peer may be gone; the copy still runs to its end.
         error = work.exception()
     if error is not None and not isinstance(error, RuntimeError | OSError):
         raise error
@@ -109,11 +109,11 @@ async def _copy(
 
 
 async def _send(request: web.Request, shard: memoryview, senders: Executor, stall_s: float) -> web.StreamResponse:
-    """What the reader asked for of it, sent in a thread."""
+    """Send the requested range of the shard, in a thread."""
     start, end, status = 0, len(shard), 200
-    if found := _RANGE.fullmatch(request.headers.get("Range", "")):
-        start, status = int(found[1]), 206
-        end = min(int(found[2]) + 1 if found[2] else end, end)
+    if requested := _RANGE.fullmatch(request.headers.get("Range", "")):
+        start, status = int(requested[1]), 206
+        end = min(int(requested[2]) + 1 if requested[2] else end, end)
         if start >= end:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(shard)}"})
     response = web.StreamResponse(status=status)
@@ -126,11 +126,11 @@ async def _send(request: web.Request, shard: memoryview, senders: Executor, stal
     if transport is None:
         raise ConnectionResetError("the peer hung up")
     try:
-        async with asyncio.timeout(stall_s):  # What was said before goes first.
+        async with asyncio.timeout(stall_s):  # The headers must be sent first.
             while transport.get_write_buffer_size():
                 await asyncio.sleep(_DRAIN_POLL_S)
-        with shard[start:end] as asked, _piece_source(transport) as pieces_of:
-            await _send_in_thread(transport, pieces_of(asked), senders, stall_s)
+        with shard[start:end] as part, _piece_source(transport) as pieces_of:
+            await _send_in_thread(transport, pieces_of(part), senders, stall_s)
     except TimeoutError:
         transport.abort()
         raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
@@ -140,7 +140,7 @@ async def _send(request: web.Request, shard: memoryview, senders: Executor, stal
 
 @contextmanager
 def _piece_source(transport: asyncio.Transport) -> Iterator[Callable[[memoryview], Iterator[Piece]]]:
-    """How a thread gets what it must send by the transport's socket."""
+    """Yield a function that cuts bytes into the pieces for the transport's socket: plain, or sealed for TLS."""
     if not isinstance(transport, TlsTransport):
         yield partial(_cut, each=_CHUNK_BYTES)
         return
@@ -157,10 +157,10 @@ def _cut(data: memoryview, each: int) -> Iterator[memoryview]:
 async def _send_in_thread(
     transport: asyncio.Transport, pieces: Iterator[Piece], senders: Executor, stall_s: float
 ) -> None:
-    """Wait until a thread has sent them. Raises TimeoutError, OSError."""
+    """Send the pieces in a thread and wait for it. Raises TimeoutError, OSError."""
     if transport.is_closing():
         raise ConnectionResetError("the peer hung up")
-    # A socket of our own: the loop may close the transport's, and its number may be another file's then.
+    # Our own descriptor: the loop may close the transport's, whose number may then be reused.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
         sending = asyncio.get_running_loop().run_in_executor(senders, _send_pieces, own, pieces, stall_s)
         try:
@@ -168,15 +168,15 @@ async def _send_in_thread(
         except asyncio.CancelledError:
             with suppress(OSError):  # The peer hung up first.
                 own.shutdown(socket.SHUT_RDWR)
-            await asyncio.gather(sending, return_exceptions=True)  # It has the slot.
+            await asyncio.gather(sending, return_exceptions=True)  # The thread still reads the slot.
             raise
 
 
 def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> None:
-    """All of them. Raises TimeoutError, OSError.
+    """Send all pieces. Raises TimeoutError, OSError.
 
-    By copies: sendfile(2) takes 4 KiB pages one by one, which costs several times as much (here 0.45 s a GiB against
-    0.15 s), and what waited in the socket would be the slot's own bytes still.
+    Copies them: sendfile(2) takes 4 KiB pages one by one, which costs three times as much (0.45 s per GiB against
+    0.15 s), and bytes waiting in the socket would still be those of the slot.
     """
     _shrink_local_buffer(to)
     writable = select.poll()
@@ -193,7 +193,7 @@ def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> 
 
 
 def _shrink_local_buffer(to: socket.socket) -> None:
-    """To a reader on this machine; a network needs what is on its way buffered."""
-    told = to.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + _MIN_RTT.size)
-    if len(told) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(told, _MIN_RTT_AT)[0] <= _LOCAL_RTT_US:
+    """Shrink the send buffer to a peer on this machine. A network needs the buffer for the bytes in flight."""
+    info = to.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + _MIN_RTT.size)
+    if len(info) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(info, _MIN_RTT_AT)[0] <= _LOCAL_RTT_US:
         to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)

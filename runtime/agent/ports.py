@@ -1,4 +1,4 @@
-"""Ports that will still be free when somebody else binds them, some milliseconds later."""
+"""Ports that are still free when another process binds them some milliseconds later."""
 
 import random
 import socket
@@ -10,7 +10,7 @@ _DEFAULT_EPHEMERAL = 32_768
 
 
 def ephemeral_start(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
-    """The first port that the kernel hands out by itself: from there on a free one may be taken at any moment."""
+    """The first port of the kernel's ephemeral range; a free port from there on may be taken at any moment."""
     try:
         return int(path.read_text().split()[0])
     except OSError:
@@ -18,7 +18,7 @@ def ephemeral_start(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range"))
 
 
 def free_port(chance: random.Random, below: int | None = None) -> int:
-    """A port that nobody is bound to on any address, outside the ephemeral range. Raises OSError after many tries."""
+    """A port outside the ephemeral range that is free on every address. Raises OSError after 200 tries."""
     end = below if below is not None else ephemeral_start()
     low, high = (_LOWEST, end) if end > _LOWEST + 1000 else (61_000, 65_536)
     for _ in range(200):
@@ -33,7 +33,7 @@ def free_port(chance: random.Random, below: int | None = None) -> int:
 
 
 def free_port_pair(chance: random.Random) -> int:
-    """A free port with another one after it: a master's, and where its nodes may be checked."""
+    """The first of two consecutive free ports: one for a master, the next for the check of its nodes."""
     while True:
         port = free_port(chance)
         with socket.socket() as probe, suppress(OSError):

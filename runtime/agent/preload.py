@@ -1,4 +1,4 @@
-"""What the fork server imports ahead of the script: its own top-level imports, found without running it.
+"""Imports, in the fork server, the top-level imports of the script, found without running it.
 
 Standard library only.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from everstep.runtime.agent.script import Kind, has_main, import_root, split_command
 
 _BY_OPTIMIZERS = "torch._dynamo"
-"""What a process's first optimizer of torch imports (more than a second): each worker would, in each round."""
+"""Imported by a process's first torch optimizer, which takes more than a second in each worker and round."""
 
 
 def source_of(command: Sequence[str]) -> str | None:
-    """The file of the script or module; None where there is none to read."""
+    """The source file of the script or module; None if there is none to read."""
     kind, target, _ = split_command(command)
     if kind is Kind.SCRIPT and has_main(target):
         return os.path.join(target, "__main__.py") if os.path.isdir(target) else None
@@ -33,7 +33,7 @@ def source_of(command: Sequence[str]) -> str | None:
 
 
 def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The absolute imports that running the module would do first. Raises SyntaxError."""
+    """The absolute imports at the top level of the module. Raises SyntaxError."""
     for statement in ast.parse(source, name).body:
         match statement:
             case ast.Import() | ast.ImportFrom(level=0):
@@ -41,7 +41,8 @@ def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.Imp
 
 
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Import them all; what failed, one line each, for a warning: the worker will meet it again and say more."""
+    """Import the modules and the script's imports. Returns one line per failure, for a warning: the worker fails again
+    with the full traceback."""
     sys.path[0] = import_root(split_command(command))
     failed = [line for name in modules if (line := _run_import(f"import {name}", name))]
     path = source_of(command)
@@ -64,13 +65,13 @@ def _run_import(statement: str, place: str) -> str | None:
         return None
     try:
         exec(compile(statement, f"<preload of {place}>", "exec", dont_inherit=True), {"__name__": "preload"})
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; reported, and met again in the worker
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; reported, and raised again in the worker
         return f"{statement}: {type(error).__name__}: {error}"
     return None
 
 
 def why_not_to_fork() -> str | None:
-    """Why a fork of this process would be unsafe now; None when it is safe."""
+    """Why forking this process would be unsafe now; None if it is safe."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"preloading left {threads} threads"

@@ -1,4 +1,4 @@
-"""What the workers' progress beacons show: how far the node is, and for how long nobody has moved."""
+"""Reads the workers' progress beacons: the node's iteration, and how long no worker has made progress."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,58 +7,58 @@ from everstep.runtime.protocol.keeper import Keeper
 
 
 class Progress(NamedTuple):
-    """The node's slowest worker, and how long all of them stood still."""
+    """The iteration and phase of the node's slowest worker, and how long no worker has made progress."""
 
     iteration: int
     phase: str
     still_s: float
-    """Seconds since any beacon moved; while none has moved since it first showed something (what comes before the
-    first iteration may take long), since the workers were told to start."""
+    """Seconds since any beacon last changed. A beacon's first value does not count, as what precedes the first
+    iteration may take long: until a second value, seconds since the workers started."""
     moved: bool
-    """Has any beacon moved in this round?"""
+    """Whether any worker has made progress in this round."""
     has_beacon: bool
-    """Is there one, or was there in an earlier round? Else nothing is known of movements."""
+    """Whether the script shows a beacon, now or in an earlier round. If not, progress is unknown."""
 
 
 class ProgressMonitor:
-    """Looks at the beacons of one node; a movement is seen when somebody looks."""
+    """Watches the beacons of one node. Progress is noticed only when they are read."""
 
     def __init__(self, keeper: Keeper, slots: int, clock: Callable[[], float], known: bool) -> None:
-        """`known`: the script is one that has beacons."""
+        """`known`: the script is known to have beacons."""
         self._keeper = keeper
         self._slots = slots
         self._clock = clock
         self._known = known
         self._first = self._before = self._changes()
-        self._began = clock()
-        self._moved: float | None = None
-        self._going = False
+        self._began_at = clock()
+        self._moved_at: float | None = None
+        self._is_running = False
 
     def begin(self) -> None:
-        """A round begins: its workers have shown nothing yet, though their memory has what the last ones did."""
+        """Begin a round. The beacons in memory are still those of the previous round's workers and do not count."""
         self._first = self._before = self._changes()
-        self._began, self._moved, self._going = self._clock(), None, True
+        self._began_at, self._moved_at, self._is_running = self._clock(), None, True
 
     def end(self) -> None:
-        """No worker runs that could move."""
-        self._going = False
+        """End the round: no worker runs."""
+        self._is_running = False
 
     def iteration(self, local_rank: int) -> int:
-        """How far that worker of this round is, or was."""
+        """The iteration that this worker has reached in this round."""
         return self._beacon(local_rank)[0]
 
     def observe(self) -> Progress:
-        """The beacons now."""
-        if not self._going:
+        """Read the beacons."""
+        if not self._is_running:
             return Progress(0, "", 0.0, False, self._known)
         changes = self._changes()
         self._known |= changes != self._first
-        # What a worker shows first is no movement. A later one counts also where nobody looked between the two.
+        # A worker's first value is not progress. A later one is, even if the beacon was not read in between.
         if any(now != before and now[0] > 1 for before, now in zip(self._before, changes, strict=True)):
-            self._moved = self._clock()
+            self._moved_at = self._clock()
         self._before = changes
-        since = self._began if self._moved is None else self._moved
-        still_s, moved = round(self._clock() - since, 3), self._moved is not None
+        since = self._began_at if self._moved_at is None else self._moved_at
+        still_s, moved = round(self._clock() - since, 3), self._moved_at is not None
         return Progress(*min(self._beacon(rank) for rank in range(self._slots)), still_s, moved, self._known)
 
     def _beacon(self, local_rank: int) -> tuple[int, str]:

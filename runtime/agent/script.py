@@ -1,6 +1,6 @@
-"""Run a user's script as `__main__`, as `python script.py` and `python -m module` would, in a process that is a fork.
+"""Runs a user's script as `__main__` in a forked process, as `python script.py` and `python -m module` would.
 
-Standard library only (but for what --run-path asks of torch); the fork server imports nothing else before it preloads.
+Standard library only, except that --run-path uses torch: the fork server imports nothing else before it preloads.
 """
 
 import atexit
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 TRACEBACK_VARIABLE = "EVERSTEP_TRACEBACK"
-"""A file for the traceback of a script that dies of an exception; the agent made its name and reads it."""
+"""Names the file for the traceback of a script that dies of an exception; the agent reads it."""
 
 
 class Kind(StrEnum):
-    """How a command is run: the word in front of it."""
+    """How a command is run, named by the word in front of it."""
 
     SCRIPT = ""
     MODULE = "-m"
     PROGRAM = "--no-python"
-    """Any program; found by PATH."""
+    """Any program, looked up in PATH."""
     RUN_PATH = "--run-path"
-    """torchrun's: by runpy.run_path, under torch's `record`, which writes the error file."""
+    """As torchrun's: runpy.run_path under torch's `record`, which writes the error file."""
 
 
 class Command(NamedTuple):
@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 
 def split_command(command: Sequence[str]) -> Command:
-    """`[-m | --no-python | --run-path] target args...`. Raises ValueError when there is no target."""
+    """Parse `[-m | --no-python | --run-path] target args...`. Raises ValueError if there is no target."""
     kind = Kind(command[0]) if command and command[0] in set(Kind) - {Kind.SCRIPT} else Kind.SCRIPT
     rest = list(command[1:] if kind else command)
     if not rest:
@@ -52,7 +52,7 @@ def split_command(command: Sequence[str]) -> Command:
 
 
 def exec_arguments(command: Sequence[str], python: str) -> list[str]:
-    """The command as a process of its own: what to exec."""
+    """The arguments to exec the command as a process of its own."""
     kind, target, arguments = split_command(command)
     if kind is Kind.PROGRAM:
         return [target, *arguments]
@@ -62,19 +62,19 @@ def exec_arguments(command: Sequence[str], python: str) -> list[str]:
 
 
 def has_main(path: str) -> bool:
-    """Is it a folder or an archive (of `zipapp`), whose `__main__.py` Python runs?"""
+    """Whether the path is a folder or a `zipapp` archive whose `__main__.py` Python runs."""
     return pkgutil.get_importer(path) is not None
 
 
 def import_root(command: Command) -> str:
-    """What Python puts first in sys.path: the script's folder (or archive), or the current one for a module."""
+    """The first entry of sys.path: the script's folder or archive; for a module the current folder."""
     if command.kind is not Kind.SCRIPT:
         return os.getcwd()
     return command.target if has_main(command.target) else os.path.dirname(os.path.realpath(command.target))
 
 
 def run_and_exit(command: Sequence[str]) -> NoReturn:
-    """Run it, then end this process with the exit code that Python would give."""
+    """Run the command, then end this process with the exit code that Python would return."""
     code = 1
     try:
         code = _exit_code(command)
@@ -100,7 +100,7 @@ def _exit_code(command: Sequence[str]) -> int:
         traceback.print_exception(error)
         _write_traceback(error)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # Waits for the script's threads, as the interpreter does.
+    threading._shutdown()  # type: ignore[attr-defined]  # Wait for the script's threads, as the interpreter does.
     atexit._run_exitfuncs()
     return code
 
@@ -146,7 +146,7 @@ def _system_exit_code(end: SystemExit) -> int:
 
 
 def _script_traceback(error: BaseException) -> types.TracebackType | None:
-    """The traceback from the script on, without our frames and runpy's."""
+    """The traceback without our own frames and those of runpy."""
     frame = error.__traceback__
     while frame and (frame.tb_frame.f_code.co_filename in (__file__, runpy.__file__) or _is_frozen(frame)):
         frame = frame.tb_next

@@ -1,4 +1,4 @@
-"""What an agent is told on its command line and in its environment."""
+"""An agent's settings, from its command line and environment."""
 
 import argparse
 import math
@@ -13,10 +13,10 @@ from everstep.runtime.checkpoint.node.persist_interval import share_of
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
-  EVERSTEP_STORE (URI) are needed;
+  EVERSTEP_STORE (URI) are required;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
   EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
-  EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
+  EVERSTEP_RUN_DIR and OMP_NUM_THREADS are optional.
 
 example:
   EVERSTEP_JOB=demo EVERSTEP_JOB_TOKEN=secret EVERSTEP_MASTER=http://127.0.0.1:8000 EVERSTEP_STORE=runs/store \\
@@ -27,7 +27,7 @@ _NEEDED = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_ST
 
 @dataclass(frozen=True)
 class Settings:
-    """One agent's."""
+    """The settings of one agent."""
 
     job: str
     token: str
@@ -42,64 +42,64 @@ class Settings:
     command: Sequence[str]
     """`[-m | --no-python | --run-path] script args...`"""
     threads: str
-    """OMP_NUM_THREADS for the workers; empty: it stays as it is."""
+    """OMP_NUM_THREADS for the workers; empty: unchanged."""
     preload: Sequence[str] = ()
     plain: bool = False
     """Start workers by exec."""
     python: str = sys.executable
-    """What they exec then."""
+    """The interpreter that they exec."""
     max_restarts: int = 3
-    """Only told to the workers (TORCHELASTIC_MAX_RESTARTS); the master decides."""
+    """Passed to the workers as TORCHELASTIC_MAX_RESTARTS; the master decides about restarts."""
     dead_man_s: float = 300.0
     connect_s: float = 300.0
-    """So long the first answer of a master is waited for."""
+    """How long to wait for the first answer of a master."""
     pend_s: float = math.inf
-    """So long a node that has no place in the running round waits for one."""
+    """How long a node waits for a seat."""
     notice_s: float = 20.0
-    """From a signal that ends the node until it is gone, at most: time to hand its state over."""
+    """From a signal that ends the node until it is gone, at most: time to hand over its state."""
     grace_s: float = 3.0
-    """Of this, from the signal to the workers until SIGKILL."""
+    """The part of `notice_s` between the signal to the workers and SIGKILL."""
     run_dir: str = ""
     address: str = "127.0.0.1"
     """Where this agent's own server listens."""
     ip: str = ""
     """Address of this host as the job's topology names it."""
     index: int = -1
-    """The place that the node asks for in its role; -1: any."""
+    """The index that the node asks for in its role; -1: any."""
     run_id: str = ""
     """TORCHELASTIC_RUN_ID; empty: the job's name."""
     role_name: str = ""
     """ROLE_NAME; empty: the role."""
     meet: tuple[str, int] | None = None
-    """MASTER_ADDR and MASTER_PORT where the user fixed them."""
+    """MASTER_ADDR and MASTER_PORT, if the user fixed them."""
     virtual_local_rank: bool = False
     checkpoint_overhead: float = 0.0
-    """Share of the time that copies to the store may take; 0: the persist interval says how often."""
+    """The fraction of training time that persisting may take; 0: the persist interval decides."""
     persist_bytes_per_s: float = 0.0
-    """What this node may write to the store; 0: no limit."""
+    """Limit of this node's writes to the store; 0: no limit."""
     persists: bool = True
     """The store outlives this node and others read it."""
     asks_end: bool = False
-    """Told to leave, the agent asks how the job ended."""
+    """When told to leave, ask the master how the job ended."""
     any_script: bool = False
-    """The script need not know everstep; where it does not, that is said."""
+    """The script need not use everstep; the agent prints a line if it does not."""
     has_beacon: bool = False
-    """The script is known to show its progress: one that never does so hangs. Of any other it is known once it has."""
+    """The script is known to show progress, so it hangs if it shows none. False: known once it has shown some."""
     unfit: int | None = None
-    """The node is checked before it joins, and ends with this exit code if it is not fit; None: it is not checked."""
+    """Check the node before it joins, and end with this exit code if it is unfit; None: no check."""
     cpus: Sequence[Sequence[int]] = ()
-    """Logical CPUs that each local rank's worker runs on; empty: all."""
+    """Logical CPUs of each local rank's worker; empty: all."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """More for the workers' environment."""
+    """Additional variables for the workers' environment."""
 
     @property
     def tls(self) -> bool:
-        """The job's processes speak TLS with each other, as its master does."""
+        """The job's processes use TLS, as its master does."""
         return self.master.startswith("https://")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """The parser of the command line."""
     flags = argparse.ArgumentParser(
         prog="python -m everstep.runtime.agent",
         description="One node of an elastic job: runs the script's workers and obeys the job's master.",
@@ -112,30 +112,33 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--slots", type=int, default=1, help="workers on this node (default 1)")
     flags.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store")
     flags.add_argument(
-        "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
+        "--checkpoint-overhead",
+        default="",
+        metavar="1%",
+        help="instead: persist as often as takes this fraction of the time",
     )
     flags.add_argument(
-        "--persist-bytes-per-s", type=float, default=0.0, help="what it may write to the store (0: no limit)"
+        "--persist-bytes-per-s", type=float, default=0.0, help="limit of this node's writes to the store (0: no limit)"
     )
-    flags.add_argument("--max-restarts", type=int, default=3, help="told to the workers; the master decides")
+    flags.add_argument("--max-restarts", type=int, default=3, help="passed to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
     flags.add_argument(
-        "--network-check", type=int, metavar="CODE", help="be checked before joining; exit with CODE if not fit"
+        "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
     )
-    flags.add_argument(
-        "--has-beacon", action="store_true", help="the script shows its progress; else that is found out"
-    )
+    flags.add_argument("--has-beacon", action="store_true", help="the script is known to show its progress")
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
-    flags.add_argument("--grace", type=float, default=3.0, help="of these, for the workers from SIGTERM to SIGKILL")
+    flags.add_argument(
+        "--grace", type=float, default=3.0, help="of these, seconds between SIGTERM and SIGKILL of the workers"
+    )
     flags.add_argument("command", nargs=argparse.REMAINDER, metavar="-- [-m] script args")
     return flags
 
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, int]:
-    """The settings and the persist interval. Raises ValueError with one line; argparse's own errors exit with 2."""
-    told = parser().parse_args(arguments)
-    command = told.command[1:] if told.command[:1] == ["--"] else told.command
+    """The settings and the persist interval (iterations). Raises ValueError with one line; argparse exits with 2."""
+    options = parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
     kind, target, _ = split_command(command)
     missing = [name for name in _NEEDED if not environment.get(name)]
     if missing:
@@ -144,10 +147,10 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError(
             f"EVERSTEP_MASTER={environment['EVERSTEP_MASTER']}: give http://HOST:PORT or https://HOST:PORT"
         )
-    if told.slots < 1 or told.persist_interval < 1:
+    if options.slots < 1 or options.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
-    if not told.persist_bytes_per_s >= 0:
-        raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
+    if not options.persist_bytes_per_s >= 0:
+        raise ValueError(f"--persist-bytes-per-s {options.persist_bytes_per_s:g}: it cannot be negative")
     if kind is Kind.SCRIPT and not Path(target).is_file():
         raise ValueError(f"no such script: {target}")
     dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
@@ -157,32 +160,32 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         dead_man_s = math.nan
     if not dead_man_s > 0:
         raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds above 0")
-    if not (0 <= told.notice < math.inf and 0 <= told.grace < math.inf):
-        raise ValueError(f"--notice {told.notice:g} --grace {told.grace:g}: give seconds, from 0 on")
+    if not (0 <= options.notice < math.inf and 0 <= options.grace < math.inf):
+        raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, from 0 on")
     settings = Settings(
         job=environment["EVERSTEP_JOB"],
         token=environment["EVERSTEP_JOB_TOKEN"],
         master=environment["EVERSTEP_MASTER"],
         store=environment["EVERSTEP_STORE"],
-        node=told.node,
-        role=told.role,
-        host=told.host,
-        slots=told.slots,
+        node=options.node,
+        role=options.role,
+        host=options.host,
+        slots=options.slots,
         command=command,
-        threads=environment.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // told.slots)),
-        preload=told.preload,
-        plain=told.no_fork_server,
-        max_restarts=told.max_restarts,
+        threads=environment.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // options.slots)),
+        preload=options.preload,
+        plain=options.no_fork_server,
+        max_restarts=options.max_restarts,
         dead_man_s=dead_man_s,
         connect_s=dead_man_s,
-        checkpoint_overhead=share_of(told.checkpoint_overhead),
-        persist_bytes_per_s=told.persist_bytes_per_s,
-        has_beacon=told.has_beacon,
-        unfit=told.network_check,
-        notice_s=told.notice,
-        grace_s=told.grace,
+        checkpoint_overhead=share_of(options.checkpoint_overhead),
+        persist_bytes_per_s=options.persist_bytes_per_s,
+        has_beacon=options.has_beacon,
+        unfit=options.network_check,
+        notice_s=options.notice,
+        grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),
         address=environment.get("EVERSTEP_IP") or "127.0.0.1",
         ip=environment.get("EVERSTEP_HOST_IP") or environment.get("EVERSTEP_IP", ""),
     )
-    return settings, told.persist_interval
+    return settings, options.persist_interval

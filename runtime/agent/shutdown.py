@@ -1,4 +1,4 @@
-"""How a node comes to go although its master did not say so: a signal gave it notice, or no master answers any more."""
+"""Ends a node without a directive of its master: after a signal, or if no master answers."""
 
 import asyncio
 import signal
@@ -16,7 +16,7 @@ _SAVE_S = 20.0
 
 
 class Shutdown:
-    """Of one node."""
+    """The shutdown of one node."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -24,15 +24,15 @@ class Shutdown:
         self._given = asyncio.Event()
         self._hurry = asyncio.Event()
         self.signal = signal.SIGTERM
-        """What gave notice; the workers get the same."""
+        """The signal that gave notice; the workers get the same one."""
 
     @property
     def has_notice(self) -> bool:
-        """Was notice given?"""
+        """Whether a signal has told the node to end."""
         return self._given.is_set()
 
     def give_notice(self, signum: signal.Signals) -> None:
-        """A signal that ends the node; the second one ends it at once."""
+        """Handle a signal that ends the node; a second one ends it at once."""
         if self.has_notice:
             self._hurry.set()
         else:
@@ -40,15 +40,15 @@ class Shutdown:
             self._given.set()
 
     async def wait_for_notice(self) -> None:
-        """Until notice was given."""
+        """Wait for the first signal."""
         await self._given.wait()
 
     async def leave_on_notice(
         self, client: MasterClient, talk: MasterDialogue, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
     ) -> NoReturn:
-        """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go.
+        """Wait for notice, then tell the master if it knows this node, and raise Leave when the time is over.
 
-        A node that is alone (no time for a notice) only has its state saved.
+        A node without time for a notice (a single-node run) only saves its state.
         """
         await self._given.wait()
         notice_s, name = self._settings.notice_s, self.signal.name
@@ -60,7 +60,7 @@ class Shutdown:
             hurry.cancel()
         elif known():
             self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
-            trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then its workers are told to end.
+            trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
                     await client.report_leaving(talk.leaving_message(f"told to end by {name}", trains_s))
@@ -70,7 +70,7 @@ class Shutdown:
         raise Leave(128 + self.signal, f"told to end by {name}")
 
     async def leave_without_master(self, client: MasterClient) -> NoReturn:
-        """Raises Leave when none has answered for too long."""
+        """Raise Leave once no master has answered for too long."""
         while True:
             limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s
             left = client.heard + limit_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""The stacks of a node's workers, read from outside by py-spy: a hung process need not help."""
+"""The stacks of a node's workers, read from outside by py-spy, which works for hung processes too."""
 
 import asyncio
 import shutil
@@ -9,26 +9,26 @@ from pathlib import Path
 from everstep.runtime.agent.dependencies import Dependencies
 
 DUMP_S = 20.0
-"""So long for one process; then it is left alone."""
+"""Time limit for one process."""
 
 
 async def read_stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
-    """The stacks of all threads of these processes, by rank: text for a log. What cannot be read says why."""
-    told = await asyncio.gather(*(_read_process_stacks(pid, timeout_s) for pid in pids.values()))
+    """The stacks of all threads of these processes, by rank, as text for a log; for a failure, the reason."""
+    texts = await asyncio.gather(*(_read_process_stacks(pid, timeout_s) for pid in pids.values()))
     return "".join(
-        f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), told, strict=True)
+        f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), texts, strict=True)
     )
 
 
-async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Dependencies) -> None:
-    """Tell the stacks to whoever watches this node, and keep them under that name."""
-    around.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
+async def write_stacks(pids: Mapping[int, int], why: str, name: str, dependencies: Dependencies) -> None:
+    """Print the stacks, and keep them as a log of that name."""
+    dependencies.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
     text = await read_stacks(pids)
-    around.say(text)
+    dependencies.say(text)
     try:
-        await asyncio.to_thread(around.keep_log, name, text.encode())
+        await asyncio.to_thread(dependencies.keep_log, name, text.encode())
     except OSError as error:
-        around.say(f"{name} is not in the store: {error}")
+        dependencies.say(f"{name} is not in the store: {error}")
 
 
 async def _read_process_stacks(pid: int, timeout_s: float) -> str:
@@ -36,15 +36,15 @@ async def _read_process_stacks(pid: int, timeout_s: float) -> str:
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:
         return "no stacks: py-spy is not installed; pip install py-spy"
-    asked = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         program, "dump", "--pid", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
         async with asyncio.timeout(timeout_s):
-            told, _ = await asked.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
-        asked.kill()
-        await asked.wait()
+        process.kill()
+        await process.wait()
         return f"no stacks: py-spy did not end within {timeout_s:g} s"
-    text = told.decode(errors="replace").strip()
-    return text if asked.returncode == 0 else f"no stacks: {text}"
+    text = output.decode(errors="replace").strip()
+    return text if process.returncode == 0 else f"no stacks: {text}"

@@ -1,7 +1,7 @@
-"""What one agent says to its master, and what it makes of the answers: pure, so that tests drive it in virtual time.
+"""The agent's side of the protocol with its master, without IO, so that tests drive it in virtual time.
 
-It numbers joins and heartbeats, knows which round the agent is in and which directives it has carried out, and tells
-what a directive asks for. The agent does so.
+It numbers joins and heartbeats, tracks the agent's round and the directives it has carried out, and returns the action
+of each new directive. The agent carries the action out.
 """
 
 from typing import Any
@@ -12,33 +12,33 @@ from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finish
 
 
 class MasterDialogue:
-    """Of one agent."""
+    """The protocol state of one agent."""
 
     def __init__(self, node: str, life: int) -> None:
-        """`life`: the Unix time in ms."""
+        """`life`: the agent's start as Unix time in ms."""
         self.node = node
         self.life = life
         self.round = 0
-        """The last one it took a seat in."""
+        """The last round in which it took a seat."""
         self.seen = 0
-        """The number of the last directive that it carried out."""
+        """The number of the last directive that was carried out."""
         self.waits = False
-        """It has asked for a seat and has none."""
+        """Whether a join is not answered yet."""
         self._joins = self._beats = 0
 
     def next_join(self, draft: Join) -> Join:
-        """Ask for a seat in a later round. One at a time: the next when this one was answered."""
+        """The next join: asks for a seat in a later round. Send it only after the previous join was answered."""
         self.waits, self._joins = True, self._joins + 1
         return msgspec.structs.replace(
             draft, node=self.node, after_round=self.round, life=self.life, number=self._joins
         )
 
     def take_seat(self, seat: Seat) -> None:
-        """The round begins for this node."""
+        """Begin the seat's round."""
         self.round, self.waits = seat.round, False
 
     def next_heartbeat(self, **shown: Any) -> Heartbeat:
-        """The next sign of life, with what else a Heartbeat has."""
+        """The next heartbeat; `shown` are its fields from the beacons and telemetry."""
         self._beats += 1
         return Heartbeat(
             self.node, self.round, seen=self.seen, life=self.life, number=self._beats, join=self._joins,
@@ -46,22 +46,22 @@ class MasterDialogue:
         )  # fmt: skip
 
     def finished_message(self, round_: int) -> Finished:
-        """All workers ended that round well."""
+        """The report that all workers finished that round."""
         return Finished(self.node, round_)
 
     def leaving_message(self, reason: str, grace_s: float) -> Leaving:
-        """The node will go."""
+        """The announcement that the node leaves within `grace_s`."""
         return Leaving(self.node, reason, grace_s, self.life)
 
     def dumped_message(self, directive: Directive) -> Dumped:
-        """The stacks that it asked for are written."""
+        """The report that the stacks this directive asked for are written."""
         return Dumped(self.node, self.round, directive.number)
 
     def accept(self, directive: Directive | None) -> Action:
-        """What is to be done now; CONTINUE for nothing new.
+        """The action to carry out now; CONTINUE if there is nothing new.
 
-        Where the master takes another agent for this node's, this one joins again with a higher life: whichever of the
-        two is there in truth is the one that says so.
+        If the master takes another agent for this node's, this one joins again with a higher life: an agent that still
+        sends messages is the live one.
         """
         if directive is None:
             return Action.CONTINUE
@@ -74,5 +74,5 @@ class MasterDialogue:
         return directive.action
 
     def is_over(self, round_: int) -> bool:
-        """Does the end of that round end the one that this node is in?"""
+        """Whether the end of that round ends the round that this node is in."""
         return round_ >= self.round

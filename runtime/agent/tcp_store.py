@@ -1,8 +1,8 @@
-"""Rank 0's rendezvous store (torch's TCPStore) listens where the ranks look for it, not at every address.
+"""Restricts rank 0's rendezvous store (torch's TCPStore) to the address where the ranks look for it.
 
-torch takes no address to listen at, but a listener that is bound already (`master_listen_fd`): its rendezvous gets one
-of ours. It asks for no token either, and has no place for one: who reaches that address may read and write the store.
-Standard library only; what of torch is imported is looked up.
+torch accepts no address to listen at, but it accepts a bound listener (`master_listen_fd`), so we pass one of ours.
+The store has no authentication: any process that reaches that address may read and write it.
+Standard library only; torch's modules are looked up in sys.modules.
 """
 
 import ipaddress
@@ -18,31 +18,33 @@ _BACKLOG = 4096
 
 
 def restrict_torch_store() -> None:
-    """From now on, in this process; nothing where torch.distributed is not imported."""
+    """Restrict the stores that this process creates from now on. Does nothing if torch.distributed is not imported."""
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is not None and not isinstance(rendezvous.TCPStore, partial):
         rendezvous.TCPStore = partial(_create_restricted, rendezvous.TCPStore)
 
 
-def _create_restricted(store: Callable[..., Any], **told: Any) -> Any:
-    """Of `_create_c10d_store`, which every rendezvous by env:// and tcp:// comes to."""
-    if told.get("is_master") and (listener := bind_listener(told["host_name"], told["port"], _is_one_machine())):
-        told["master_listen_fd"] = listener.detach()
-    return store(**told)
+def _create_restricted(store: Callable[..., Any], **arguments: Any) -> Any:
+    """Replaces TCPStore in `_create_c10d_store`, through which every env:// and tcp:// rendezvous goes."""
+    if arguments.get("is_master") and (
+        listener := bind_listener(arguments["host_name"], arguments["port"], _is_one_machine())
+    ):
+        arguments["master_listen_fd"] = listener.detach()
+    return store(**arguments)
 
 
 def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | None:
-    """A listener at the address by which ranks know `host`; None where torch must listen at every address.
+    """A listener at the address by which the ranks know `host`; None if torch must listen at every address.
 
-    That is where no address of that name is this machine's own (it is another's that forwards to it, say), where the
-    name means loopback here and may mean something else on the job's other machines (Debian writes a machine's name
-    into /etc/hosts so), and where a store of this process listens already, which torch then shares.
+    That is so if no address of that name is this machine's own (another machine may forward to it), if the name means
+    loopback here but may mean something else on the job's other machines (Debian writes a machine's name into
+    /etc/hosts this way), and if a store of this process already listens there, which torch then shares.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in resolved))
     means_the_same_to_all = one_machine or host == "localhost" or _is_address(host)
     if not means_the_same_to_all and any(_is_loopback(str(place[0])) for _, place in addresses):
         return None
@@ -53,7 +55,7 @@ def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | No
 
 
 def _is_one_machine() -> bool:
-    """Are all ranks this node's?"""
+    """Whether all ranks run on this node."""
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 

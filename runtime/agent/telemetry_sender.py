@@ -1,4 +1,4 @@
-"""What goes to the master beside joins: telemetry in batches, and shards that lie whole in the store."""
+"""Sends telemetry to the master in batches, and reports persisted shards."""
 
 import asyncio
 import time
@@ -16,23 +16,23 @@ from everstep.runtime.protocol.worker_link import Fetched, Report
 Line = dict[str, float | int | str]
 SEND_INTERVAL_S = 0.5
 _MOST_LINES = 20_000
-"""Kept until the master has stored them; of more the oldest are dropped: telemetry may be lost."""
+"""Lines kept until the master has stored them. Beyond that the oldest are dropped: telemetry may be lost."""
 _BATCH = 500
 _COMMIT_TRIES = 24
 
 
 @dataclass
 class _PendingLine:
-    """A line that may not lie in the store yet."""
+    """A line that may not be in the store yet."""
 
     number: int
     line: Line
     sent_to_epoch: int = -1
-    """The epoch of the master that has it."""
+    """The epoch of the master that received the line; -1: none."""
 
 
 class TelemetrySender:
-    """Sends what workers and keeper have to tell."""
+    """Sends the telemetry of workers and keeper."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TelemetrySender:
         on_directive: Callable[[Directive | None], None],
         look: Callable[[], Progress],
     ) -> None:
-        """`look` gives what the beacons show: what is told late must not look like a movement."""
+        """`look` reads the beacons, so that telemetry sent late does not look like progress."""
         self._client = client
         self._talk = talk
         self._node = talk.node
@@ -50,40 +50,44 @@ class TelemetrySender:
         self._on_directive = on_directive
         self._look = look
         self._interval = (0, "")
-        self._kept: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
-        self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
-        self._some = asyncio.Event()
+        self._pending: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
+        self._number = int(time.time() * 1000)  # Rises across the agents of a node, too.
+        self._has_lines = asyncio.Event()
         self._sending = asyncio.Lock()
 
     def add(self, line: Mapping[str, float | int | str]) -> None:
-        """One line of telemetry; version, time and node are added."""
+        """Queue a line of telemetry; version, number, time and node are added."""
         self._number += 1
         facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
-        self._kept.append(_PendingLine(self._number, {**line, **facts}))
-        self._some.set()
+        self._pending.append(_PendingLine(self._number, {**line, **facts}))
+        self._has_lines.set()
 
     def acknowledge(self, directive: Directive | None) -> None:
-        """A master has answered: it stored some lines, or is another one that has none of them."""
+        """Drop the lines that the master has stored; wake the sender if a new master lacks some."""
         if directive is None:
             return
         while (
-            self._kept and self._kept[0].number <= directive.stored and self._kept[0].sent_to_epoch == directive.epoch
+            self._pending
+            and self._pending[0].number <= directive.stored
+            and self._pending[0].sent_to_epoch == directive.epoch
         ):
-            self._kept.popleft()
+            self._pending.popleft()
         if self._unsent():
-            self._some.set()
+            self._has_lines.set()
 
     def _unsent(self) -> list[_PendingLine]:
-        """The first lines that the present master was not told."""
-        return list(islice((kept for kept in self._kept if kept.sent_to_epoch != self._client.epoch), _BATCH))
+        """The first lines that the current master has not received."""
+        return list(
+            islice((pending for pending in self._pending if pending.sent_to_epoch != self._client.epoch), _BATCH)
+        )
 
     def add_iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
-        """What a worker tells of an iteration."""
+        """Queue a worker's report of an iteration."""
         place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
         self.add({**report.values, **place})
 
     def add_interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
-        """How often the newest state goes to the store, by the node that persists; told when it changes."""
+        """Queue the persist interval (iterations) of the node that persists, whenever it changes."""
         if seat.persists and every and (every, reason) != self._interval:
             self._interval = every, reason
             self._say(f"to the store {reason}")
@@ -91,43 +95,43 @@ class TelemetrySender:
                 {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
             )
 
-    def add_restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
-        """A worker has what its round starts from, so many seconds after the seat was given."""
+    def add_restored(self, seat: Seat, local_rank: int, fetched: Fetched, seconds: float) -> None:
+        """Queue that a worker has restored its state, `seconds` after the node got its seat."""
         self.add(
             {
-                "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
-                "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": round(seconds, 4),
-                **({"why": told.why} if told.why else {}),
+                "kind": "restored", "round": seat.round, "iteration": fetched.iteration, "source": fetched.source,
+                "rank": seat.first_rank + local_rank, "from_round": fetched.round, "seconds": round(seconds, 4),
+                **({"why": fetched.why} if fetched.why else {}),
             }
         )  # fmt: skip
 
     async def run(self) -> None:
         """Send telemetry as it comes, at most twice a second, until cancelled."""
         while True:
-            await self._some.wait()
+            await self._has_lines.wait()
             await self.flush()
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def flush(self) -> None:
-        """Until the present master was told everything that was added."""
+        """Send until the current master has received all lines."""
         async with self._sending:
-            self._some.clear()
+            self._has_lines.clear()
             while batch := self._unsent():
-                lines, shown = tuple(kept.line for kept in batch), self._look()
-                told = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
-                shown = shown._replace(iteration=max(shown.iteration, *told, 0))
-                beat = self._talk.next_heartbeat(telemetry=lines, **shown._asdict())
+                lines, progress = tuple(pending.line for pending in batch), self._look()
+                iterations = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
+                progress = progress._replace(iteration=max(progress.iteration, *iterations, 0))
+                beat = self._talk.next_heartbeat(telemetry=lines, **progress._asdict())
                 directive = None
                 try:
                     directive = await self._client.send_heartbeat(beat)
                 except NotUnderstood as error:
                     self._say(f"{len(batch)} lines of telemetry were refused: {error}")
-                for kept in batch:
-                    kept.sent_to_epoch = self._client.epoch
+                for pending in batch:
+                    pending.sent_to_epoch = self._client.epoch
                 self._on_directive(directive)
 
     async def report_persisted(self, holding: Holding) -> str:
-        """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""
+        """Report a persisted shard; returns the manifest's key, or "" if the checkpoint was not committed in time."""
         for _ in range(_COMMIT_TRIES):
             if manifest := await self._client.report_persisted(Persisted(self._node, holding)):
                 return manifest

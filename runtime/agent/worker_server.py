@@ -1,7 +1,7 @@
-"""The agent's end of the worker link: reads the workers' lines, asks the keeper, answers.
+"""The agent's side of the worker link: reads the workers' requests, asks the keeper, answers.
 
-What cannot block is answered from the event loop at once (a stage costs the worker one such answer); the rest is
-done in threads, one request of a worker at a time.
+Requests that cannot block are answered from the event loop (a stage costs the worker one such answer). The others run
+in threads, one request per worker at a time.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from everstep.runtime.protocol.worker_link import (
 
 LONGEST_LINE = 1 << 20
 _GREETING_S = 15.0
-"""A script that knows everstep has called it so long after its start, also where it imports for seconds."""
+"""A script that uses everstep has connected within this time, even if its imports take seconds."""
 _decode = msgspec.json.Decoder(Request).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class LinkServer:
-    """Listens on one Unix socket; only workers of the current round are answered."""
+    """Listens on one Unix socket; answers only workers of the current round."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class LinkServer:
         on_fetched: Callable[[int, msgspec.Struct], None],
         on_unusable: Callable[[tuple[Refusal, ...]], None],
     ) -> None:
-        """`on_report` and `on_fetched` get the local rank and what it reported or was told to restore; `on_unusable`
-        gets the sources that did not give it."""
+        """`on_report` and `on_fetched` get the local rank and its report or the state it is to restore; `on_unusable`
+        gets the sources that failed."""
         self.keeper = keeper
         self.welcome = welcome
         self.slots = slots
@@ -62,38 +62,38 @@ class LinkServer:
         self.on_report = on_report
         self.on_fetched = on_fetched
         self.on_unusable = on_unusable
-        self._began = asyncio.Event()
-        self._greeted = False
+        self._round_began = asyncio.Event()
+        self._has_greeted = False
         self.seat: Seat | None = None
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
-        """Listen."""
+        """Listen at the path."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), str(path))
 
     def begin_round(self, seat: Seat) -> None:
-        """From now on this round's workers are answered."""
+        """Answer the workers of this round from now on."""
         self.seat = seat
-        self._began.set()
+        self._round_began.set()
 
     def note_greeting(self) -> None:
-        """A worker knows us."""
-        self._greeted = True
+        """Note that a worker has connected."""
+        self._has_greeted = True
 
     def end_round(self) -> None:
-        """Hang up on the round's workers: nothing that they say from now on counts."""
+        """Disconnect the round's workers; their later messages do not count."""
         for connection in list(self.connections):
             connection.read_last_stages()
             connection.abort()
         self.seat = None
 
     async def wait_without_greeting(self) -> None:
-        """Until workers have run for some time and none of them has ever said Hello; for ever where one has."""
-        await self._began.wait()
+        """Wait until workers have run for some time and none has ever sent Hello; forever if one has."""
+        await self._round_began.wait()
         await asyncio.sleep(_GREETING_S)
-        if self._greeted:
+        if self._has_greeted:
             await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -123,20 +123,20 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     def read_last_stages(self) -> None:
-        """A worker goes on, or dies, as soon as it has told that a state is whole: it counts."""
+        """Read the stages that the worker has committed but that were not read yet: they count, even if it has died."""
         if self._transport is None or self._local_rank is None or self._busy is not None:
             return
         file = self._transport.get_extra_info("socket").fileno()
-        with suppress(OSError):  # Nothing more is there, or it is reset.
+        with suppress(OSError):  # The socket is empty or was reset.
             while data := os.read(file, 1 << 16):
                 self._buffer += data
         for line in self._buffer.split(b"\n")[:-1]:
             with suppress(msgspec.DecodeError, RuntimeError):
-                if isinstance(told := _decode(line), Staged):
-                    self._server.keeper.staged(self._local_rank, told)
+                if isinstance(request := _decode(line), Staged):
+                    self._server.keeper.staged(self._local_rank, request)
 
     def abort(self) -> None:
-        """Hang up now."""
+        """Disconnect at once."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -150,7 +150,7 @@ class _Connection(asyncio.Protocol):
             self._answer_pending()
 
     def _answer_pending(self) -> None:
-        """Answer what is there, until something must be waited for."""
+        """Answer pending requests until one has to wait for a thread."""
         while self._lines and self._transport is not None and self._busy is None:
             try:
                 request = _decode(self._lines.popleft())

@@ -1,4 +1,4 @@
-"""What each worker of a node is started with in a round: its environment, command, streams and CPUs."""
+"""The start parameters of a node's workers in a round: environment, command, streams and CPUs."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ from everstep.runtime.protocol.messages import Seat
 
 
 def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[WorkerSpec]:
-    """One for each local rank. `folder`: the agent's private one, with its socket.
+    """One per local rank. `folder`: the agent's private folder, which has its socket.
 
-    Raises ValueError and OSError where a worker's device, log folder or log layout is not there.
+    Raises ValueError or OSError if a worker's device, log folder or log layout is missing.
     """
     ranks = range(settings.slots)
     environments = [
@@ -22,11 +22,11 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
         for local_rank in ranks
     ]
     outputs.begin(seat.restart_count, environments)
-    found = []
+    specs = []
     for local_rank, environment in zip(ranks, environments, strict=True):
         output = outputs.open(local_rank, seat.first_rank + local_rank)
         more = {ERROR_FILE_VARIABLE: output.error_file, TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}")}
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
-        found.append(WorkerSpec({**environment, **more}, command, output, cpus))
-    return found
+        specs.append(WorkerSpec({**environment, **more}, command, output, cpus))
+    return specs

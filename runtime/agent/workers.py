@@ -1,4 +1,4 @@
-"""The workers of one node: started together, watched, ended together."""
+"""The workers of one node: starts them together, watches them, ends them together."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from everstep.runtime.system.processes import start_time
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """A worker is dead."""
+    """The end of a worker."""
 
     round: int
     local_rank: int
@@ -25,23 +25,23 @@ class WorkerEnd:
     time: float
     """Unix time."""
     error: str
-    """What it wrote to its error file, else its traceback, else its last words; at most 16 KiB."""
+    """The text of its error file, else its traceback, else the end of its output; at most 16 KiB."""
     pid: int = 0
     error_file: str = ""
-    """Where torch's `record` wrote the error, if it did; it may go with the node,"""
+    """The file to which torch's `record` wrote the error, if it did; it may be deleted with the node."""
     reply: str = ""
-    """and what it wrote there: JSON."""
+    """The JSON in that file."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that one worker needs."""
+    """The start parameters of one worker."""
 
     environment: Mapping[str, str]
     command: tuple[str, ...]
     output: Output
     cpus: Sequence[int] = ()
-    """Logical CPUs that it runs on; empty: all."""
+    """The worker's logical CPUs; empty: all."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Worker:
 
 
 class Workers:
-    """Starts and ends the node's workers through the fork server. `on_end` is called for each, dead or killed."""
+    """Starts and ends the node's workers through the fork server. Calls `on_end` once for each worker."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Workers:
         python: str = sys.executable,
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
     ) -> None:
-        """`python` runs the script where no fork can; `on_start` is told each worker's local rank and process."""
+        """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid."""
         self._command = tuple(command)
         self._preload = preload
         self._on_end = on_end
@@ -75,31 +75,31 @@ class Workers:
         self._last = 0
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
-        """Until workers can be started; lines for the log. A fork server that ended is replaced."""
+        """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
         if self._server is not None:
             if self._server.alive:
                 return ()
-            await self._server.wait_until_buried()  # Or its end would be taken for that of the next one's workers.
+            await self._server.wait_until_buried()  # Its end must not count as the next server's.
         self._server = self._start_server(plain)
         try:
-            told = await self._server.ready
+            ready = await self._server.ready
         except ForkServerLost as error:
             await self._server.wait_until_buried()
             self._server = self._start_server(plain=True)
             await self._server.ready
             return (f"{error}; workers are started by exec, each imports everything itself",)
-        lines = [f"preload: {line}" for line in told.warnings]
-        if told.plain and not plain:
-            lines.append(f"{told.plain}: workers are started by exec, each imports everything itself")
+        lines = [f"preload: {line}" for line in ready.warnings]
+        if ready.plain and not plain:
+            lines.append(f"{ready.plain}: workers are started by exec, each imports everything itself")
         return tuple(lines)
 
     def pids(self) -> dict[int, int]:
-        """Process of each local rank that lives."""
+        """The process id of each live local rank."""
         pids = self._server.pids if self._server is not None else {}
         return {worker.local_rank: pids[number] for number, worker in self._running.items() if number in pids}
 
     def start(self, round_: int, starts: Sequence[WorkerSpec]) -> None:
-        """One worker for each, in the order of local ranks. None may be running."""
+        """Start one worker for each spec, in the order of local ranks. No worker may be running."""
         assert not self._running, "the workers of the round before are alive"
         for local_rank, start in enumerate(starts):
             self._last += 1
@@ -113,32 +113,33 @@ class Workers:
                 spawn = Spawn(self._last, start.environment, own, tuple(start.cpus))
                 self._server.spawn(spawn, start.output.stdout, start.output.stderr)
             except ForkServerLost:
-                pass  # Its loss ends all workers, also this one, which never began.
+                pass  # Its loss ends all workers, including this one, which never started.
             finally:
                 start.output.close_descriptors()
         if self._server is None or not self._server.alive:
             self._on_lost()
 
     def signal_all(self, signum: int) -> None:
-        """To every worker that lives, with its process group."""
+        """Send the signal to the process group of every live worker."""
         if self._server is not None and self._server.alive:
             for number in self._running:
                 self._server.signal(number, signum)
 
     async def wait_for_exits(self) -> None:
-        """Until the ends of all that are dead by now were told: the fork server may be slower than the master."""
+        """Wait until `on_end` was called for every worker that is dead by now: the fork server may be slower than the
+        master."""
         pids = self.pids()
         for worker in list(self._running.values()):
             if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
                 await worker.dead.wait()
 
     async def wait_until_gone(self) -> None:
-        """Until no worker lives."""
+        """Wait until all workers are dead."""
         for worker in list(self._running.values()):
             await worker.dead.wait()
 
     async def end(self, grace_s: float, signum: int) -> None:
-        """That signal, after the grace SIGKILL; returns when all are dead."""
+        """Send the signal, after `grace_s` SIGKILL; returns when all workers are dead."""
         self.signal_all(signum)
         try:
             async with asyncio.timeout(grace_s):
@@ -148,7 +149,7 @@ class Workers:
             await self.wait_until_gone()
 
     async def close(self) -> None:
-        """End the fork server, and whoever lives with it."""
+        """End the fork server and the remaining workers."""
         if self._server is not None and self._server.alive:
             await self._server.close()
         self._on_lost()
@@ -164,12 +165,12 @@ class Workers:
             python=self._python,
         )
 
-    def _on_forked(self, told: Forked) -> None:
-        if worker := self._running.get(told.id):
-            self._on_start(worker.local_rank, told.pid)
+    def _on_forked(self, forked: Forked) -> None:
+        if worker := self._running.get(forked.id):
+            self._on_start(worker.local_rank, forked.pid)
 
-    def _on_exited(self, told: Exited) -> None:
-        worker = self._running.pop(told.id)
+    def _on_exited(self, exited: Exited) -> None:
+        worker = self._running.pop(exited.id)
         worker.output.close()
         worker.dead.set()
         file = worker.output.error_file
@@ -178,17 +179,17 @@ class Workers:
         end = WorkerEnd(
             worker.round,
             worker.local_rank,
-            told.exit_code,
-            told.time,
+            exited.exit_code,
+            exited.time,
             error[-LAST_WORDS:],
-            told.pid,
+            exited.pid,
             file if reply else "",
             reply,
         )
         self._on_end(end)
 
     def _on_lost(self) -> None:
-        """The fork server is dead: so are its workers."""
+        """Report all workers as killed: they died with the fork server."""
         for number in list(self._running):
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
@@ -201,7 +202,7 @@ def _read_text(path: Path) -> str:
 
 
 def _error_in(reply: str) -> str:
-    """The traceback that torch's `record` or the script itself wrote; empty where there is none to read."""
+    """The traceback in an error file that torch's `record` or the script wrote; empty if there is none."""
     try:
         message = json.loads(reply)["message"]
     except (ValueError, KeyError, TypeError):

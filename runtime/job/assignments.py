@@ -1,4 +1,4 @@
-"""What an agent is told: its seat in a round, and its directive. Functions of the state alone."""
+"""An agent's seat in a round and its directive. Pure functions of the state."""
 
 from collections.abc import Sequence
 
@@ -7,38 +7,40 @@ from everstep.runtime.job.state import JobPhase, State, round_number
 from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
 
 NEIGHBOURS = 64
-"""Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
+"""How far the search for a member on another host goes in rank order; bounds its cost in a round of 10,000 nodes."""
 
 
 def seat(state: State, node: str) -> Seat | None:
-    """The node's place in the running or last round: ranks follow the order of roles and members. None: no member."""
-    known, round_ = state.nodes.get(node), state.round
-    if known is None or round_ is None or known.round != round_.number:
+    """The node's seat in the running or last round, None if it is no member. Ranks follow the order of roles and
+    members."""
+    member, round_ = state.nodes.get(node), state.round
+    if member is None or round_ is None or member.round != round_.number:
         return None
     return Seat(
         epoch=state.epoch,
         round=round_.number,
-        role=known.role,
-        group_rank=known.group_rank,
+        role=member.role,
+        group_rank=member.group_rank,
         group_world_size=sum(state.members.values()),
-        first_rank=known.first_rank,
+        first_rank=member.first_rank,
         world_size=sum(state.workers.values()),
-        role_first_rank=known.role_first_rank,
-        role_world_size=state.workers[known.role],
+        role_first_rank=member.role_first_rank,
+        role_world_size=state.workers[member.role],
         master_addr=round_.master_addr,
         master_port=round_.master_port,
         restart_count=round_.number - 1,
         restore=round_.restore,
-        persists=known.group_rank == 0,
-        peer=peer(round_.members[known.role], known.group_rank - _members_before(round_, known.role)),
+        persists=member.group_rank == 0,
+        peer=peer(round_.members[member.role], member.group_rank - _members_before(round_, member.role)),
     )
 
 
 def peer(members: Sequence[Member], place: int) -> str:
-    """Who keeps copies of the shards of the member at that place: one on another host; "" where there is none.
+    """The address of the member that keeps copies of the shards of `members[place]`, on another host; "" if there is
+    none.
 
-    Behind the members on its own host, as far as the member is from the first of these: where hosts have equally many
-    nodes, each keeps copies of one.
+    It comes after the members on the same host, at the same offset as the member from the first of these: if all hosts
+    have equally many nodes, each node keeps the copies of one other.
     """
     count, host = len(members), members[place].host
     first, end = place, place + 1
@@ -53,38 +55,42 @@ def peer(members: Sequence[Member], place: int) -> str:
 
 
 def _members_before(round_: Round, role: str) -> int:
-    """Members of the roles that come before that one."""
+    """The number of members of the roles before that one."""
     roles = list(round_.members)
     return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
 
 
 def seat_for(state: State, join: Join) -> Seat | None:
-    """The seat to answer a join with: in the running round, if it is a later one than the agent was in."""
+    """The seat to answer a join with: in the running round, if that is later than the round the agent was in."""
     if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= join.after_round:
         return None
-    known = state.nodes.get(join.node)
-    asks = known and known.phase is NodePhase.RUNNING and known.life == join.life
+    node = state.nodes.get(join.node)
+    asks = node and node.phase is NodePhase.RUNNING and node.life == join.life
     return seat(state, join.node) if asks else None
 
 
 def is_spent(state: State, join: Join) -> bool:
-    """Will this join never be answered with a seat? Its node was told to join again since, or a later agent came."""
-    known = state.nodes.get(join.node)
-    if known is None or (known.life, known.join) < (join.life, join.number):
+    """Whether this join will never get a seat: its node was told to join again since, or a later agent has joined."""
+    node = state.nodes.get(join.node)
+    if node is None or (node.life, node.join) < (join.life, join.number):
         return False
-    return (known.life, known.join) > (join.life, join.number) or known.phase in (NodePhase.REJOINING, NodePhase.LOST)
+    return (node.life, node.join) > (join.life, join.number) or node.phase in (NodePhase.REJOINING, NodePhase.LOST)
 
 
 def directive(state: State, node: str, life: int = 0) -> Directive | None:
-    """What this agent of the node shall do now; None: nothing yet, or it is no node of this job.
+    """The directive for the agent `life` of the node; None if there is none yet or the node is not in this job.
 
-    To an agent that the master does not take for the node's any more it says whom it does; what an earlier agent was
-    told is not for one that has not joined.
+    An agent that a later one has replaced is told to join again. An agent that has not joined yet does not get the
+    directive of an earlier one.
     """
-    known = state.nodes.get(node)
-    if known is None or (life > known.life):
+    known_node = state.nodes.get(node)
+    if known_node is None or (life > known_node.life):
         return None
-    if life < known.life:
+    if life < known_node.life:
         why = "an agent of this node that began later has joined"
-        return Directive(state.epoch, known.directive, Action.REJOIN, why, round_number(state), life=known.life)
-    return Directive(state.epoch, known.directive, known.action, known.action_reason, known.action_round)
+        return Directive(
+            state.epoch, known_node.directive, Action.REJOIN, why, round_number(state), life=known_node.life
+        )
+    return Directive(
+        state.epoch, known_node.directive, known_node.action, known_node.action_reason, known_node.action_round
+    )

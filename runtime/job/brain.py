@@ -1,8 +1,8 @@
 """The brain: events in, decisions out, in virtual or real time.
 
-`handle` turns an event into records (to be journaled in this order before anything is done about them) and advances
-the state by them: `reports` says what an event means, `consequences` what follows from the state it leads to.
-Everything else (seats, directives, nodes wanted) follows from a state. Only signs of life need no journal.
+`handle` turns an event into records, to be journaled in this order before they are acted on, and applies them to the
+state: `on_event` records what an event means, `settle` what follows from the new state. Everything else (seats,
+directives, desired nodes) is a function of the state. Only signs of life are not journaled.
 """
 
 from everstep.runtime.job.events import Event, HeartbeatSeen
@@ -18,57 +18,57 @@ __all__ = ["Brain", "Refused", "UnknownNode", "WriteManifest", "WriteRecord"]
 
 
 class Brain:
-    """Decides for one job. Never asks for the time: each event brings its own, and a clock that jumps back is held."""
+    """Decides for one job. It has no clock: each event brings its time, and time that runs backwards is held."""
 
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self.spec = spec
         self.reason = state.reason
-        """Why nothing more is being done right now, in one line."""
-        self._case = Transaction(spec, state, now)
+        """What the job waits for now, in one line."""
+        self._transaction = Transaction(spec, state, now)
         self._deadline: float | None = None
         self._away_s = 0.0
-        """For how long this master was away, while no record says so."""
+        """Seconds that this master was suspended and that no record reports yet."""
 
     @property
     def state(self) -> State:
-        """Where all events so far have led to."""
-        return self._case.state
+        """The state after all events so far."""
+        return self._transaction.state
 
     def handle(self, event: Event, now: float) -> list[WriteRecord | WriteManifest]:
-        """What follows from the event. Raises Refused (and decides nothing) for what may not be asked."""
-        case = self._case
-        before, case.now = case.now, max(now, case.now, case.state.time)
-        if case.now - before > self.spec.patience.silence_s / 2:
-            # The master itself was away (stopped, suspended): silence proves nothing about the nodes.
-            case.liveness.rearm(case.state, case.now)
-            self._away_s = case.now - before
-        case.decisions = []
-        known = case.state
+        """Decide what follows from the event. Raises Refused, with no decision made, for a request that is invalid."""
+        tx = self._transaction
+        before, tx.now = tx.now, max(now, tx.now, tx.state.time)
+        if tx.now - before > self.spec.patience.silence_s / 2:
+            # The master itself was suspended: silence proves nothing about the nodes.
+            tx.liveness.rearm(tx.state, tx.now)
+            self._away_s = tx.now - before
+        tx.decisions = []
+        old_state = tx.state
         try:
-            if self._away_s and known.phase is not JobPhase.ENDED:
-                case.record(MasterAway(time=case.now, away_s=self._away_s))
-            handle_event(case, event)
+            if self._away_s and old_state.phase is not JobPhase.ENDED:
+                tx.record(MasterAway(time=tx.now, away_s=self._away_s))
+            handle_event(tx, event)
         except Refused:
-            case.state, case.decisions = known, []
+            tx.state, tx.decisions = old_state, []
             raise
         self._away_s = 0.0
-        if case.state is known and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
+        if tx.state is old_state and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
             return []
-        verdict = settle(case)
+        verdict = settle(tx)
         self.reason = verdict.reason
-        self._deadline = next_deadline(case, verdict)
-        return case.decisions
+        self._deadline = next_deadline(tx, verdict)
+        return tx.decisions
 
     def _changes_nothing(self, event: HeartbeatSeen) -> bool:
-        """Most heartbeats: the node lives, trains, and nobody waits for just that."""
-        if self._deadline is not None and self._case.now >= self._deadline:
+        """Whether the heartbeat is one of the many that only show that a node trains."""
+        if self._deadline is not None and self._transaction.now >= self._deadline:
             return False
         state = self.state
         return not (stands_still(event.heartbeat, self.spec) or state.hang or state.nodes.any_leaving())
 
     def next_deadline(self) -> float | None:
-        """When to send a Tick although nothing happened; None: never.
+        """When to send the next Tick (Unix time); None: never.
 
-        While nodes live it is never far away, so that a gap between two calls tells that the master was away.
+        While nodes live it is never far away, so a long gap between two events means that the master was suspended.
         """
         return self._deadline

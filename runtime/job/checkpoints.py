@@ -1,5 +1,5 @@
-"""What the journal knows of checkpoints in the store: which shards of which (round, iteration) lie there, and which
-are committed. Part of the state; functions over it."""
+"""The checkpoints in the store as the journal knows them: which shards of which (round, iteration) are there, and which
+checkpoints are committed. Part of the state."""
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
@@ -11,22 +11,22 @@ from everstep.runtime.job.records import Stored
 from everstep.runtime.protocol.messages import Holding, Refusal
 
 MAX_LISTED = 4
-"""States, and reasons for each, that a line names."""
+"""Checkpoints, and reasons for each, that one line lists."""
 KEPT_CHECKPOINTS = 16
-"""Persisted (round, iteration)s that are remembered, the newest of them, and the newest committed one."""
+"""Checkpoints that the state remembers: the newest ones, and the newest committed one."""
 
 
 class Shards:
-    """Shards of one checkpoint, each number once: an immutable collection to which one is added in constant time.
+    """The shards of one checkpoint, each number once: an immutable collection with insertion in constant time.
 
-    Versions share one dictionary, which only ever grows; a version is its first `_size` entries. One that branches
-    off, because another version has grown since, copies it.
+    Versions share one dictionary that only grows. Invariant: a version is its first `_size` entries. Adding to a
+    version that is not the newest copies the dictionary.
     """
 
     __slots__ = ("_places", "_shared", "_size")
 
     def __init__(self, shards: Iterable[Holding] = ()) -> None:
-        self._shared = {held.shard: held for held in shards}
+        self._shared = {holding.shard: holding for holding in shards}
         self._places = {shard: at for at, shard in enumerate(self._shared)}
         self._size = len(self._shared)
 
@@ -49,26 +49,26 @@ class Shards:
 
     @property
     def expected(self) -> int:
-        """How many there are in the whole checkpoint, as the first of them says; 1 before it."""
-        return next((held.shards for held in self._shared.values()), 1) if self._size else 1
+        """The number of shards in the complete checkpoint, as the first shard says; 1 before the first."""
+        return next((shard.shards for shard in self._shared.values()), 1) if self._size else 1
 
     @property
     def is_complete(self) -> bool:
-        """Are all of them here?"""
+        """Whether all shards are here."""
         return self._size >= self.expected
 
-    def add(self, held: Holding) -> "Shards":
-        """This one besides. The caller has looked that there is none of its number."""
+    def add(self, shard: Holding) -> "Shards":
+        """A version with this shard added. The caller ensures that its number is not there yet."""
         grown = self if self._size and len(self._shared) == self._size else Shards(self)
-        fresh = object.__new__(Shards)
-        fresh._shared, fresh._places, fresh._size = grown._shared, grown._places, self._size + 1
-        fresh._places[held.shard] = self._size
-        fresh._shared[held.shard] = held
-        return fresh
+        version = object.__new__(Shards)
+        version._shared, version._places, version._size = grown._shared, grown._places, self._size + 1
+        version._places[shard.shard] = self._size
+        version._shared[shard.shard] = shard
+        return version
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What of a (round, iteration) is in the store."""
+    """The part of a (round, iteration) that is in the store."""
 
     shards: Shards = Shards()
     manifest: str = ""
@@ -76,55 +76,57 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """A state that may be broken, and so what was computed from it."""
+    """A restored state after which the loss was not finite: it may be bad, and so may what was computed from it."""
 
     round: int
     iteration: int
     until: int
-    """The round that began from it and found it so."""
+    """The round that restored it."""
 
-    def covers(self, held: Holding) -> bool:
-        """Is it that state, or one that was saved later, until the round was over?"""
-        return (held.round, held.iteration) >= (self.round, self.iteration) and held.round <= self.until
+    def covers(self, shard: Holding) -> bool:
+        """Whether the shard is of that state, or of a later one up to the end of that round."""
+        return (shard.round, shard.iteration) >= (self.round, self.iteration) and shard.round <= self.until
 
 
 Checkpoints = dict[tuple[int, int], Checkpoint]
 
 
-def with_shard(known: Checkpoints, held: Holding) -> Checkpoints:
-    """A shard was persisted; the first one of it counts."""
-    key = (held.round, held.iteration)
-    before = known.get(key, Checkpoint())
-    if held.shard in before.shards:
-        return known
-    return _with_checkpoint(known, key, replace(before, shards=before.shards.add(held)))
+def with_shard(checkpoints: Checkpoints, shard: Holding) -> Checkpoints:
+    """Add a persisted shard. The first of each number counts."""
+    key = (shard.round, shard.iteration)
+    before = checkpoints.get(key, Checkpoint())
+    if shard.shard in before.shards:
+        return checkpoints
+    return _with_checkpoint(checkpoints, key, replace(before, shards=before.shards.add(shard)))
 
 
-def with_manifest(known: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
-    """A checkpoint was committed."""
-    return _with_checkpoint(known, key, replace(known.get(key, Checkpoint()), manifest=manifest))
+def with_manifest(checkpoints: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
+    """Mark a checkpoint as committed."""
+    return _with_checkpoint(checkpoints, key, replace(checkpoints.get(key, Checkpoint()), manifest=manifest))
 
 
-def with_surveyed(known: Checkpoints, found: Iterable[Stored]) -> Checkpoints:
-    """Committed checkpoints that the store has: what it says of them counts."""
-    for one in found:
-        first = one.shards[0]
-        known = _with_checkpoint(known, (first.round, first.iteration), Checkpoint(Shards(one.shards), one.key))
-    return known
+def with_surveyed(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Checkpoints:
+    """Add committed checkpoints found in the store. The store's manifests take precedence."""
+    for stored in surveyed:
+        first = stored.shards[0]
+        checkpoints = _with_checkpoint(
+            checkpoints, (first.round, first.iteration), Checkpoint(Shards(stored.shards), stored.key)
+        )
+    return checkpoints
 
 
-def without_refused(known: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
-    """Checkpoints of which every object may be read."""
+def without_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
+    """The checkpoints without those that a refusal covers."""
     places = {(refusal.round, refusal.iteration) for refusal in refusals}
 
-    def refused(checkpoint: Checkpoint) -> bool:
+    def is_refused(checkpoint: Checkpoint) -> bool:
         return any(refusal.covers(shard) for shard in checkpoint.shards for refusal in refusals)
 
-    return {place: one for place, one in known.items() if place not in places or not refused(one)}
+    return {place: kept for place, kept in checkpoints.items() if place not in places or not is_refused(kept)}
 
 
 def refusal_summary(refusals: Iterable[Refusal]) -> str:
-    """Which states are passed over, and why: one line."""
+    """Which checkpoints are passed over, and why, in one line."""
     why: dict[tuple[int, int], list[str]] = {}
     for refusal in refusals:
         why.setdefault((refusal.round, refusal.iteration), []).append(refusal.why)
@@ -136,9 +138,9 @@ def refusal_summary(refusals: Iterable[Refusal]) -> str:
     return "; ".join(lines[:MAX_LISTED]) + more
 
 
-def _with_checkpoint(known: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
-    every = {**known, key: checkpoint}
-    kept = sorted(every)[-KEPT_CHECKPOINTS:]
-    # The newest committed one stays, however many unfinished ones follow it.
-    kept += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in kept]
-    return {k: every[k] for k in kept}
+def _with_checkpoint(checkpoints: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
+    every = {**checkpoints, key: checkpoint}
+    keys = sorted(every)[-KEPT_CHECKPOINTS:]
+    # Invariant: the newest committed checkpoint is kept, however many uncommitted ones follow it.
+    keys += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in keys]
+    return {k: every[k] for k in keys}

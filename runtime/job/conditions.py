@@ -1,6 +1,6 @@
-"""The status of a job as a list of conditions, after AITrainingJob's: the last one holds, earlier ones stay.
+"""The status of a job as a list of conditions, after AITrainingJob's: the last one holds, earlier ones are history.
 
-Part of the state, so derived from the journal alone: `told` says what a record means for them.
+They are part of the state, so they follow from the journal alone: `next_conditions` applies a record.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +27,11 @@ from everstep.runtime.job.roster import Roster
 from everstep.runtime.protocol.messages import Round
 
 KEPT_CONDITIONS = 50
-"""Conditions that are remembered."""
+"""Conditions that the state remembers."""
 
 
 class ConditionType(StrEnum):
-    """What a job can be said to be doing."""
+    """What a job is doing."""
 
     PENDING = "Pending"
     """No node has joined yet."""
@@ -39,7 +39,7 @@ class ConditionType(StrEnum):
     """Nodes join; no round has run yet."""
     RUNNING = "Running"
     SCALING = "Scaling"
-    """Another number of nodes was asked for, or is being made use of."""
+    """Another number of nodes was requested, or is being applied."""
     RESTARTING = "Restarting"
     """A fault broke the round."""
     SUCCEEDED = "Succeeded"
@@ -47,7 +47,7 @@ class ConditionType(StrEnum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Something that holds, or held, of the job."""
+    """A condition of the job, current or past."""
 
     type: ConditionType
     reason: str
@@ -56,12 +56,12 @@ class Condition(msgspec.Struct, frozen=True):
     since: float
     """Unix time from which it holds."""
     seen: float
-    """Unix time of the last record that speaks of it."""
+    """Unix time of the last record that confirmed it."""
     holds: bool = True
 
 
 class Facts(Protocol):
-    """What conditions are told from: a job's `state.State`."""
+    """The part of `state.State` that conditions are derived from."""
 
     @property
     def time(self) -> float: ...
@@ -82,16 +82,16 @@ C = ConditionType
 def next_conditions(state: Facts, record: object) -> tuple[Condition, ...]:
     """The conditions after the record; `state` is the state after it."""
     tell = _UPDATES.get(type(record))
-    fresh = tell(state, record) if tell else None
-    known = state.conditions
-    if fresh is None:
-        return known
-    kind, reason, message = fresh
-    last = known[-1] if known else None
+    update = tell(state, record) if tell else None
+    conditions = state.conditions
+    if update is None:
+        return conditions
+    kind, reason, message = update
+    last = conditions[-1] if conditions else None
     if last and last.type is kind and last.holds:
-        return (*known[:-1], replace(last, reason=reason, message=message, seen=state.time))
+        return (*conditions[:-1], replace(last, reason=reason, message=message, seen=state.time))
     ended = [replace(last, holds=False)] if last else []
-    return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
+    return (*conditions[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
 
 
 def _after_master_claimed(state: Facts, record: MasterClaimed) -> _Update:
@@ -119,10 +119,10 @@ def _after_round_broken(state: Facts, record: RoundBroken) -> _Update:
 def _after_desired_changed(state: Facts, record: DesiredChanged) -> _Update:
     if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
         return None
-    asked = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
+    request = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
     if record.nodes == state.members.get(record.role):
-        return C.RUNNING, "SizeReached", asked
-    return C.SCALING, "SizeChanged", f"{asked}; {state.members.get(record.role, 0)} train"
+        return C.RUNNING, "SizeReached", request
+    return C.SCALING, "SizeChanged", f"{request}; {state.members.get(record.role, 0)} train"
 
 
 def _after_job_ended(state: Facts, record: JobEnded) -> _Update:

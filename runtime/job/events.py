@@ -1,4 +1,4 @@
-"""What the brain is told. Facts from agents carry the message as it came; it may be late, repeated or wrong."""
+"""The brain's inputs. Events from agents carry the message as it came; it may be late, repeated or wrong."""
 
 from dataclasses import dataclass
 
@@ -18,30 +18,30 @@ from everstep.runtime.protocol.messages import (
 
 @dataclass(frozen=True)
 class Survey:
-    """What a master sees of the job's checkpoints in the store."""
+    """The result of a survey of the job's checkpoints in the store."""
 
     unjournaled: tuple[Stored, ...] = ()
-    """The newest that are committed and may be whole."""
+    """Committed checkpoints, newest first, that may be intact and that the journal does not know."""
     refusals: tuple[Refusal, ...] = ()
-    """Those of which it sees that they are not, or that it cannot read."""
+    """Checkpoints that are damaged or cannot be read."""
     rounds: int = 0
-    """The highest round that any of them is of."""
+    """The highest round of any checkpoint in the store."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A master has claimed the job and begins."""
+    """A master has claimed the job and starts."""
 
     survey: Survey = Survey()
 
 
 @dataclass(frozen=True)
 class RestoreFailed:
-    """An agent reports that the running round has nothing to begin from there."""
+    """An agent reports that it could not restore the running round's state."""
 
     unrestored: Unrestored
     survey: Survey = Survey()
-    """Of the store since then."""
+    """A survey of the store made after the report."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class HeartbeatSeen:
-    """An agent gave a sign of life."""
+    """An agent sent a heartbeat."""
 
     heartbeat: Heartbeat
 
@@ -67,7 +67,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class NodeFinishedRound:
-    """An agent reports that all its workers ended well."""
+    """An agent reports that all its workers ended with exit code 0."""
 
     finished: Finished
 
@@ -81,7 +81,7 @@ class ShardStored:
 
 @dataclass(frozen=True)
 class LeaveAnnounced:
-    """An agent says that its node will go soon."""
+    """An agent announces that its node must leave soon."""
 
     leaving: Leaving
 
@@ -104,25 +104,25 @@ class ManifestWritten:
 
 @dataclass(frozen=True)
 class NodeCreated:
-    """The platform has made a node that was asked for."""
+    """The platform has created a requested node."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class NodeGone:
-    """The platform says that a node is no more."""
+    """The platform reports that a node is gone."""
 
     node: str
     detail: str
     exit_code: int | None = None
     gave_way: bool = False
-    """To somebody more important: nobody's fault."""
+    """It was preempted, which is not a fault of the job."""
 
 
 @dataclass(frozen=True)
 class ScaleRequested:
-    """Somebody wants another number of nodes."""
+    """Another number of nodes is requested."""
 
     role: str
     nodes: int
@@ -130,14 +130,15 @@ class ScaleRequested:
 
 @dataclass(frozen=True)
 class StopRequested:
-    """The job shall end for good, with its nodes."""
+    """The job shall end, with its nodes."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class DeletionDue:
-    """These (round, iteration)s need not stay in the store. Those that the state does not know after this may go."""
+    """These checkpoints, as (round, iteration), are beyond retention. Those that the state then no longer knows may be
+    deleted."""
 
     checkpoints: tuple[tuple[int, int], ...]
 

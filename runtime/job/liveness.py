@@ -1,10 +1,10 @@
-"""Signs of life: what needs no journal. When each node was last heard of, how far it is, whether it stands still.
+"""Signs of life, which are not journaled: when each node was last heard from, its iteration, whether it stands still.
 
-A later master begins with what the journal says of the round, and hears the rest anew: nobody has trained, stands still
-or has taken its seat for it until a heartbeat says so, and no time has passed.
+A new master knows the round from the journal and learns the rest from heartbeats: until a heartbeat says otherwise, no
+node has taken its seat, made progress or stands still, and all timeouts start anew.
 
-Deadlines lie in a heap and are looked at again only when they come, so that a heartbeat costs no more among 10,000
-nodes than among two.
+Deadlines are in a heap and are re-evaluated only when they expire, so a heartbeat costs as much among 10,000 nodes as
+among two.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from everstep.runtime.protocol.messages import Heartbeat
 
 
 class Liveness:
-    """Kept by one brain. A node that is not asked about any more (lost, released) is forgotten by itself."""
+    """The signs of life of one job's nodes. Lost and released nodes drop out by themselves."""
 
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self._spec = spec
@@ -29,47 +29,47 @@ class Liveness:
         self._beats: dict[str, tuple[int, int]] = {}
         """(Life, number) of each node's newest heartbeat."""
         self._seated: set[str] = set()
-        """Who has said that it is in the running round."""
+        """Nodes that have reported to be in the running round."""
         self._still: set[str] = set()
-        """Who stands still after a movement,"""
+        """Nodes that stand still after progress."""
         self._unmoved: set[str] = set()
-        """or has not moved since its workers were told to start; that says something where its role has a beacon."""
+        """Nodes without progress since their workers were started. Counts only if the role has a beacon."""
         self._with_beacon: set[str] = set()
-        """Roles."""
+        """Roles whose script has a beacon."""
         self._moving: set[str] = set()
         self._moved = False
-        """Has any member moved in this round?"""
+        """Whether any member has made progress in this round."""
         self._dumped: set[str] = set()
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
-        self._beyond = 0
+        self._trained = 0
         self.rearm(state, now)
 
     def rearm(self, state: State, now: float) -> None:
-        """Nobody could be heard for a while: every node has all its time again."""
+        """Restart all timeouts: the master could not hear its nodes for a while."""
         self._heard = dict.fromkeys(state.nodes, now)
         self._due, self._queued = [], {}
         for node in state.nodes.values():
             self._queue_deadline(node)
         self._forget_movements()
-        self._told_at = now
+        self._started_at = now
 
     def _forget_movements(self) -> None:
         for names in (self._still, self._unmoved, self._moving):
             names.clear()
 
     def is_late(self, beat: Heartbeat) -> bool:
-        """Was a heartbeat heard that this agent, or a later one of its node, sent after it?"""
+        """Whether a newer heartbeat of this agent, or one of a later agent of its node, has arrived before."""
         newest = self._beats.get(beat.node, (0, 0))
         self._beats[beat.node] = max(newest, (beat.life, beat.number))
         return (beat.life, beat.number) < newest
 
     def mark_alive(self, state: State, name: str, now: float) -> None:
-        """A sign of life of a node of the job, or that it exists now."""
+        """Restart the node's timeout: it gave a sign of life or was just requested."""
         self._heard[name] = now
         self._queue_deadline(state.nodes[name])
 
     def record_heartbeat(self, state: State, beat: Heartbeat) -> None:
-        """How far the node is in the running round, and whether its workers move."""
+        """Take in a node's progress in the running round."""
         node = state.nodes[beat.node]
         if state.round is None or beat.round != state.round.number or node.round != beat.round:
             return
@@ -87,64 +87,64 @@ class Liveness:
             (names.add if within else names.discard)(beat.node)
 
     def record_iteration(self, name: str, iteration: int) -> None:
-        """A member of the running round has come to this iteration."""
+        """Note that a member of the running round has reached this iteration."""
         before = self._iterations.get(name, 0)
         if iteration > before:
             self._iterations[name] = iteration
-            self._beyond += before <= self._start < iteration
+            self._trained += before <= self._start < iteration
 
     def begin_round(self, start: int, now: float) -> None:
-        """A round begins at this iteration; its members are told to start."""
+        """Begin a round at iteration `start`; its members are told to start workers."""
         self._iterations.clear()
-        self._start, self._beyond, self._told_at = start, 0, now
+        self._start, self._trained, self._started_at = start, 0, now
         self._seated.clear()
         self._moved = False
         self._forget_movements()
         self._dumped.clear()
 
     def newest_iteration(self) -> int:
-        """The newest that any member of the running round has told of."""
+        """The newest iteration that any member of the running round has reported."""
         return max(self._iterations.values(), default=0)
 
     def all_train(self, state: State) -> bool:
-        """Has every member of the round finished an iteration of it?"""
-        return self._beyond >= sum(state.members.values())
+        """Whether every member has finished an iteration in this round."""
+        return self._trained >= sum(state.members.values())
 
     def all_still(self, state: State, now: float) -> bool:
-        """Do all members that still train say that nothing has moved for the hang's timeout, or have not said for the
-        longer one of a start that they are in the round at all?"""
+        """Whether the job hangs: every member that still trains has reported no progress for `hang.timeout_s`, or has
+        not reported to be in the round for `hang.start_timeout_s`."""
         still = self._still
         if self._unmoved:
             still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
-        late = now >= self._told_at + self._spec.hang.start_timeout_s
+        late = now >= self._started_at + self._spec.hang.start_timeout_s
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
         return self._includes_all_running(still, state)
 
     def start_deadline(self, now: float) -> float | None:
-        """When a member that has not come into the round yet counts as standing still."""
-        deadline = self._told_at + self._spec.hang.start_timeout_s
+        """When members that have not reported to be in the round will count as standing still."""
+        deadline = self._started_at + self._spec.hang.start_timeout_s
         return deadline if deadline > now else None
 
     @property
     def any_moved(self) -> bool:
-        """Has any member said that it moved in this round?"""
+        """Whether any member has reported progress in this round."""
         return self._moved
 
     def any_moving(self, state: State) -> bool:
-        """Does a member that still trains say that it moves?"""
+        """Whether a member that still trains reports progress."""
         return any(state.nodes[name].phase is NodePhase.RUNNING for name in self._moving)
 
     def begin_dump(self) -> None:
-        """Stacks are asked for from now on."""
+        """Begin to wait for stack dumps."""
         self._dumped.clear()
 
     def record_dump(self, name: str) -> None:
-        """This node has written its stacks."""
+        """Note that this node has written its stacks."""
         self._dumped.add(name)
 
     def all_dumped(self, state: State) -> bool:
-        """Have all members that still train written their stacks?"""
+        """Whether all members that still train have written their stacks."""
         return self._includes_all_running(self._dumped, state)
 
     def _includes_all_running(self, names: set[str], state: State) -> bool:
@@ -158,16 +158,16 @@ class Liveness:
         return sum(state.nodes[name].phase is NodePhase.RUNNING for name in names) >= running
 
     def pop_expired(self, state: State, now: float) -> list[tuple[str, Reason]]:
-        """The nodes whose time is over."""
-        found = []
+        """Remove and return the nodes whose timeout has expired, with the reason of each."""
+        expired = []
         while self._due and self._due[0][0] <= now:
             limit = self._pop_deadline(state)
             if limit is not None and now >= limit[0]:
-                found.append(limit[1:])
-        return found
+                expired.append(limit[1:])
+        return expired
 
     def next_deadline(self, state: State) -> float | None:
-        """When the first node's time may be over, if nothing is heard of it."""
+        """When the first timeout expires if no node is heard from."""
         while self._due:
             when, name = self._due[0]
             limit = self._deadline(state.nodes[name])
@@ -177,7 +177,8 @@ class Liveness:
         return None
 
     def _pop_deadline(self, state: State) -> tuple[float, str, Reason] | None:
-        """Take the first entry; queue its node again if it has more time by now. What is true of it, if anything."""
+        """Pop the first entry, and requeue its node if its deadline has moved. Returns (deadline, node, reason), None
+        for an outdated entry."""
         when, name = heapq.heappop(self._due)
         if self._queued.get(name) != when:
             return None
@@ -190,14 +191,14 @@ class Liveness:
         return limit[0], name, limit[1]
 
     def _queue_deadline(self, node: NodeState) -> None:
-        """Queue the node unless it is queued for an earlier time."""
+        """Queue the node's deadline unless it is queued for an earlier time."""
         limit = self._deadline(node)
         if limit and limit[0] < self._queued.get(node.name, float("inf")):
             heapq.heappush(self._due, (limit[0], node.name))
             self._queued[node.name] = limit[0]
 
     def _deadline(self, node: NodeState) -> tuple[float, Reason] | None:
-        """Until when this node need not be heard of, and what it is then."""
+        """The node's deadline, and the reason for losing it after that; None if it has no timeout."""
         patience, heard = self._spec.patience, self._heard.get(node.name, 0.0)
         if node.phase in JOINED:
             return heard + patience.silence_s, Reason.NO_HEARTBEAT
@@ -211,7 +212,7 @@ class Liveness:
 
 
 def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:
-    """Has no worker of the node moved for so long that it may hang?"""
+    """Whether no worker of the node has made progress for so long that the node may hang."""
     return beat.still_s >= (spec.hang.timeout_s if beat.moved else spec.hang.start_timeout_s)
 
 

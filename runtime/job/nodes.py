@@ -1,4 +1,4 @@
-"""One node of a job: its phases, the table of their transitions, and what it is told. An unlisted pair raises."""
+"""One node of a job: its phases, their transition table, and its directives. An unlisted pair raises."""
 
 from enum import StrEnum
 from typing import Any
@@ -29,32 +29,32 @@ from everstep.runtime.protocol.messages import Action, Holding
 
 
 class NodePhase(StrEnum):
-    """What a node is doing, as far as the master was told."""
+    """What a node is doing, as far as the master knows."""
 
     ABSENT = "absent"
     REQUESTED = "requested"
-    """Asked for; has not joined yet."""
+    """Requested; has not joined yet."""
     WAITING = "waiting"
-    """Joined; waits for a round."""
+    """Has joined; waits for a round."""
     RUNNING = "running"
     FINISHED = "finished"
     REJOINING = "rejoining"
-    """Its round is broken; it is told to join again."""
+    """Its round was broken; it is told to join again."""
     RELEASED = "released"
     """Told to leave."""
     LOST = "lost"
 
 
 class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a traceback)
-    """A record that the tables do not allow in this state: a broken journal, or a fault of the brain."""
+    """A record that the tables do not allow in this state: the journal is damaged, or the brain has a bug."""
 
 
 P = NodePhase
 
 LIVE = (P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
-"""Phases of nodes that the job counts on."""
+"""Phases of nodes that count towards the job's size."""
 JOINED = (P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
-"""Phases of nodes whose agent is there: it gives signs of life."""
+"""Phases of nodes whose agent has joined and must send heartbeats."""
 
 NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.ABSENT, NodeRequested): P.REQUESTED,
@@ -89,7 +89,7 @@ _ACTIONS = {P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """One node of the job, also when it is lost."""
+    """One node of the job; kept after it is lost."""
 
     name: str
     role: str
@@ -99,9 +99,9 @@ class NodeState(msgspec.Struct, frozen=True):
     requested_at: float
     phase: NodePhase = P.ABSENT
     replaces: str = ""
-    """The node whose place it took."""
+    """The node that it replaces."""
     memory_bytes: int = 0
-    """What it is given; 0: what the spec says."""
+    """Its memory; 0: as in the spec."""
     joined_at: float = 0.0
     slots: int = 0
     address: str = ""
@@ -112,44 +112,44 @@ class NodeState(msgspec.Struct, frozen=True):
     holdings: tuple[Holding, ...] = ()
     after_round: int = 0
     life: int = 0
-    """Of the agent that joined last,"""
+    """The life of the agent that joined last."""
     join: int = 0
-    """and the number of its newest join."""
+    """The number of that agent's newest join."""
     round: int = 0
-    """The last round it was a member of; its ranks in it follow."""
+    """The last round it was a member of; the next fields are its ranks in it."""
     group_rank: int = 0
     first_rank: int = 0
     role_first_rank: int = 0
     finished_round: int = 0
-    """The last round that it ended well."""
+    """The last round that it finished."""
     faulted_round: int = 0
-    """The last round in which it told of a worker's death."""
+    """The last round in which it reported a worker's death."""
     leaving_until: float = 0.0
-    """It goes at this time at the latest: it is no candidate for rounds, its place is free. 0: it stays."""
+    """When it must be gone (Unix time): it is not chosen for rounds, and its replica is free. 0: it stays."""
     leaving_because: Reason | None = None
     left_at: float = 0.0
     left_because: Reason | None = None
     directive: int = 0
-    """Number of the directive; rises whenever `action` changes, or is told again."""
+    """Number of the directive; rises whenever `action` changes or is repeated."""
     action: Action = Action.CONTINUE
     action_reason: str = ""
     action_round: int = 0
 
     @property
     def is_leaving(self) -> bool:
-        """It goes soon, or was asked to."""
+        """Whether it must leave soon."""
         return self.leaving_until > 0
 
     @property
     def replica(self) -> tuple[str, int]:
-        """What its replacements inherit."""
+        """(role, index), which its replacements inherit."""
         return self.role, self.index
 
 
 def node_after(node: NodeState, record: Fact, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
-    """The node after the record, and what it is told from then on. Raises UnlistedTransition.
+    """The node after the record, with its next directive. Raises UnlistedTransition.
 
-    A directive is new when its action is another, or the round that it ends.
+    A directive is new if its action differs, or the round that it ends.
     """
     phase = NODE_TRANSITIONS.get((node.phase, type(record)))
     if phase is None:

@@ -1,6 +1,6 @@
-"""What the brain is told, by agents, the platform and people: one function an event, from what came to records.
+"""Handles events from agents, the platform and people: one function per event, which records what it means.
 
-Messages may be late, repeated, or from nodes that have no place any more: those change nothing, or are refused.
+A message may be late, repeated, or from a node that is no longer in the job: it then changes nothing or is refused.
 """
 
 import re
@@ -55,249 +55,245 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 P = NodePhase
 
 
-def handle_event(case: Transaction, event: object) -> None:
+def handle_event(tx: Transaction, event: object) -> None:
     """Record what follows directly from the event. Raises Refused."""
-    _HANDLERS[type(event)](case, event)
+    _HANDLERS[type(event)](tx, event)
 
 
-def _on_opened(case: Transaction, event: Opened) -> None:
-    ended = case.state.ended
+def _on_opened(tx: Transaction, event: Opened) -> None:
+    ended = tx.state.ended
     if ended and ended.result is not JobResult.SUCCEEDED:
-        case.record(JobReopened(time=case.now))
-    if case.state.phase is not JobPhase.ENDED:
-        _record_survey(case, event.survey)
+        tx.record(JobReopened(time=tx.now))
+    if tx.state.phase is not JobPhase.ENDED:
+        _record_survey(tx, event.survey)
 
 
-def _record_survey(case: Transaction, seen: Survey) -> None:
-    """Take up what the store has and the journal does not tell of, and pass over what the store has no more."""
-    state = case.state
+def _record_survey(tx: Transaction, seen: Survey) -> None:
+    """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
+    state = tx.state
     known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
     refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
-    found = tuple(
-        one
-        for one in seen.unjournaled
-        if one.key not in known and not any(r.covers(held) for r in (*state.refused, *refused) for held in one.shards)
+    unjournaled = tuple(
+        stored
+        for stored in seen.unjournaled
+        if stored.key not in known
+        and not any(r.covers(shard) for r in (*state.refused, *refused) for shard in stored.shards)
     )
-    if found or seen.rounds > max(round_number(state), state.rounds_before):
-        case.record(StoreSurveyed(time=case.now, found=found, rounds=seen.rounds))
+    if unjournaled or seen.rounds > max(round_number(state), state.rounds_before):
+        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=seen.rounds))
     if refused:
-        case.record(PassedOver(time=case.now, refusals=tuple(refused)))
+        tx.record(PassedOver(time=tx.now, refusals=tuple(refused)))
 
 
-def _on_restore_failed(case: Transaction, event: RestoreFailed) -> None:
-    told, current = event.unrestored, round_number(case.state)
-    case.require_node(told.node)
-    case.mark_alive(told.node)
-    begun = restore_point(case.state)
-    refusals = tuple(r for r in told.refusals if (r.round, r.iteration) == begun and r not in case.state.refused)
-    if told.round != current or case.state.phase is JobPhase.ENDED or not refusals:
-        return  # Another node has told it before.
-    case.record(PassedOver(time=case.now, refusals=refusals, round=current))
-    _record_survey(case, event.survey)
-    if case.state.phase is JobPhase.RUNNING:
-        case.break_round(Reason.DAMAGED, checkpoints.refusal_summary(refusals))
+def _on_restore_failed(tx: Transaction, event: RestoreFailed) -> None:
+    report, current = event.unrestored, round_number(tx.state)
+    tx.require_node(report.node)
+    tx.mark_alive(report.node)
+    point = restore_point(tx.state)
+    refusals = tuple(r for r in report.refusals if (r.round, r.iteration) == point and r not in tx.state.refused)
+    if report.round != current or tx.state.phase is JobPhase.ENDED or not refusals:
+        return  # Another node has reported it before.
+    tx.record(PassedOver(time=tx.now, refusals=refusals, round=current))
+    _record_survey(tx, event.survey)
+    if tx.state.phase is JobPhase.RUNNING:
+        tx.break_round(Reason.DAMAGED, checkpoints.refusal_summary(refusals))
 
 
-def _on_joined(case: Transaction, event: Joined) -> None:
+def _on_joined(tx: Transaction, event: Joined) -> None:
     join = event.join
-    node = _admit(case, join) if case.has_joined_placement else case.state.nodes.get(join.node)
-    if node is None or (node.phase in (P.LOST, P.RELEASED) and not case.has_joined_placement):
-        raise UnknownNode(f"{join.node} has no place in job {case.spec.job}" + (f": {node.phase}" if node else ""))
+    node = _admit(tx, join) if tx.has_joined_placement else tx.state.nodes.get(join.node)
+    if node is None or (node.phase in (P.LOST, P.RELEASED) and not tx.has_joined_placement):
+        raise UnknownNode(f"{join.node} has no place in job {tx.spec.job}" + (f": {node.phase}" if node else ""))
     if node.role != join.role:
-        raise UnknownNode(f"{join.node} is a {node.role} node of job {case.spec.job}, not {join.role}")
-    current = round_number(case.state)
+        raise UnknownNode(f"{join.node} is a {node.role} node of job {tx.spec.job}, not {join.role}")
+    current = round_number(tx.state)
     if join.after_round > current:
-        raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {case.spec.job} is at {current}")
+        raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {tx.spec.job} is at {current}")
     if _is_copy(join, node):
-        return  # What it asks for stands in the state, or is past.
+        return  # A duplicate: the join is in the state already, or outdated.
     asks_again = node.phase is P.RUNNING and join.life == node.life and join.after_round < current
     if node.phase in (P.RUNNING, P.FINISHED) and not asks_again:
-        case.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
-    case.record(
+        tx.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
+    tx.record(
         NodeJoined(
-            time=case.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
+            time=tx.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
             master_port=join.master_port, holdings=join.holdings, after_round=join.after_round, checked=join.checked,
             life=join.life, number=join.number,
         )
     )  # fmt: skip
-    case.mark_alive(join.node)
+    tx.mark_alive(join.node)
 
 
 def _is_copy(join: Join, node: NodeState) -> bool:
-    """Was this join journaled, or one that the node sent after it? An agent sends the next only after an answer."""
+    """Whether this join or a later one of the node is journaled. An agent sends its next join only after an answer."""
     return (join.life, join.number) <= (node.life, node.join)
 
 
-def _admit(case: Transaction, join: Join) -> NodeState | None:
-    """Where nodes come by themselves: the node of this name, made known if it is new, or back under its old name."""
-    node = case.state.nodes.get(join.node)
-    if join.role not in case.spec.roles:
-        raise UnknownNode(f"role: job {case.spec.job} has no {join.role!r}, only {', '.join(case.spec.roles)}")
+def _admit(tx: Transaction, join: Join) -> NodeState | None:
+    """With placement `joined`: the node of this name, admitted if it is new or has come back. Raises UnknownNode,
+    Refused."""
+    node = tx.state.nodes.get(join.node)
+    if join.role not in tx.spec.roles:
+        raise UnknownNode(f"role: job {tx.spec.job} has no {join.role!r}, only {', '.join(tx.spec.roles)}")
     if node is None and not _NODE.fullmatch(join.node):
-        raise Refused(f"node: {join.node[:120]!r} is no name for a node; use letters, digits and . _ -")
-    if case.state.phase is JobPhase.ENDED:
-        raise UnknownNode(f"job {case.spec.job} has ended: {case.state.reason}")
-    if join.host in case.state.avoided or join.host in case.spec.avoid_hosts:
-        raise UnknownNode(f"{join.host} gets no more nodes of job {case.spec.job}: it was found faulty")
+        raise Refused(f"node: {join.node[:120]!r} is not a valid node name; use letters, digits and . _ -")
+    if tx.state.phase is JobPhase.ENDED:
+        raise UnknownNode(f"job {tx.spec.job} has ended: {tx.state.reason}")
+    if join.host in tx.state.avoided or join.host in tx.spec.avoid_hosts:
+        raise UnknownNode(f"{join.host} gets no more nodes of job {tx.spec.job}: it was found faulty")
     if node and _is_copy(join, node):
         return node
     if node and node.phase in LIVE:
         if join.life == node.life:
             return node
-        case.lose_node(join.node, Reason.NODE_LOST, "its agent was started anew")
+        tx.lose_node(join.node, Reason.NODE_LOST, "its agent was restarted")
     if node and join.life == node.life and node.action is Action.LEAVE:
         raise UnknownNode(f"{join.node} was told to leave: {node.action_reason}")
-    index = join.index if join.index >= 0 else node.index if node else case.state.nodes.count_ever(join.role)
-    if (join.role, index) in case.state.given_up:
-        raise UnknownNode(f"{join.role}-{index} was given up: {case.state.given_up[join.role, index].detail}")
-    case.record(NodeAppeared(time=case.now, node=join.node, role=join.role, index=index, host=join.host))
-    return case.state.nodes[join.node]
+    index = join.index if join.index >= 0 else node.index if node else tx.state.nodes.count_ever(join.role)
+    if (join.role, index) in tx.state.given_up:
+        raise UnknownNode(f"{join.role}-{index} was given up: {tx.state.given_up[join.role, index].detail}")
+    tx.record(NodeAppeared(time=tx.now, node=join.node, role=join.role, index=index, host=join.host))
+    return tx.state.nodes[join.node]
 
 
-def _on_heartbeat(case: Transaction, event: HeartbeatSeen) -> None:
+def _on_heartbeat(tx: Transaction, event: HeartbeatSeen) -> None:
     beat = event.heartbeat
-    node = case.require_node(beat.node)
-    if case.liveness.is_late(beat) or beat.life != node.life:
-        return  # Of an agent that has not joined yet, or of an earlier one, which `seats.directive` tells so.
-    case.mark_alive(beat.node)
-    case.liveness.record_heartbeat(case.state, beat)
+    node = tx.require_node(beat.node)
+    if tx.liveness.is_late(beat) or beat.life != node.life:
+        return  # From an agent that has not joined yet, or from an earlier one, which its directive tells to rejoin.
+    tx.mark_alive(beat.node)
+    tx.liveness.record_heartbeat(tx.state, beat)
     if _contradicts(beat, node):
-        case.record(NodeStrayed(time=case.now, node=beat.node, round=beat.round))
+        tx.record(NodeStrayed(time=tx.now, node=beat.node, round=beat.round))
 
 
 def _contradicts(beat: Heartbeat, node: NodeState) -> bool:
-    """Is the node in another round than its seat's, and was not told so since it carried out its last directive?"""
+    """Whether the node is in another round than its seat's, and no directive on the way tells it to rejoin."""
     seat = {P.RUNNING: node.round, P.FINISHED: node.round, P.WAITING: 0}.get(node.phase)
     if seat is None or beat.waits or not beat.round or beat.round == seat or beat.join < node.join:
         return False
-    told = node.action is Action.REJOIN and node.action_round >= beat.round
-    return not (told and beat.seen < node.directive)
+    is_told = node.action is Action.REJOIN and node.action_round >= beat.round
+    return not (is_told and beat.seen < node.directive)
 
 
-def _on_worker_exited(case: Transaction, event: WorkerExited) -> None:
-    told = event.exit
-    node, current = case.require_node(told.node), round_number(case.state)
-    case.mark_alive(told.node)
-    if told.round != current or node.round != current or case.state.phase is JobPhase.ENDED:
+def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
+    report = event.exit
+    node, current = tx.require_node(report.node), round_number(tx.state)
+    tx.mark_alive(report.node)
+    if report.round != current or node.round != current or tx.state.phase is JobPhase.ENDED:
         return
-    if node.faulted_round == told.round:
-        return  # A node tells of one death a round.
+    if node.faulted_round == report.round:
+        return  # A node reports one death per round.
     if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
         return
-    case.liveness.record_iteration(told.node, told.iteration)
-    reason = policy.reason_of(told.exit_code, case.spec.hardware_exit_codes, told.oom)
+    tx.liveness.record_iteration(report.node, report.iteration)
+    reason = policy.reason_of(report.exit_code, tx.spec.hardware_exit_codes, report.oom)
     fault = WorkerFaulted(
-        time=case.now, node=told.node, round=told.round, rank=told.rank, local_rank=told.local_rank,
-        exit_code=told.exit_code, iteration=told.iteration, reason=reason, error=told.error,
-        died=max(case.now - told.ago_s, 0.0),
+        time=tx.now, node=report.node, round=report.round, rank=report.rank, local_rank=report.local_rank,
+        exit_code=report.exit_code, iteration=report.iteration, reason=reason, error=report.error,
+        died=max(tx.now - report.ago_s, 0.0),
     )  # fmt: skip
-    case.record(fault)
-    if case.state.phase is JobPhase.RUNNING:
-        case.break_round(reason, policy.fault_summary(fault), told.node)
-    if (
-        reason is not Reason.USER_ERROR and not node.is_leaving
-    ):  # An error may be an echo: it is judged when all is known.
-        case.judge_fault(node, reason, told.exit_code, current)
+    tx.record(fault)
+    if tx.state.phase is JobPhase.RUNNING:
+        tx.break_round(reason, policy.fault_summary(fault), report.node)
+    if reason is not Reason.USER_ERROR and not node.is_leaving:  # An error may be an echo: judged later.
+        tx.judge_fault(node, reason, report.exit_code, current)
 
 
-def _on_node_finished(case: Transaction, event: NodeFinishedRound) -> None:
-    told = event.finished
-    node = case.require_node(told.node)
-    case.mark_alive(told.node)
-    if node.phase is P.RUNNING and told.round == round_number(case.state):
-        case.record(NodeFinished(time=case.now, node=told.node, round=told.round))
+def _on_node_finished(tx: Transaction, event: NodeFinishedRound) -> None:
+    report = event.finished
+    node = tx.require_node(report.node)
+    tx.mark_alive(report.node)
+    if node.phase is P.RUNNING and report.round == round_number(tx.state):
+        tx.record(NodeFinished(time=tx.now, node=report.node, round=report.round))
 
 
-def _on_shard_stored(case: Transaction, event: ShardStored) -> None:
-    node, held = event.persisted.node, event.persisted.holding
-    case.require_node(node)
-    case.mark_alive(node)
-    if not held.key or not 0 <= held.shard < held.shards or not 0 < held.round <= round_number(case.state):
-        raise Refused(f"{node} persisted no shard of this job: {held.key!r} of round {held.round}")
-    place = held.round, held.iteration
-    known = case.state.checkpoints.get(place)
-    if known is None and place <= case.state.forgotten:
+def _on_shard_stored(tx: Transaction, event: ShardStored) -> None:
+    node, shard = event.persisted.node, event.persisted.holding
+    tx.require_node(node)
+    tx.mark_alive(node)
+    if not shard.key or not 0 <= shard.shard < shard.shards or not 0 < shard.round <= round_number(tx.state):
+        raise Refused(f"{node} persisted no shard of this job: {shard.key!r} of round {shard.round}")
+    key = shard.round, shard.iteration
+    checkpoint = tx.state.checkpoints.get(key)
+    if checkpoint is None and key <= tx.state.forgotten:
         return
-    if known is None or held.shard not in known.shards:
-        case.record(ShardPersisted(time=case.now, holding=held))
+    if checkpoint is None or shard.shard not in checkpoint.shards:
+        tx.record(ShardPersisted(time=tx.now, holding=shard))
 
 
-def _on_manifest_written(case: Transaction, event: ManifestWritten) -> None:
-    case.committing.discard((event.round, event.iteration))
-    case.record(Committed(time=case.now, round=event.round, iteration=event.iteration, key=event.key))
+def _on_manifest_written(tx: Transaction, event: ManifestWritten) -> None:
+    tx.committing.discard((event.round, event.iteration))
+    tx.record(Committed(time=tx.now, round=event.round, iteration=event.iteration, key=event.key))
 
 
-def _on_deletion_due(case: Transaction, event: DeletionDue) -> None:
-    begun = restore_point(case.state)
-    gone = tuple(place for place in event.checkpoints if place in case.state.checkpoints and place != begun)
-    if gone:
-        case.record(Forgotten(time=case.now, places=gone))
+def _on_deletion_due(tx: Transaction, event: DeletionDue) -> None:
+    point = restore_point(tx.state)
+    forgotten = tuple(key for key in event.checkpoints if key in tx.state.checkpoints and key != point)
+    if forgotten:
+        tx.record(Forgotten(time=tx.now, places=forgotten))
 
 
-def _on_leave_announced(case: Transaction, event: LeaveAnnounced) -> None:
-    told = event.leaving
-    node = case.require_node(told.node)
-    case.mark_alive(told.node)
-    until = case.now + max(told.grace_s, 0.0)
-    if told.life != node.life:
+def _on_leave_announced(tx: Transaction, event: LeaveAnnounced) -> None:
+    notice = event.leaving
+    node = tx.require_node(notice.node)
+    tx.mark_alive(notice.node)
+    until = tx.now + max(notice.grace_s, 0.0)
+    if notice.life != node.life:
         return
-    if (
-        node.phase not in LIVE
-        or case.state.phase is JobPhase.ENDED
-        or (node.is_leaving and until >= node.leaving_until)
-    ):
+    if node.phase not in LIVE or tx.state.phase is JobPhase.ENDED or (node.is_leaving and until >= node.leaving_until):
         return
-    case.record(
-        NodeLeaving(time=case.now, node=told.node, reason=Reason.PREEMPTED, detail=told.reason[:1000], until=until)
+    tx.record(
+        NodeLeaving(time=tx.now, node=notice.node, reason=Reason.PREEMPTED, detail=notice.reason[:1000], until=until)
     )
 
 
-def _on_stacks_dumped(case: Transaction, event: StacksDumped) -> None:
-    node = case.require_node(event.dumped.node)
-    case.mark_alive(node.name)
-    told = event.dumped
-    if case.state.hang and told.round == node.round == case.state.hang.round and told.directive == node.directive:
-        case.liveness.record_dump(node.name)
+def _on_stacks_dumped(tx: Transaction, event: StacksDumped) -> None:
+    node = tx.require_node(event.dumped.node)
+    tx.mark_alive(node.name)
+    report = event.dumped
+    if tx.state.hang and report.round == node.round == tx.state.hang.round and report.directive == node.directive:
+        tx.liveness.record_dump(node.name)
 
 
-def _on_node_created(case: Transaction, event: NodeCreated) -> None:
-    if event.node in case.state.nodes:
-        case.mark_alive(event.node)
+def _on_node_created(tx: Transaction, event: NodeCreated) -> None:
+    if event.node in tx.state.nodes:
+        tx.mark_alive(event.node)
 
 
-def _on_node_gone(case: Transaction, event: NodeGone) -> None:
-    node = case.state.nodes.get(event.node)
+def _on_node_gone(tx: Transaction, event: NodeGone) -> None:
+    node = tx.state.nodes.get(event.node)
     if node is None:
         return
-    if event.gave_way and node.phase in LIVE and not node.is_leaving and case.state.phase is not JobPhase.ENDED:
+    if event.gave_way and node.phase in LIVE and not node.is_leaving and tx.state.phase is not JobPhase.ENDED:
         detail = event.detail[:1000]
-        case.record(NodeLeaving(time=case.now, node=event.node, reason=Reason.PREEMPTED, detail=detail, until=case.now))
+        tx.record(NodeLeaving(time=tx.now, node=event.node, reason=Reason.PREEMPTED, detail=detail, until=tx.now))
     reason = Reason.START_FAILED if node.phase is P.REQUESTED else Reason.NODE_LOST
     if event.exit_code is not None:
-        by_code = policy.reason_of(event.exit_code, case.spec.hardware_exit_codes)
+        by_code = policy.reason_of(event.exit_code, tx.spec.hardware_exit_codes)
         reason = by_code if by_code in (Reason.HARDWARE, Reason.OOM) else reason
-    case.lose_node(event.node, reason, event.detail, event.exit_code)
+    tx.lose_node(event.node, reason, event.detail, event.exit_code)
 
 
-def _on_scale_requested(case: Transaction, event: ScaleRequested) -> None:
-    asked = case.spec.roles.get(event.role)
-    if asked is None:
-        raise Refused(f"role: the job has no {event.role!r}, only {', '.join(case.spec.roles)}")
-    if not asked.least <= event.nodes <= asked.most:
-        bounds = f"{asked.least} and {asked.most}"
+def _on_scale_requested(tx: Transaction, event: ScaleRequested) -> None:
+    role = tx.spec.roles.get(event.role)
+    if role is None:
+        raise Refused(f"role: the job has no {event.role!r}, only {', '.join(tx.spec.roles)}")
+    if not role.least <= event.nodes <= role.most:
+        bounds = f"{role.least} and {role.most}"
         raise Refused(f"nodes: {event.nodes} is not between {bounds}, the bounds of {event.role}")
-    if case.state.phase is JobPhase.ENDED:
-        raise Refused(f"the job has ended: {case.state.reason}")
-    if event.nodes != replicas.desired_size(case.state, case.spec, event.role):
-        case.record(DesiredChanged(time=case.now, role=event.role, nodes=event.nodes))
+    if tx.state.phase is JobPhase.ENDED:
+        raise Refused(f"the job has ended: {tx.state.reason}")
+    if event.nodes != replicas.desired_size(tx.state, tx.spec, event.role):
+        tx.record(DesiredChanged(time=tx.now, role=event.role, nodes=event.nodes))
 
 
-def _on_stop_requested(case: Transaction, event: StopRequested) -> None:
-    case.end_job(End(JobResult.STOPPED, event.reason, exit_code=143))
+def _on_stop_requested(tx: Transaction, event: StopRequested) -> None:
+    tx.end_job(End(JobResult.STOPPED, event.reason, exit_code=143))
 
 
-def _on_tick(case: Transaction, _: Tick) -> None:
-    """Nothing was told; time has passed."""
+def _on_tick(tx: Transaction, _: Tick) -> None:
+    """Time has passed; `settle` looks at the deadlines."""
 
 
 _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {

@@ -1,4 +1,4 @@
-"""The phases of a job and the one table of their transitions; an unlisted pair raises. That of nodes is in `nodes`."""
+"""The phases of a job and their transition table; an unlisted pair raises. The nodes' table is in `nodes`."""
 
 from enum import StrEnum
 

@@ -1,5 +1,4 @@
-"""Symptom -> reason -> decision: the one table of faults. `python -m everstep.runtime.job.policy` prints
-docs/faults.md.
+"""The table of faults: symptom -> reason -> decision. `python -m everstep.runtime.job.policy` prints docs/faults.md.
 
 The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
 membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
@@ -33,9 +32,9 @@ class Row:
     reason: Reason
     decision: Decision
     limit: str
-    """What it counts against."""
+    """The limit it counts against."""
     exit_codes: tuple[int, ...] = ()
-    """Exit codes that mean it; signals count as 128 + number."""
+    """Exit codes with this meaning; signals count as 128 + number."""
 
 
 _NODE_LIMIT = "replacements of the node, restarts of the role"
@@ -48,41 +47,42 @@ TABLE = (
     Row("a worker or node ran out of memory: its cgroup counted a kill, exit 247, OOMKilled", Reason.OOM,
         Decision.RELAUNCH, f"{_NODE_LIMIT}; with more memory each time, up to the limit, then the job fails", (247,)),
     Row("a worker or agent ends with an exit code for faulty hardware", Reason.HARDWARE, Decision.EXCLUDE, _NODE_LIMIT),
-    Row("the loss is no number right after a restore: its script ends with exit 76", Reason.DIVERGED, Decision.RESTART,
-        "restarts of the role; what was restored, and saved since, is restored again only if nothing else is held",
+    Row("the loss is not finite right after a restore: the script ends with exit code 76", Reason.DIVERGED,
+        Decision.RESTART,
+        "restarts of the role; that state, and what was saved since, is restored again only if there is no other",
         (76,)),
-    Row("what a round begins from is damaged, gone, of a later Everstep, or does not come within 30 s",
+    Row("the state to restore is damaged, missing, written by a later Everstep, or not readable within 30 s",
         Reason.DAMAGED, Decision.STEP_BACK, "nothing; the checkpoint stays in the store"),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
         Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
-    Row("a node ends before it ever joined, or could not be made", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,
+    Row("a node ends before it ever joined, or could not be created", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,
         _NODE_LIMIT),
     Row("a node is silent: network loss, machine frozen", Reason.NO_HEARTBEAT, Decision.RELAUNCH_ELSEWHERE,
         _NODE_LIMIT),
-    Row("a node was asked for and never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
+    Row("a requested node never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
         f"{_NODE_LIMIT}; with the policy `report` it is only reported"),
     Row("the beacons of all ranks stand still, or have never moved in a round", Reason.HANG, Decision.DUMP,
         "rounds in a row without a new iteration"),
     Row("a node is told that it will be preempted (SIGTERM to its agent), or its pod was preempted or evicted",
         Reason.PREEMPTED, Decision.HAND_OVER, "nothing"),
-    Row("an agent joins again without having told why", Reason.REJOINED, Decision.MEMBERSHIP, "nothing"),
+    Row("an agent joins again without having reported why", Reason.REJOINED, Decision.MEMBERSHIP, "nothing"),
     Row("nodes share a wider restart scope with a faulty one", Reason.RESTARTED, Decision.HAND_OVER, "nothing"),
     Row("waiting nodes make the round larger", Reason.GROW, Decision.MEMBERSHIP, "nothing; waits for the cool-down"),
-    Row("somebody asked for another number of nodes", Reason.SCALED, Decision.MEMBERSHIP, "nothing"),
+    Row("another number of nodes is requested", Reason.SCALED, Decision.MEMBERSHIP, "nothing"),
 )  # fmt: skip
-"""One row a reason."""
+"""One row per reason."""
 
 DECISIONS = {row.reason: row.decision for row in TABLE}
 EXIT_REASONS = {code: row.reason for row in TABLE for code in row.exit_codes}
-"""Exit codes that mean something in every job; `JobSpec.hardware_exit_codes` come first."""
+"""Exit codes with the same meaning in every job; `JobSpec.hardware_exit_codes` take precedence."""
 EVENT_REASONS = {
     NodeEvent.NODE_NOT_READY: {Reason.NODE_LOST, Reason.NO_HEARTBEAT},
     NodeEvent.POD_FORCE_DELETED: {Reason.NODE_LOST},
     NodeEvent.POD_EVICTED: {Reason.NODE_LOST, Reason.KILLED},
     NodeEvent.OOM_KILLED: {Reason.OOM},
 }
-"""What the events of fault rules mean."""
+"""The reasons that each event of a fault rule covers."""
 
 WORKER_FAULTS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE, Reason.DIVERGED})
 NODE_FAULTS = frozenset(
@@ -91,12 +91,12 @@ NODE_FAULTS = frozenset(
         Reason.KILLED, Reason.HARDWARE,
     }
 )  # fmt: skip
-"""What restart policies tell apart; a kill from outside and faulty hardware are both."""
+"""The two kinds of fault that restart policies distinguish; a kill from outside and faulty hardware are both."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What follows from one fault."""
+    """The decision about one fault."""
 
     decision: Decision
     detail: str
@@ -105,7 +105,7 @@ class Judgement:
 
 
 def shell_exit_code(exit_code: int) -> int:
-    """An exit code as a shell tells it: signals as 128 + number."""
+    """An exit code as a shell reports it: signals as 128 + number."""
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
@@ -118,7 +118,7 @@ def reason_of(exit_code: int, hardware: tuple[int, ...] = (14, 201, 202), oom: b
 
 
 def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code: int | None = None) -> Judgement:
-    """What follows from this fault of the node, by the table, its role's policies and the limits."""
+    """Decide about a fault of the node by the table, its role's policies and the limits."""
     role = spec.roles[node.role]
     code = None if exit_code is None else shell_exit_code(exit_code)
     rule = _matching_rule(role, reason, code)
@@ -152,17 +152,18 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
 
 
 def memory_of(node: NodeState, role: RoleSpec) -> int:
-    """Bytes that the node was given; 0: all that its host has."""
+    """The node's memory in bytes; 0: all of its host's."""
     return node.memory_bytes or role.resources.memory_bytes
 
 
 def more_memory(memory: int, oom: Oom) -> int:
-    """What a node gets that ran out of so much. Twice as much, in steps of at most 8 GiB, up to 64 GiB by default."""
+    """The memory in bytes of a node that replaces one that ran out of `memory`. By default twice as much, at most 8 GiB
+    more, up to 64 GiB."""
     return min(memory + min(int(memory * (oom.factor - 1)), oom.increment_bytes), oom.limit_bytes)
 
 
 def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
-    """Those whose own check took more than twice the median of all that were checked."""
+    """The nodes whose check took more than twice the median of all checked nodes."""
     checked = [node.checked for node in nodes if node.checked > 0]
     if not checked:
         return []
@@ -218,7 +219,7 @@ def render() -> str:
     lines += [
         "",
         "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
-        "An error in a round that something else has ended already is its echo and counts against nothing.",
+        "An error in a round that another fault has ended is an echo of it and counts against nothing.",
         "",
         "| limit | default | then |",
         "|---|---|---|",
@@ -231,8 +232,8 @@ def render() -> str:
         f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
         f" up to {_gib(oom.limit_bytes)} | the job fails |",
         "",
-        "A node that is given up is missed only when fewer than the minimum remain (the job ends with exit code 3), or",
-        "when the `fail_policy` of its role says so.",
+        "A node that is given up ends the job only if fewer than the minimum remain (exit code 3), or if the",
+        "`fail_policy` of its role says so.",
         "",
         "| restart policy of a role | is followed by a restart |",
         "|---|---|",
@@ -240,7 +241,7 @@ def render() -> str:
     lines += [f"| {policy.value} | {_covered_faults(policy)} |" for policy in RestartPolicy]
     lines += [
         "",
-        "A fault rule (`faultTolerantPolicy`) stands before the restart policy for its exit codes, or its events:",
+        "A fault rule (`faultTolerantPolicy`) replaces the restart policy for its exit codes, or its events:",
         "",
         "| event of a fault rule | means |",
         "|---|---|",
@@ -254,10 +255,10 @@ def _covered_faults(policy: RestartPolicy) -> str:
     code = 77
     role = RoleSpec(1, 1, fault_rules=(FaultRule(exit_codes=(code,)),))
     reasons = [row.reason for row in TABLE if row.reason in WORKER_FAULTS | NODE_FAULTS]
-    found = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
-    if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in found:
-        found.append("exit codes that a fault rule lists")
-    return ", ".join(found) or "nothing"
+    names = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
+    if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in names:
+        names.append("exit codes that a fault rule lists")
+    return ", ".join(names) or "nothing"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a job's journal holds: one Struct a fact or decision, JSON lines told apart by `kind`.
+"""The records of a job's journal: one Struct per fact or decision, stored as JSON lines with a `kind`.
 
-`VERSION` is raised when a field changes its meaning; a reader refuses records of a higher one. Times are Unix
-seconds and never decrease along a journal.
+`VERSION` rises when a field changes its meaning; a reader refuses records of a higher version. Invariant: times (Unix
+seconds) never decrease along a journal.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ VERSION = 1
 
 
 class Reason(StrEnum):
-    """Why a worker, a node or a round ended. What follows from each stands in `policy.TABLE`."""
+    """Why a worker, a node or a round ended. `policy.TABLE` says what follows from each."""
 
     KILLED = "killed"
     USER_ERROR = "user error"
@@ -43,17 +43,18 @@ class Decision(StrEnum):
     RELAUNCH = "relaunch"
     """The node leaves; another takes its place."""
     RELAUNCH_ELSEWHERE = "relaunch on another host"
-    """The same, and not on its host if there is another."""
+    """As RELAUNCH, on another host if there is one."""
     EXCLUDE = "relaunch on another host, avoid this one"
-    """The same, and its host gets no more nodes of this job."""
+    """As RELAUNCH_ELSEWHERE, and its host gets no more nodes of this job."""
     HAND_OVER = "hand over, then leave"
-    """A replacement is asked for at once; the node trains on until it is there, or its grace nearly over."""
+    """A replacement is requested at once; the node trains on until that has joined or its grace period is nearly
+    over."""
     DUMP = "write all stacks, then restart, fail or only report"
     MEMBERSHIP = "form a round with other nodes"
     STEP_BACK = "begin from an older checkpoint"
     REPORT = "report"
     GIVE_UP = "give the node up"
-    """It leaves and nothing takes its place."""
+    """It leaves and is not replaced."""
     FAIL = "fail the job"
 
 
@@ -67,14 +68,14 @@ class JobResult(StrEnum):
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    """What all records have."""
+    """The fields of all records."""
 
     time: float
     v: int = VERSION
 
 
 class MasterClaimed(Fact, frozen=True, kw_only=True):
-    """A master took the job over: the first record of each. Agents read its address here."""
+    """A master took the job over: the first record of every master. Agents read its address here."""
 
     epoch: int
     address: str
@@ -82,17 +83,17 @@ class MasterClaimed(Fact, frozen=True, kw_only=True):
 
 
 class MasterAway(Fact, frozen=True, kw_only=True):
-    """The master was stopped or suspended for so long and could hear nobody: what waits for nodes begins anew."""
+    """The master was suspended for `away_s` and could not hear its nodes: all timeouts for nodes restart."""
 
     away_s: float
 
 
 class JobReopened(Fact, frozen=True, kw_only=True):
-    """A master took up a job that had ended otherwise than by success: counters start anew, old nodes are lost."""
+    """A master took up a job that had ended without success: counters are reset, old nodes are lost."""
 
 
 class NodeRequested(Fact, frozen=True, kw_only=True):
-    """The platform shall make this node."""
+    """A node is requested from the platform."""
 
     node: str
     role: str
@@ -100,13 +101,13 @@ class NodeRequested(Fact, frozen=True, kw_only=True):
     launch: int
     host: str
     replaces: str = ""
-    """The lost or leaving node whose place it takes; empty for a first launch and for growth."""
+    """The lost or leaving node that it replaces; empty for a first launch and for growth."""
     memory_bytes: int = 0
-    """What it is to be given; 0: what the spec says."""
+    """Its memory; 0: as in the spec."""
 
 
 class NodeAppeared(Fact, frozen=True, kw_only=True):
-    """A node came by itself (placement `joined`), for the first time or again under its old name."""
+    """A node came by itself (placement `joined`), new or again under its old name."""
 
     node: str
     role: str
@@ -115,7 +116,7 @@ class NodeAppeared(Fact, frozen=True, kw_only=True):
 
 
 class NodeJoined(Fact, frozen=True, kw_only=True):
-    """An agent waits for the next round, and says what it holds."""
+    """An agent waits for the next round and lists the shards in its memory."""
 
     node: str
     host: str
@@ -128,7 +129,7 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     checked: float = 0.0
     life: int = 0
     number: int = 0
-    """Of the agent's joins. While the node trains: it asks for its seat again, nothing else is new."""
+    """Counts the agent's joins. If the node is running, this join only asks for its seat again."""
 
 
 class NodeStrayed(Fact, frozen=True, kw_only=True):
@@ -136,17 +137,17 @@ class NodeStrayed(Fact, frozen=True, kw_only=True):
 
     node: str
     round: int
-    """The one that it is in."""
+    """The round that it is in."""
 
 
 class NodeLeaving(Fact, frozen=True, kw_only=True):
-    """The node will go: told so (preemption), or asked to (scaled down, restarted with another)."""
+    """The node must leave soon: it is preempted, scaled down, or restarted with another node."""
 
     node: str
     reason: Reason
     detail: str
     until: float
-    """Gone by then at the latest."""
+    """When it must be gone."""
 
 
 class NodeReleased(Fact, frozen=True, kw_only=True):
@@ -157,25 +158,25 @@ class NodeReleased(Fact, frozen=True, kw_only=True):
 
 
 class NodeLost(Fact, frozen=True, kw_only=True):
-    """The node is no more, or counts as such."""
+    """The node is gone, or counts as gone."""
 
     node: str
     reason: Reason
     detail: str = ""
     exit_code: int | None = None
     may_return: bool = False
-    """Should it still be there, it is told to join again instead of to leave (placement `joined`)."""
+    """If it is still alive, it is told to join again instead of to leave (placement `joined`)."""
 
 
 class NodeFinished(Fact, frozen=True, kw_only=True):
-    """All workers of the node ended the round with exit 0."""
+    """All workers of the node ended the round with exit code 0."""
 
     node: str
     round: int
 
 
 class WorkerFaulted(Fact, frozen=True, kw_only=True):
-    """A worker died otherwise than by finishing."""
+    """A worker died without finishing."""
 
     node: str
     round: int
@@ -190,7 +191,7 @@ class WorkerFaulted(Fact, frozen=True, kw_only=True):
 
 
 class FaultJudged(Fact, frozen=True, kw_only=True):
-    """What follows from a fault, by the table and the limits. One for each fault that is nobody's echo."""
+    """The decision about a fault, by the table and the limits. One for each fault that is not an echo of another."""
 
     node: str
     reason: Reason
@@ -208,19 +209,19 @@ class HangSeen(Fact, frozen=True, kw_only=True):
 
     round: int
     still_s: float
-    """For so long at least."""
+    """Seconds without progress, at least."""
     unmoved: bool = False
-    """None has moved in this round: the seconds are since they were told to start."""
+    """No rank has made progress in this round: the seconds count from the start of the workers."""
 
 
 class HangOver(Fact, frozen=True, kw_only=True):
-    """They move again."""
+    """The ranks make progress again."""
 
     round: int
 
 
 class RoundFormed(Fact, frozen=True, kw_only=True):
-    """A membership was agreed; its reason is in the round."""
+    """A round was formed; its reason is in the round."""
 
     round: Round
 
@@ -232,65 +233,65 @@ class RoundBroken(Fact, frozen=True, kw_only=True):
     reason: Reason
     detail: str
     node: str = ""
-    """Whose fault or loss broke it."""
+    """The node whose fault or loss broke it."""
     iteration: int = 0
-    """The newest iteration anyone reported from it."""
+    """The newest iteration that any node reported in it."""
 
 
 class ShardPersisted(Fact, frozen=True, kw_only=True):
-    """A shard lies whole in the store."""
+    """A complete shard is in the store."""
 
     holding: Holding
 
 
 class Committed(Fact, frozen=True, kw_only=True):
-    """A checkpoint became visible: its manifest exists."""
+    """A checkpoint was committed: its manifest exists."""
 
     round: int
     iteration: int
     key: str
-    """Of the manifest."""
+    """Key of the manifest."""
 
 
 class Forgotten(Fact, frozen=True, kw_only=True):
-    """Checkpoints are about to be deleted from the store: no round begins from them any more."""
+    """Checkpoints are about to be deleted from the store: no later round restores them."""
 
     places: tuple[tuple[int, int], ...]
     """(Round, iteration) of each."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A committed checkpoint as the store has it."""
+    """A committed checkpoint as its manifest describes it."""
 
     key: str
-    """Of the manifest."""
+    """Key of the manifest."""
     shards: tuple[Holding, ...]
-    """All of them."""
+    """All shards."""
 
 
 class StoreSurveyed(Fact, frozen=True, kw_only=True):
-    """The store has checkpoints that this journal does not tell of: it began later, or was lost."""
+    """The store has checkpoints that this journal does not know: the journal began later, or was lost."""
 
     found: tuple[Stored, ...]
     rounds: int
-    """The highest round that any object of a checkpoint is of: numbers go on from there."""
+    """The highest round of any checkpoint in the store: later rounds have higher numbers."""
 
 
 class PassedOver(Fact, frozen=True, kw_only=True):
-    """From these sources no round begins any more. That is nobody's fault."""
+    """These sources are not restored any more. This is not charged as a fault."""
 
     refusals: tuple[Refusal, ...]
     round: int = 0
-    """The round that was to begin from them; 0: they were found so before."""
+    """The round that was to restore them; 0: they were found by a survey."""
 
 
 class DesiredChanged(Fact, frozen=True, kw_only=True):
-    """Somebody asked for another number of nodes."""
+    """The desired number of nodes has changed."""
 
     role: str
     nodes: int
     detail: str = ""
-    """Why, where nobody asked: the new nodes did not come in time."""
+    """Why, if nobody asked for it: new nodes did not join in time."""
 
 
 class JobEnded(Fact, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""Which nodes a job shall have: functions of its state, made so by whoever creates and deletes nodes.
+"""The desired nodes of a job: pure functions of its state, which the reconcile loop carries out.
 
-The gang comes first: the minimum of every role, those of higher priority before others; then the extras beyond it,
-which are also the first to leave. A role that waits for others gets its nodes when theirs have joined.
+The gang comes first: the minimum of every role, higher priorities before others. Then come the extra nodes, which are
+also the first to leave. A role that waits for others gets its nodes once theirs have joined.
 """
 
 import math
@@ -21,35 +21,35 @@ _GONE_PHASES = (NodePhase.RELEASED, NodePhase.LOST)
 
 
 class DesiredNode(msgspec.Struct, frozen=True):
-    """A node that shall exist."""
+    """A node that must exist."""
 
     name: str
     role: str
     host: str
     create: bool
-    """It was asked for and has not joined: make it when it is missing. Else a missing one is lost."""
+    """It has not joined yet: create it if it is missing. If False, a missing node is lost."""
     resources: Resources = Resources()
-    """With the memory that this very node gets."""
+    """With the memory of this particular node."""
     priority: int = 0
     extra: bool = False
-    """Beyond the minimum: to be made last, and the first that may be taken away."""
+    """Beyond the minimum: created last, and the first to be preempted."""
 
 
 def desired_size(state: State, spec: JobSpec, role: str) -> int:
-    """Nodes asked for in a role: the spec's, or what somebody scaled to."""
+    """The desired number of nodes of a role: the spec's, or the newest scaling's."""
     return state.sizes.get(role, spec.roles[role].nodes)
 
 
 def sorted_by_index(nodes: Iterator[NodeState]) -> list[NodeState]:
-    """In the order in which they are chosen: the lowest indices first."""
+    """The nodes in the order in which they are chosen for a round: lowest index first."""
     return sorted(nodes, key=lambda node: (node.index, node.launch, node.name))
 
 
 def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
-    """The nodes that shall exist now, those to be made first in front.
+    """The nodes that must exist now, in the order of creation.
 
-    A node that was told to leave stays wanted for `leave_s`, to do so by itself. When the job has ended, the clean
-    policy says what else stays: `None` everything, `Running` what has ended by itself.
+    A node that was told to leave stays desired for `leave_s`, so that it can end by itself. After the job's end the
+    clean policy says what else stays: with `None` all nodes, with `Running` those that have ended by themselves.
     """
     if spec.placement is Placement.JOINED:
         return []
@@ -57,12 +57,12 @@ def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
     spared = {CleanPodPolicy.ALL: (), CleanPodPolicy.RUNNING: (NodePhase.LOST,)}.get(
         spec.clean_pod_policy, (NodePhase.LOST, NodePhase.RELEASED)
     )
-    found = []
+    desired = []
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
         if node.phase in LIVE or leaving or (ended and node.phase in spared):
-            found.append(_desired_node(node, spec))
-    return sorted(found, key=lambda node: (node.extra, -node.priority))
+            desired.append(_desired_node(node, spec))
+    return sorted(desired, key=lambda node: (node.extra, -node.priority))
 
 
 def _desired_node(node: NodeState, spec: JobSpec) -> DesiredNode:
@@ -79,9 +79,9 @@ def _desired_node(node: NodeState, spec: JobSpec) -> DesiredNode:
 
 
 def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested]:
-    """The nodes to ask for: replacements of lost ones and growth, at the lowest free indices not given up.
+    """The nodes to request: replacements and growth, at the lowest free indices that were not given up.
 
-    None while the job ends: its last round has finished members, or it is over. None where nodes come by themselves.
+    No nodes once a member of the running round has finished or the job is over, and none with placement `joined`.
     """
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED or state.finished:
         return []
@@ -89,27 +89,27 @@ def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested
     if not short:
         return []
     places = _Allocator(state, spec)
-    asked = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
+    chosen = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
     roles = spec.roles
-    asked.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
-    return [places.allocate(role, index, now) for role, index in asked]
+    chosen.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
+    return [places.allocate(role, index, now) for role, index in chosen]
 
 
 def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
-    """The nodes beyond the size: those that never joined first, then the highest indices."""
+    """The nodes beyond the desired size: first those that have not joined, then the highest indices."""
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED:
         return []
-    found = []
+    surplus = []
     for role in spec.roles:
         if state.nodes.count(role, LIVE) > desired_size(state, spec, role):
             nodes = sorted_by_index(state.nodes.select(role, LIVE))
             nodes.sort(key=lambda node: node.phase is NodePhase.REQUESTED)
-            found += nodes[desired_size(state, spec, role) :]
-    return found
+            surplus += nodes[desired_size(state, spec, role) :]
+    return surplus
 
 
 def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
-    """(deadline, role, number of nodes that joined) for each role whose scaling brought nodes that have not come."""
+    """(deadline, role, number of nodes that are here) for each role whose scaling waits for nodes to join."""
     for role, asked in spec.roles.items():
         if not asked.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
             continue
@@ -125,16 +125,16 @@ def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, i
 
 
 def attainable_size(state: State, spec: JobSpec, role: str) -> float:
-    """How many nodes of the role there may come to be, places that were given up left out."""
+    """How many nodes the role can still get, without replicas that were given up; inf with placement `joined`."""
     if spec.placement is Placement.JOINED:
         return math.inf
     return max(state.nodes.count(role, LIVE), _target_size(state, spec, role))
 
 
 def admission_time(state: State, spec: JobSpec, role: str) -> float:
-    """When nodes of this role may be asked for, as the roles it waits for stand now; 0: at once.
+    """When nodes of this role may be requested (Unix time), given the roles it waits for; 0: at once, inf: not yet.
 
-    Those must have their minimum, and all they asked for or nobody new for the join window.
+    Those roles must have their minimum, and either no outstanding requests or no new node for the join window.
     """
     when = 0.0
     for other in spec.roles[role].waits_for:
@@ -146,7 +146,7 @@ def admission_time(state: State, spec: JobSpec, role: str) -> float:
 
 
 def next_admission(state: State, spec: JobSpec) -> float | None:
-    """When `missing` will ask for more nodes although nothing happens; None: it will not."""
+    """When `missing_nodes` will return more nodes although nothing happens; None: never."""
     if all(not role.waits_for for role in spec.roles.values()) or state.phase is JobPhase.ENDED:
         return None
     times = [admission_time(state, spec, role) for role, _ in _shortages(state, spec)]
@@ -161,18 +161,18 @@ def _shortages(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
 
 
 def _target_size(state: State, spec: JobSpec, role: str) -> int:
-    """Nodes to have: the size, but places that were given up get none."""
-    asked = desired_size(state, spec, role)
-    places = max(asked, spec.roles[role].nodes)
+    """The desired size without replicas that were given up."""
+    size = desired_size(state, spec, role)
+    places = max(size, spec.roles[role].nodes)
     given_up = sum(place[0] == role and place[1] < places for place in state.given_up)
-    return min(asked, places - given_up)
+    return min(size, places - given_up)
 
 
 class _Allocator:
-    """Free indices and hosts, looked up once for all nodes that are asked for together.
+    """Finds free indices and hosts for all nodes that are requested together.
 
-    A node's name says its place and launch. So only those that are gone or leave are gathered: a place is free when
-    its last one of these has no successor.
+    A node's name is made of its role, index and launch. So only nodes that are gone or leaving are indexed: a replica
+    is free if the last of these has no successor.
     """
 
     def __init__(self, state: State, spec: JobSpec) -> None:
@@ -192,7 +192,7 @@ class _Allocator:
             self._used |= {node.host for node in state.nodes.values() if node.phase in LIVE}
 
     def free_replicas(self, role: str, lack: int) -> list[tuple[str, int]]:
-        """The lowest `lack` indices that are free and not given up."""
+        """The lowest `lack` replicas that are free and not given up."""
         places = max(desired_size(self._state, self._spec, role), self._spec.roles[role].nodes)
         open_ = (
             place
@@ -209,9 +209,9 @@ class _Allocator:
             because = _leave_reason(previous)
             if because not in (Reason.SCALED, None):
                 replaces = previous.name
-            given = memory_of(previous, self._spec.roles[role])
-            if because is Reason.OOM and given:
-                memory = more_memory(given, self._spec.oom)
+            previous_memory = memory_of(previous, self._spec.roles[role])
+            if because is Reason.OOM and previous_memory:
+                memory = more_memory(previous_memory, self._spec.oom)
         host = self._choose_host(previous)
         self._used.add(host)
         return NodeRequested(
@@ -220,7 +220,7 @@ class _Allocator:
         )  # fmt: skip
 
     def _choose_host(self, previous: NodeState | None) -> str:
-        """The previous launch's host where that may be, else the first free one."""
+        """The previous launch's host if it may be used again, else the first free host."""
         if not self._spec.hosts:
             return ""
         if previous and previous.host and previous.host not in self._used and not _must_move(previous):
@@ -232,7 +232,7 @@ class _Allocator:
 
 
 def _node_name(place: tuple[str, int], previous: NodeState | None) -> str:
-    """Of the node that comes after `previous` in a place."""
+    """The name of the node that follows `previous` as this replica."""
     return f"{place[0]}-{place[1]}-{previous.launch + 1 if previous else 0}"
 
 

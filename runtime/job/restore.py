@@ -1,4 +1,4 @@
-"""What a round starts from: a pure choice among what is held in memory and in the store."""
+"""What a round restores: a pure choice among the shards in memory and in the store."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -10,52 +10,53 @@ from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
 
 MAX_LISTED = 8
-"""Runs of shards that the reason of a choice names."""
+"""Runs of shards that the reason of a choice lists."""
 MEMORY_SOURCES = 4
-"""Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
+"""Sources in memory that are listed per shard; a node that holds the shard itself needs none of them."""
 
 
 def holdings(state: State) -> list[Holding]:
-    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted; but for
-    sources that were refused.
+    """Every shard that can be read now: from the memory of waiting nodes, and from the store; without refused sources.
 
-    Nodes that leave come last, so that a round depends on them only for what nobody else holds.
+    Leaving nodes come last, so that a round depends on them only for shards that no other node holds.
     """
     waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
     waiting.sort(key=lambda node: (node.is_leaving, node.name))
-    memory = [held for node in waiting for held in node.holdings if held.node == node.name]
+    memory = [holding for node in waiting for holding in node.holdings if holding.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     refused: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
     for refusal in state.refused:
         refused[refusal.round, refusal.iteration].append(refusal)
     return [
-        held
-        for held in memory + stored
-        if not any(refusal.covers(held) for refusal in refused.get((held.round, held.iteration), ()))
+        holding
+        for holding in memory + stored
+        if not any(refusal.covers(holding) for refusal in refused.get((holding.round, holding.iteration), ()))
     ]
 
 
 def newest_restore(state: State) -> Restore | None:
-    """What the next round starts from: the newest whole state that nobody doubts, else the newest one."""
-    held = holdings(state)
-    trusted = choose_restore(one for one in held if not any(doubt.covers(one) for doubt in state.doubted))
-    every = choose_restore(held)
+    """What the next round restores: the newest complete state without a doubt, else the newest complete state."""
+    available = holdings(state)
+    trusted = choose_restore(
+        holding for holding in available if not any(doubt.covers(holding) for doubt in state.doubted)
+    )
+    every = choose_restore(available)
     if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
         return every
     doubt = state.doubted[-1]
-    why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, it was no number"
+    why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, was not finite"
     return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
 
 
 def unread_checkpoints(state: State) -> tuple[Refusal, ...]:
-    """What lies in the store and may be whole, but could not be read."""
+    """Refusals of objects in the store that may be intact but could not be read."""
     return tuple(refusal for refusal in state.refused if refusal.key and refusal.flaw is not Flaw.DAMAGED)
 
 
 def choose_restore(held: Iterable[Holding]) -> Restore | None:
-    """The newest (round, iteration) of which every shard is held by somebody, with its sources; None: start afresh.
+    """The newest (round, iteration) of which every shard can be read, with its sources; None: start from nothing.
 
-    Shards of one (round, iteration) that were cut differently never mix. Memory comes before the store.
+    Shards of one (round, iteration) with different shard counts are never mixed. Memory comes before the store.
     """
     groups: defaultdict[tuple[int, int, int], list[Holding]] = defaultdict(list)
     for holding in held:
@@ -73,7 +74,7 @@ def choose_restore(held: Iterable[Holding]) -> Restore | None:
 
 
 def _location_summary(in_memory: list[bool]) -> str:
-    """Which shards nobody that is here has in memory; runs of shards folded."""
+    """Where the shards are; runs of shards that only the store has are listed as ranges."""
     if all(in_memory):
         return "in memory"
     if not any(in_memory):
@@ -86,13 +87,13 @@ def _location_summary(in_memory: list[bool]) -> str:
 
 
 def _best_sources(group: list[Holding]) -> list[Holding]:
-    memory = [held for held in group if held.node]
-    stored = sorted((held for held in group if not held.node), key=lambda held: held.key)
+    memory = [holding for holding in group if holding.node]
+    stored = sorted((holding for holding in group if not holding.node), key=lambda holding: holding.key)
     return memory[:MEMORY_SOURCES] + stored[:1]
 
 
 def sole_sources(restore: Restore | None, leaving: Collection[str]) -> set[str]:
-    """Those of the leaving nodes that serve a shard which is in the memory of no other node."""
+    """The leaving nodes that serve a shard that is in the memory of no other node."""
     by_shard: defaultdict[int, set[str]] = defaultdict(set)
     for source in restore.sources if restore else ():
         if source.node:

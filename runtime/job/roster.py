@@ -1,9 +1,9 @@
-"""The nodes of a job by name: an immutable mapping that costs little to change, also with 10,000 nodes.
+"""The nodes of a job by name: an immutable mapping that is cheap to change even with 10,000 nodes.
 
-A change copies one chunk of nodes and the list of chunks, never all of them; nodes are counted by role, phase and
-whether they leave, and for each such kind one bit a chunk says whether there is any of it: so "how many" and "which
-few" need not look at every node. Names
-are numbered in a dictionary that versions share: it only ever grows, and a version that branches off copies it.
+A change copies one chunk of nodes and the list of chunks, never all nodes. Nodes are counted by role, phase and whether
+they leave, and for each such kind one bit per chunk says whether the chunk has any. So counting nodes, or selecting a
+few, does not visit every node. Versions share a dictionary that numbers the names: it only grows, and changing a
+version that is not the newest copies it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,7 +54,7 @@ class Roster(Mapping[str, NodeState]):
     __hash__ = None  # type: ignore[assignment]
 
     def with_nodes(self, nodes: Iterable[NodeState]) -> "Roster":
-        """These nodes new or changed, all others as they are."""
+        """A version with these nodes added or replaced."""
         fresh = object.__new__(Roster)
         index, size = self._index, self._size
         counts, where = dict(self._counts), dict(self._where)
@@ -62,7 +62,7 @@ class Roster(Mapping[str, NodeState]):
         for node in nodes:
             at = index.get(node.name, size)
             if at >= size:
-                if len(index) != size:  # Another version has grown since: its names are not ours.
+                if len(index) != size:  # Another version has added names since, which are not ours.
                     index = {name: at for at, name in enumerate(index) if at < size}
                 at = index[node.name] = size
                 size += 1
@@ -95,7 +95,7 @@ class Roster(Mapping[str, NodeState]):
         return fresh
 
     def count(self, role: str, phases: Collection[NodePhase], leaving: bool = False) -> int:
-        """How many of a role are in these phases; those that leave are counted apart."""
+        """How many nodes of a role are in these phases; leaving nodes are counted separately."""
         return sum(self._counts.get((role, phase, leaving), 0) for phase in phases)
 
     def total(self, phases: Collection[NodePhase]) -> int:
@@ -103,19 +103,19 @@ class Roster(Mapping[str, NodeState]):
         return sum(count for (_, phase, _), count in self._counts.items() if phase in phases)
 
     def count_ever(self, role: str) -> int:
-        """How many of a role there ever were."""
+        """How many nodes of a role there ever were."""
         return sum(count for (of, _, _), count in self._counts.items() if of == role)
 
     def roles(self) -> list[str]:
-        """Roles of which there is or was a node, by name."""
+        """The roles that have or had a node, sorted."""
         return sorted({role for role, _, _ in self._counts})
 
     def any_leaving(self) -> bool:
-        """Does a live node leave?"""
+        """Whether a live node is leaving."""
         return any(count for (_, phase, leaving), count in self._counts.items() if leaving and count and phase in LIVE)
 
     def select(self, role: str, phases: Collection[NodePhase], leaving: bool = False) -> Iterator[NodeState]:
-        """Those nodes, in the order in which they became known."""
+        """The nodes of a role in these phases, in the order in which they became known."""
         bits = 0
         for phase in phases:
             bits |= self._where.get((role, phase, leaving), 0)
@@ -127,7 +127,7 @@ class Roster(Mapping[str, NodeState]):
                     yield node
 
     def changed_names(self, before: "Roster") -> list[str]:
-        """Names of the nodes that are new here or other than in an earlier version."""
+        """Names of the nodes that are new or changed since the version `before`."""
         names = []
         for number, chunk in enumerate(self._chunks):
             known = before._chunks[number] if number < len(before._chunks) else None

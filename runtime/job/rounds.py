@@ -1,10 +1,10 @@
-"""Membership: one pure function of (now, state, spec) -> what to do, why, and when to look again.
+"""Membership: a pure function of (now, state, spec) that returns what to do, why, and when to look again.
 
-Rules: a round is formed at once when every wanted node has joined, or every live one and none is on its way; else,
-with at least the minimum, when what is on its way has had its time: the join window before the first round and for
-survivors (after torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth.
-A running round is broken up to grow, after the cool-down, and to let members go that have to leave. Nodes are counted
-here, not looked at one by one, until a round is formed: one join among 10,000 nodes costs as much as one among two.
+A round is formed at once when every desired node has joined, or every live one and none is on its way. Otherwise, with
+at least the minimum, it is formed after a wait: the join window before the first round and for survivors (after
+torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth. A running round is broken
+to grow, after the cool-down, and to let members leave. Until a round is formed, nodes are only counted, so a join among
+10,000 nodes costs as much as one among two.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from everstep.runtime.job.topology import order_by_switch, switches
 from everstep.runtime.protocol.messages import Member, Round
 
 MAX_LISTED = 16
-"""Hosts that a round's reason names; the round itself has them all."""
+"""Hosts that a round's reason lists; the round itself has all of them."""
 
 P = NodePhase
 
@@ -51,7 +51,7 @@ class Verdict:
     cause: Reason = Reason.GROW
     """With BREAK."""
     node: str = ""
-    """With BREAK: who has to leave."""
+    """With BREAK: the node that has to leave."""
 
 
 def decide(now: float, state: State, spec: JobSpec) -> Verdict:
@@ -64,12 +64,12 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
 
 
 def usable_count(nodes: int, role: RoleSpec) -> int:
-    """So many of these nodes can be in a round: a multiple of the node unit."""
+    """How many of these nodes can be in a round: a multiple of the node unit."""
     return nodes - nodes % role.node_unit
 
 
 def rank_order(round_: Round) -> list[str]:
-    """The ips (hosts, where none was told) of the round's nodes in rank order."""
+    """The IPs (hosts where no IP is known) of the round's nodes in rank order."""
     return [member.ip or member.host for members in round_.members.values() for member in members]
 
 
@@ -79,59 +79,59 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     short = [r for r, asked in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), asked) < asked.least]
     if short:
         return _decide_below_minimum(now, state, spec, waiting, short)
-    told = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
+    summary = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
     open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
     waits = _reasons_to_wait(state, spec, open_, waiting)
     if not waits:
-        return _form_round(state, spec, told)
+        return _form_round(state, spec, summary)
     until = max(deadline for deadline, _ in waits)
     whom = " and ".join(who for _, who in waits)
     if now >= until:
-        return _form_round(state, spec, f"{told}; waited long enough for {whom}")
-    return Verdict(Step.WAIT, f"{told} joined; {whom} on the way", deadline=until)
+        return _form_round(state, spec, f"{summary}; waited long enough for {whom}")
+    return Verdict(Step.WAIT, f"{summary} joined; {whom} on the way", deadline=until)
 
 
 def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
-    """(until when, for whom) is worth waiting, now that there is the minimum."""
-    patience, found = spec.patience, []
+    """(deadline, nodes) of each wait that is worthwhile, given that the minimum has joined."""
+    patience, waits = spec.patience, []
     began = max(state.since, state.awake_since)
     window = max(state.joined_at, began) + patience.join_window_s
-    window = min(window, began + patience.join_timeout_s)  # Nodes that join and go again cannot put it off for ever.
+    window = min(window, began + patience.join_timeout_s)  # Nodes that come and go cannot delay it forever.
     replacement = max(state.requested_at, state.awake_since) + patience.replacement_wait_s
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
-            found.append((window, _name_list(state, role, P.REJOINING, rejoining)))
+            waits.append((window, _name_list(state, role, P.REJOINING, rejoining)))
         if requested:
-            found.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
+            waits.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
         if spec.placement is Placement.JOINED and state.round is None:
-            found.append((window, f"more {role} nodes"))
+            waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
             lost = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
             if lost and waiting[role] < state.members.get(role, 0):
-                found.append((began + patience.replacement_wait_s, f"{', '.join(lost[:3])} or another"))
+                waits.append((began + patience.replacement_wait_s, f"{', '.join(lost[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
-            found.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
-    return found
+            waits.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
+    return waits
 
 
 def _decide_below_minimum(
     now: float, state: State, spec: JobSpec, waiting: dict[str, int], short: list[str]
 ) -> Verdict:
-    told = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
+    summary = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
     if any(attainable_size(state, spec, role) < spec.roles[role].least for role in short):
-        return Verdict(Step.GIVE_UP, f"{told} are left, and no replacement may be asked for any more")
+        return Verdict(Step.GIVE_UP, f"{summary} are left, and no replacement may be asked for any more")
     began = max(state.since, state.awake_since)
     limits = [
         (spec.roles[role].restart_timeout_s if state.round else 0.0) or spec.patience.join_timeout_s for role in short
     ]
     deadline = began + min(limits)
     if now >= deadline:
-        return Verdict(Step.GIVE_UP, f"{told} joined within {min(limits):g} s")
-    return Verdict(Step.WAIT, f"{told} joined; waiting for more", deadline=deadline)
+        return Verdict(Step.GIVE_UP, f"{summary} joined within {min(limits):g} s")
+    return Verdict(Step.WAIT, f"{summary} joined; waiting for more", deadline=deadline)
 
 
 def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
@@ -141,7 +141,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip) for node in nodes)
         for role, nodes in chosen.items()
     }
-    fresh = Round(
+    round_ = Round(
         number=next_round(state),
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
@@ -149,35 +149,35 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         restore=restore.newest_restore(state),
         reason="",
     )
-    hosts = rank_order(fresh)
+    hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
     reason = f"{reason}; in rank order: {', '.join(hosts[:MAX_LISTED])}{more}"
-    fresh = Round(fresh.number, members, fresh.master_addr, fresh.master_port, fresh.restore, reason)
-    return Verdict(Step.FORM, reason, round=fresh)
+    round_ = Round(round_.number, members, round_.master_addr, round_.master_port, round_.restore, reason)
+    return Verdict(Step.FORM, reason, round=round_)
 
 
 def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
-    """Who would be in a round formed now, in rank order: the lowest indices, then sorted by the topology."""
-    known = switches(spec.topology)
+    """The members of a round formed now, per role in rank order: the lowest indices, sorted by the topology."""
+    switch_by_ip = switches(spec.topology)
 
     def switch_of(node: NodeState) -> str:
-        return known.get(node.ip, "")
+        return switch_by_ip.get(node.ip, "")
 
     first: str | None = None
     chosen: dict[str, Sequence[NodeState]] = {}
     for role, asked in spec.roles.items():
         waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
-        kept = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
+        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
         if first is None:
-            first = switch_of(kept[0]) if kept else None
-        chosen[role] = order_by_switch(kept, switch_of, first)
+            first = switch_of(members[0]) if members else None
+        chosen[role] = order_by_switch(members, switch_of, first)
     return chosen
 
 
 def _decide_leaving(now: float, state: State, spec: JobSpec) -> Verdict | None:
-    """Let members go that have to: when replacements for all of them wait, else shortly before their time is over."""
+    """Let members leave that have to: once replacements for all of them wait, else shortly before their deadline."""
     leavers = [node for role in spec.roles for node in state.nodes.select(role, (P.RUNNING,), leaving=True)]
-    if not leavers or state.finished:  # Others have finished: the round is as good as over.
+    if not leavers or state.finished:  # A member has finished: the round is nearly over.
         return None
     names = ", ".join(node.name for node in leavers[:3]) + (" and others" if len(leavers) > 3 else "")
     because = leavers[0].leaving_because or Reason.PREEMPTED
@@ -193,10 +193,10 @@ def _decide_leaving(now: float, state: State, spec: JobSpec) -> Verdict | None:
 
 
 def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
-    """Break up a running round that has too many nodes, or when waiting ones make it larger after the cool-down.
+    """Break a running round that has too many nodes, or, after the cool-down, to add waiting ones.
 
-    The cool-down is against nodes that flap; what somebody asked for since the last change is done without it. While
-    more are about to come, the round trains on: one break is enough for all.
+    The cool-down protects against flapping nodes; a requested change is done without it. While more nodes are on their
+    way the round trains on, so that one break suffices for all.
     """
     running = f"round {round_number(state)} runs with {sum(state.members.values())} nodes"
     if state.finished:

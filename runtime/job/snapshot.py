@@ -1,4 +1,4 @@
-"""A state as bytes and back, so that a journal's beginning need not be replayed. JSON, with a schema version."""
+"""Encodes a state as JSON with a schema version, so that the start of a journal need not be replayed."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Holding
 
 SCHEMA = 2
-"""Raised when a field of the state changes its meaning, comes or goes."""
+"""Rises when a field of the state is added, removed or changes its meaning."""
 
 
 class SnapshotError(ValueError):
-    """The bytes are no snapshot, or one of another Everstep; the journal has to be replayed instead."""
+    """The bytes are not a snapshot, or one of another schema; the journal must be replayed instead."""
 
 
 class _Replica(msgspec.Struct):
@@ -47,21 +47,23 @@ _Rest = msgspec.defstruct(
 
 
 def encode_snapshot(state: State) -> bytes:
-    """The state as JSON; `restore` gives an equal one."""
+    """The state as JSON; `decode_snapshot` returns an equal state."""
     places: dict[tuple[str, int], _Replica] = {}
     for (role, index), times in state.relaunches.items():
         places[role, index] = _Replica(role, index, times)
     for (role, index), judged in state.given_up.items():
         places.setdefault((role, index), _Replica(role, index)).given_up = judged
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
-    kept = [_KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
+    checkpoints = [
+        _KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()
+    ]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest)))
-    told = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, others)
-    return msgspec.json.encode(told, enc_hook=list)
+    encoded = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
+    return msgspec.json.encode(encoded, enc_hook=list)
 
 
 def decode_snapshot(data: bytes) -> State:
-    """The state that was written. Raises SnapshotError."""
+    """The state in a snapshot. Raises SnapshotError."""
     try:
         if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
             raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")
@@ -78,5 +80,5 @@ def decode_snapshot(data: bytes) -> State:
     )
 
 
-def _decode_shards(_: type, told: object) -> Shards:
-    return Shards(msgspec.convert(told, tuple[Holding, ...]))
+def _decode_shards(_: type, raw: object) -> Shards:
+    return Shards(msgspec.convert(raw, tuple[Holding, ...]))

@@ -1,8 +1,8 @@
-"""What a job is asked to be: roles, sizes, policies, patience. Plain data; `problems` judges it once, where it enters,
-and `reader.spec_of` makes it from YAML.
+"""The specification of a job: roles, sizes, policies, timeouts. Plain data; `problems` validates it once, where it
+enters.
 
-The policies' names and values are those of AITrainingJob, so that a reader of its YAML recognises ours; what each
-does here stands in the docstrings. Defaults are those of torchrun and DLRover (docs/faults.md shows the whole table).
+The policies' names and values are those of AITrainingJob; the docstrings say what each does here. Defaults are those of
+torchrun and DLRover (docs/faults.md shows the whole table).
 """
 
 import re
@@ -15,7 +15,7 @@ from everstep.runtime.job.topology import TopologyError, switches
 
 GIB = 1 << 30
 KEEP_LAST = 3
-"""Checkpoints of a job that stay in the store: the newest, one to step back to, and one more that may be damaged."""
+"""Checkpoints kept in the store: the newest, one to step back to, and one more in case one is damaged."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
 
@@ -24,25 +24,26 @@ class Placement(StrEnum):
     """Where the nodes of a job come from."""
 
     PLATFORM = "platform"
-    """The brain asks for nodes, and for replacements."""
+    """The brain requests nodes and replacements from the platform."""
     JOINED = "joined"
-    """Nodes come by themselves, as under `everstep launch`: a join of a known role makes a node known. None is ever
-    asked for or replaced; those beyond the size wait as spares."""
+    """Nodes come by themselves, as under `everstep launch`: a join admits a node. Nodes are never requested or
+    replaced; those beyond the desired size wait as spares."""
 
 
 class EndingPolicy(StrEnum):
-    """How many nodes of a role (or roles of a job) must have ended so that all of it counts as ended so."""
+    """How many nodes of a role must have completed (or failed) for the role to count as complete (or failed); the same
+    for the roles of a job."""
 
     ALL = "All"
     ANY = "Any"
     NONE = "None"
-    """It never does: nodes of such a role are not waited for, their failures fail nothing."""
+    """Never: the job does not wait for nodes of such a role, and their failures do not fail it."""
     RANK0 = "Rank0"
-    """When the first node has; for a job: the first node of its first role."""
+    """The first node decides; for a job the first node of its first role."""
 
 
 class RestartPolicy(StrEnum):
-    """Which faults are followed by a restart (how, says the table of faults). After any other its node is given up."""
+    """Which faults are followed by a restart (the table of faults says how). After any other the node is given up."""
 
     ALWAYS = "Always"
     """Every fault."""
@@ -69,7 +70,7 @@ class RestartScope(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which nodes are removed when the job has ended. All are told to leave; this is about what is left of them."""
+    """Which nodes are removed after the job's end. All are told to leave; this concerns what remains of them."""
 
     ALL = "All"
     RUNNING = "Running"
@@ -78,7 +79,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class HangPolicy(StrEnum):
-    """What follows when all ranks stand still and their stacks are written."""
+    """What follows once all ranks stand still and their stacks are written."""
 
     REPORT = "report"
     RESTART = "restart"
@@ -104,7 +105,7 @@ class NodeEvent(StrEnum):
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What a node is given; 0: whatever its host has."""
+    """The resources of a node; 0: all of its host's."""
 
     cpu: float = 0.0
     """Cores."""
@@ -114,7 +115,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class FaultRule(msgspec.Struct, frozen=True):
-    """For faults with these exit codes or events, this policy and scope stand instead of the role's."""
+    """Replaces the role's policy and scope for faults with these exit codes or events."""
 
     exit_codes: tuple[int, ...] = ()
     """Signals count as 128 + number."""
@@ -124,45 +125,45 @@ class FaultRule(msgspec.Struct, frozen=True):
 
 
 class RoleSpec(msgspec.Struct, frozen=True):
-    """A kind of node and how many of it."""
+    """A kind of node, and how many nodes of it."""
 
     nodes: int
-    """Wanted at first."""
+    """Desired at the start."""
     min_nodes: int
     slots: int = 1
-    """Workers a node."""
+    """Workers per node."""
     max_nodes: int = 0
-    """As many as may be asked for while the job runs; 0: `nodes`."""
+    """Upper bound of scaling; 0: `nodes`."""
     node_unit: int = 1
-    """A round has a multiple of so many nodes."""
+    """The number of nodes in a round is a multiple of this."""
     resources: Resources = Resources()
     priority: int = 0
-    """Nodes of a role with a higher one are made first. Those beyond the minimum come after all of these.
+    """Nodes of a role with a higher priority are created first; nodes beyond the minimum come after all of these.
 
-    It orders the making, no more: a running node is never ended for one of a higher priority. Nodes beyond the minimum
-    are the first that a machine out of memory, or a cluster that deletes pods, ends.
+    Priority only orders creation: a running node is never ended for one of higher priority. Nodes beyond the minimum
+    are the first to be killed by a machine that is out of memory, or by a cluster that preempts pods.
     """
     waits_for: tuple[str, ...] = ()
-    """Roles whose nodes must have joined before one of this role is asked for."""
+    """Roles whose nodes must have joined before nodes of this role are requested."""
     restart_policy: RestartPolicy = RestartPolicy.ALWAYS
     restart_scope: RestartScope = RestartScope.POD
     fault_rules: tuple[FaultRule, ...] = ()
-    """The first that fits a fault counts."""
+    """The first rule that matches a fault applies."""
     restart_limit: int | None = None
-    """Restarts that the faults of all its nodes may cost together; None: only each node's own limit counts."""
+    """Restarts after faults of all its nodes together; None: only each node's own limit applies."""
     restart_time_limit_s: float = 0.0
-    """A replacement that has not joined for so long is lost; 0: as any node, `Patience.join_timeout_s`."""
+    """A replacement that has not joined for so long is lost; 0: `Patience.join_timeout_s`."""
     restart_timeout_s: float = 0.0
-    """Once it has run: without its minimum for so long the job ends; 0: `Patience.join_timeout_s`."""
+    """After its first round, the job ends if the role lacks its minimum for so long; 0: `Patience.join_timeout_s`."""
     scale_out_timeout_s: float = 0.0
-    """Nodes that a scaling asked for and that have not joined for so long are not waited for; 0: they always are."""
+    """After a scaling, nodes that have not joined for so long are given up on; 0: never."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
     """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
 
     @property
     def most(self) -> int:
-        """The largest number of nodes it may have."""
+        """The largest number of nodes that the role may have."""
         return self.max_nodes or self.nodes
 
     @property
@@ -172,60 +173,59 @@ class RoleSpec(msgspec.Struct, frozen=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long the brain waits for what, in seconds, and how often it tries again."""
+    """The brain's timeouts, in seconds, and its limits of retries."""
 
     join_window_s: float = 30.0
-    """From the last join until a round with at least the minimum begins without the rest."""
+    """After the last join, how long a round with at least the minimum waits for more nodes."""
     join_timeout_s: float = 600.0
-    """Without the minimum for so long: the job ends with exit code 3."""
+    """How long the job may lack its minimum before it ends with exit code 3."""
     replacement_wait_s: float = 10.0
-    """After a loss, how long survivors wait for the replacement before they go on smaller."""
+    """After a loss, how long survivors wait for the replacement before they go on with fewer nodes."""
     cooldown_s: float = 30.0
-    """After a change of membership, how long a running round is not broken up just to grow."""
+    """After a change of membership, how long a running round is not broken just to grow."""
     silence_s: float = 30.0
-    """No heartbeat for so long: the node is lost."""
+    """How long a node may send no heartbeat before it is lost."""
     leave_s: float = 10.0
-    """A node that was told to leave has so long to end by itself; then the platform ends it."""
+    """How long a node that was told to leave may take to end by itself before the platform ends it."""
     handover_s: float = 5.0
-    """So long before a leaving node must be gone its round is broken up, so that others can take its state over."""
+    """How long before a leaving node's deadline its round is broken, so that others can take over its state."""
     dump_s: float = 30.0
-    """After a hang, how long the stacks of all ranks are waited for."""
+    """After a hang, how long to wait for the stacks of all ranks."""
     max_restarts: int = 3
-    """Rounds that a user's error may cost before the job fails."""
+    """Rounds that a user's error may end before the job fails."""
     same_error: int = 2
-    """So many times the same error at the same iteration: the job fails; 0: however often."""
+    """How often the same error may occur at the same iteration before the job fails; 0: any number of times."""
     max_relaunches: int = 3
     """Replacements of one node (role and index)."""
     no_progress: int = 10
-    """Rounds in a row that end by a fault, whichever, without one new iteration: the job fails."""
+    """Consecutive rounds that a fault ends without a new iteration before the job fails."""
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """When a job hangs and what follows; stacks of all ranks are written first, whatever the policy."""
+    """When a job counts as hung, and what follows. The stacks of all ranks are written first under every policy."""
 
     policy: HangPolicy = HangPolicy.RESTART
     timeout_s: float = 300.0
-    """No rank's beacon moved for so long."""
+    """How long no rank's beacon may change after progress in a round."""
     start_timeout_s: float = 1800.0
-    """No rank has moved at all in a round, for so long since its members were told to start: imports, the rendezvous, a
-    first compilation may take minutes."""
+    """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes."""
 
 
 class Oom(msgspec.Struct, frozen=True):
-    """How much memory a node gets after it ran out of it (DLRover's rule); only where its role says how much it has."""
+    """How much memory a node gets after it ran out of memory (DLRover's rule), if its role sets its memory."""
 
     factor: float = 2.0
     increment_bytes: int = 8 * GIB
-    """At most so much more at once."""
+    """Largest increase at once."""
     limit_bytes: int = 64 * GIB
-    """Never more than that; the next time the job fails."""
+    """Upper bound. A node that runs out of this much fails the job."""
 
 
 class JobSpec(msgspec.Struct, frozen=True):
     """One elastic job."""
 
     job: str = ""
-    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`. Empty: whoever runs it names it."""
+    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`. Empty: the program that runs the job names it."""
     roles: dict[str, RoleSpec] = {}
     patience: Patience = Patience()
     avoid_hosts: tuple[str, ...] = ()
@@ -239,16 +239,16 @@ class JobSpec(msgspec.Struct, frozen=True):
     oom: Oom = Oom()
     stragglers: StragglerPolicy = StragglerPolicy.REPORT
     hardware_exit_codes: tuple[int, ...] = (14, 201, 202)
-    """Exit codes of workers and agents that tell of faulty hardware."""
+    """Exit codes of workers and agents that mean faulty hardware."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
     """Which of its roles must be complete for the job to succeed; roles with the policy None do not count."""
     fail_policy: EndingPolicy = EndingPolicy.ANY
     """Which of its roles must have failed for the job to fail."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
     keep_last: int = KEEP_LAST
-    """Committed checkpoints that stay in the store, the newest; 0: all."""
+    """How many of the newest committed checkpoints are kept in the store; 0: all."""
     keep_every: int = 0
-    """Beside those, the newest of each iteration that is a multiple of this; 0: none."""
+    """Also kept: the newest checkpoint of each iteration that is a multiple of this; 0: none."""
 
 
 _OF_PLATFORM = ("priority", "resources", "restart_scope", "restart_time_limit_s", "scale_out_timeout_s", "waits_for")
@@ -256,7 +256,7 @@ _OF_PLATFORM = ("priority", "resources", "restart_scope", "restart_time_limit_s"
 
 
 def problems(spec: JobSpec) -> list[str]:
-    """What contradicts itself in the spec, one line each, `path: what`; empty when it can be run."""
+    """The contradictions in the spec, one line each, `path: what`; empty if the job can run."""
     return [*_of_job(spec), *(line for name in spec.roles for line in _of_role(spec, name)), *_of_waiting(spec)]
 
 

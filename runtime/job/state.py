@@ -1,7 +1,7 @@
-"""The state of a job: the fold of its records. `phases` has the table of the job's transitions, `nodes` that of its
-nodes; an unlisted pair raises.
+"""The state of a job: the fold of its records. `phases` has the job's transition table, `nodes` that of its nodes; an
+unlisted pair raises.
 
-States are immutable: a master journals records and, once they are durable, lets others see the state they lead to.
+States are immutable. A master journals records, and shows the state they lead to once they are durable.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,44 +60,44 @@ from everstep.runtime.protocol.messages import Action, Flaw, Refusal, Round
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""
 KEPT_REFUSED = 256
-"""Sources that are not read that the state remembers: more than it remembers checkpoints."""
+"""Refused sources that the state remembers: more than it remembers checkpoints."""
 
 
 P = NodePhase
 _FAULTLESS = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
-"""Reasons to end a round that are nobody's fault."""
+"""Reasons to end a round that are not charged as a fault."""
 RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
-"""Decisions after which another node takes the place."""
+"""Decisions after which another node replaces the faulty one."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """All that a master knows; `State()` before the first record."""
+    """All that the journal says of a job; `State()` before the first record."""
 
     time: float = 0.0
     epoch: int = 0
     address: str = ""
     awake_since: float = 0.0
-    """Since when the present master hears its nodes without a gap: nobody is waited for as if it had heard before."""
+    """Since when the current master has heard its nodes without a gap: timeouts do not start earlier."""
     phase: JobPhase = JobPhase.FORMING
     since: float = 0.0
-    """When the job began to be without a round."""
+    """Since when the job has had no round."""
     changed_at: float = 0.0
     """When a round with other nodes than the one before it was formed."""
     nodes: Roster = Roster()
     requested_at: float = 0.0
-    """When a node was last asked for."""
+    """When a node was last requested."""
     joined_at: float = 0.0
     """When a node last joined."""
     relaunches: dict[tuple[str, int], int] = {}
-    """Replacements after faults per place (role, index)."""
+    """Replacements after faults per (role, index)."""
     restarts: dict[str, int] = {}
     """Restarts after faults per role, in place or by another node."""
     given_up: dict[tuple[str, int], FaultJudged] = {}
-    """Places that get no more nodes, and why."""
+    """(role, index) of replicas that get no more nodes, and why."""
     asked_at: float = 0.0
-    """When somebody last asked for another size."""
+    """When another size was last requested."""
     sizes: dict[str, int] = {}
-    """Nodes asked for per role, where not those of the spec."""
+    """Desired nodes per role, where they differ from the spec."""
     avoided: frozenset[str] = frozenset()
     round: Round | None = None
     """The running or the last round."""
@@ -106,38 +106,38 @@ class State(msgspec.Struct, frozen=True):
     workers: dict[str, int] = {}
     """Its workers per role."""
     finished: dict[str, int] = {}
-    """Members per role that ended this round well, also when they are lost since."""
+    """Members per role that finished this round, including those lost since."""
     hang: HangSeen | None = None
-    """Since all ranks of the running round stand still."""
+    """Set while all ranks of the running round stand still."""
     worlds: dict[int, int] = {}
     """World size of the newest rounds."""
     blamed: dict[int, WorkerFaulted] = {}
     """The first error of a worker in each round."""
     excused: frozenset[int] = frozenset()
-    """Rounds that something else than an error ended, or happened in: errors in them are its echo."""
+    """Rounds with a fault other than an error: errors in them count as its echo and are not charged."""
     judged: int = 0
     """The last round of which a fault was judged."""
     stalled: int = 0
-    """Rounds in a row that ended by a fault without a new iteration."""
+    """Consecutive rounds that ended by a fault without a new iteration."""
     iteration: int = 0
-    """The newest iteration that the journal speaks of."""
+    """The newest iteration in the journal."""
     checkpoints: Checkpoints = {}
     forgotten: tuple[int, int] = (0, 0)
-    """The newest (round, iteration) that was deleted from the store: a shard that is no newer came too late."""
+    """The newest (round, iteration) that was deleted from the store: reports of shards up to it are too late."""
     doubted: tuple[Doubt, ...] = ()
-    """Restored states after which the loss was no number."""
+    """Restored states after which the loss was not finite."""
     refused: tuple[Refusal, ...] = ()
-    """Sources from which no round begins any more, the newest of them."""
+    """The newest sources that are not restored any more."""
     rounds_before: int = 0
-    """The highest round of which the store had something that the journal did not tell of."""
+    """The highest round found in the store that the journal did not know."""
     ended: JobEnded | None = None
     reason: str = "the job begins"
-    """Why the job is as it is, in one line."""
+    """Why the job is in this state, in one line."""
     conditions: tuple[Condition, ...] = ()
 
 
 def apply(state: State, record: Record) -> State:
-    """The state after `record`. Raises UnlistedTransition where the tables do not list it."""
+    """The state after `record`. Raises UnlistedTransition if the tables do not list it."""
     kind = type(record)
     phase = JOB_TRANSITIONS.get((state.phase, kind))
     if phase is None:
@@ -150,7 +150,7 @@ def apply(state: State, record: Record) -> State:
 
 
 def fold(records: Iterable[Record], state: State | None = None) -> State:
-    """The state that these records lead to."""
+    """The state after these records."""
     return reduce(apply, records, State() if state is None else state)
 
 
@@ -160,17 +160,17 @@ def member_names(round_: Round | None) -> frozenset[str]:
 
 
 def round_number(state: State) -> int:
-    """The running or the last round; 0: there was none."""
+    """The number of the running or last round; 0: none yet."""
     return state.round.number if state.round else 0
 
 
 def next_round(state: State) -> int:
-    """The number of the next round: higher than that of any whose objects the store may have."""
+    """The number of the next round: higher than that of any round with objects in the store."""
     return max(round_number(state), state.rounds_before) + 1
 
 
 def restore_point(state: State) -> tuple[int, int]:
-    """The (round, iteration) that the running or the last round began from; zeros: nothing."""
+    """The (round, iteration) that the running or last round restored; zeros: nothing."""
     restore = state.round.restore if state.round else None
     return (restore.round, restore.iteration) if restore else (0, 0)
 
@@ -178,7 +178,7 @@ def restore_point(state: State) -> tuple[int, int]:
 def _require_node(state: State, name: str) -> NodeState:
     node = state.nodes.get(name)
     if node is None:
-        raise UnlistedTransition(f"{name} is no node of this job")
+        raise UnlistedTransition(f"{name} is not a node of this job")
     return node
 
 
@@ -190,7 +190,7 @@ def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
     if record.epoch <= state.epoch:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
-    # Another Everstep, or another day: what could not be read may be by now.
+    # What could not be read before may be readable by now, or by this version of Everstep.
     refused = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
     return replace(
         state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since, refused=refused
@@ -235,13 +235,13 @@ def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
 
 
 def _apply_node_joined(state: State, record: NodeJoined) -> State:
-    known = _require_node(state, record.node)
-    if known.phase is P.RUNNING:
-        return _with_nodes(state, node_after(known, record, life=record.life, join=record.number))
-    # An agent whose long poll ended asks again, with another port: it has waited since its first join.
-    since = known.joined_at if known.phase is P.WAITING else record.time
+    before = _require_node(state, record.node)
+    if before.phase is P.RUNNING:
+        return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
+    # An agent whose long poll ended joins again with another port: it has waited since its first join.
+    since = before.joined_at if before.phase is P.WAITING else record.time
     node = node_after(
-        known, record,
+        before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked, life=record.life, join=record.number,
@@ -257,37 +257,37 @@ def _apply_node_strayed(state: State, record: NodeStrayed) -> State:
 
 
 def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
-    known = _require_node(state, record.node)
-    asked = {"action": Action.PERSIST} if known.phase is P.RUNNING else {}
+    before = _require_node(state, record.node)
+    action = {"action": Action.PERSIST} if before.phase is P.RUNNING else {}
     node = node_after(
-        known, record, record.detail, round_number(state),
-        leaving_until=record.until, leaving_because=record.reason, **asked,
+        before, record, record.detail, round_number(state),
+        leaving_until=record.until, leaving_because=record.reason, **action,
     )  # fmt: skip
     return _with_nodes(state, node)
 
 
 def _apply_node_released(state: State, record: NodeReleased) -> State:
-    known = _require_node(state, record.node)
-    excused = _excused_rounds(state, known) if known.is_leaving else state.excused
-    node = node_after(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before) if before.is_leaving else state.excused
+    node = node_after(before, record, record.reason.value, left_at=record.time, left_because=record.reason)
     return _with_nodes(state, node, excused=excused)
 
 
 def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
-    """The rounds in which errors may be echoes, now that the node goes and will not say what happened in its last."""
+    """The excused rounds now that the node goes: it will not report what happened in its last round."""
     if state.round and node.phase in (P.RUNNING, P.REJOINING) and node.round == state.round.number:
         return state.excused | {state.round.number}
     return state.excused
 
 
 def _apply_node_lost(state: State, record: NodeLost) -> State:
-    known = _require_node(state, record.node)
-    excused = _excused_rounds(state, known)
-    because = known.left_because or known.leaving_because or record.reason
-    again = {"action": Action.REJOIN} if record.may_return else {}
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before)
+    because = before.left_because or before.leaving_because or record.reason
+    action = {"action": Action.REJOIN} if record.may_return else {}
     node = node_after(
-        known, record, record.reason.value, round_number(state),
-        left_at=record.time, left_because=because, holdings=(), **again,
+        before, record, record.reason.value, round_number(state),
+        left_at=record.time, left_because=because, holdings=(), **action,
     )  # fmt: skip
     return _with_nodes(state, node, excused=excused)
 
@@ -341,30 +341,30 @@ def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
 
 
 def _apply_round_formed(state: State, record: RoundFormed) -> State:
-    fresh = record.round
-    if fresh.number != next_round(state):
-        raise UnlistedTransition(f"round {fresh.number} where {next_round(state)} is the next")
+    round_ = record.round
+    if round_.number != next_round(state):
+        raise UnlistedTransition(f"round {round_.number} where {next_round(state)} is the next")
     before = member_names(state.round)
     nodes: list[NodeState] = []
     first_rank = 0
-    for members in fresh.members.values():
+    for members in round_.members.values():
         slots = [member.slots for member in members]
         for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
             node = node_after(
                 _require_node(state, member.node), record,
-                round=fresh.number, group_rank=len(nodes), first_rank=first_rank + role_first,
+                round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
                 role_first_rank=role_first,
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)
-    worlds = {**state.worlds, fresh.number: first_rank}
-    # Who has not come back from the last round may be why it broke: an error in it is not charged any more.
-    unsure = {fresh.number - 1} if state.nodes.total((P.REJOINING,)) else set()
+    worlds = {**state.worlds, round_.number: first_rank}
+    # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
+    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING,)) else set()
     return _with_nodes(
-        state, *nodes, round=fresh, finished={}, reason=fresh.reason, hang=None,
+        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
-        members={role: len(members) for role, members in fresh.members.items()},
-        workers={role: sum(member.slots for member in members) for role, members in fresh.members.items()},
+        members={role: len(members) for role, members in round_.members.items()},
+        workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
         blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
         excused=frozenset(),
@@ -376,7 +376,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
         raise UnlistedTransition(f"round {record.round} broken, but it does not run")
     start = state.round.restore.iteration if state.round.restore else 0
     stalled = state.stalled + (record.reason not in _FAULTLESS)
-    # Members end their workers one after the other: those of the others die of the broken connection before they hear.
+    # Members stop their workers one after the other: workers of the others die of the broken connection first.
     echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
     nodes = [
         node_after(node, record, record.detail, record.round)
@@ -392,37 +392,37 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
 
 
 def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
-    kept = with_shard(state.checkpoints, record.holding)
-    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.holding.iteration))
+    checkpoints = with_shard(state.checkpoints, record.holding)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
 
 
 def _apply_committed(state: State, record: Committed) -> State:
-    kept = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
-    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.iteration))
+    checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration))
 
 
 def _apply_forgotten(state: State, record: Forgotten) -> State:
-    gone = set(record.places)
-    known = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in gone}
-    return replace(state, checkpoints=known, forgotten=max(state.forgotten, *gone))
+    deleted = set(record.places)
+    checkpoints = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in deleted}
+    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted))
 
 
 def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
-    kept = with_surveyed(state.checkpoints, record.found)
-    state = replace(state, checkpoints=kept, rounds_before=max(state.rounds_before, record.rounds))
+    checkpoints = with_surveyed(state.checkpoints, record.found)
+    state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
     if not record.found:
         return state
-    newest = max((one.shards[0] for one in record.found), key=lambda held: (held.round, held.iteration))
+    newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
     why = f"iteration {newest.iteration} of round {newest.round}, of which the journal does not tell, is in the store"
     return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
 
 
 def _apply_passed_over(state: State, record: PassedOver) -> State:
     refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
-    kept = without_refused(state.checkpoints, record.refusals)
+    checkpoints = without_refused(state.checkpoints, record.refusals)
     excused = state.excused | {record.round} if record.round else state.excused
     return replace(
-        state, refused=refused, checkpoints=kept, excused=excused, reason=stored.refusal_summary(record.refusals)
+        state, refused=refused, checkpoints=checkpoints, excused=excused, reason=stored.refusal_summary(record.refusals)
     )
 
 

@@ -1,4 +1,4 @@
-"""What a job's state tells people and programs: plain data for `everstep status` and whoever else asks."""
+"""A job's status as plain data, for `everstep status` and other programs."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +10,7 @@ from everstep.runtime.job.state import State
 
 
 def job_status(state: State) -> dict[str, Any]:
-    """Conditions and restart counts in AITrainingJob's spelling, the round, the newest checkpoint, the nodes."""
+    """Conditions and restart counts as AITrainingJob spells them, the round, the newest checkpoint, the nodes."""
     round_ = state.round
     committed = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
     live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
@@ -53,7 +53,7 @@ def job_status(state: State) -> dict[str, Any]:
 
 
 def rfc3339(time: float) -> str:
-    """Unix seconds as `2026-01-31T12:00:00Z`."""
+    """Unix seconds formatted as `2026-01-31T12:00:00Z`."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

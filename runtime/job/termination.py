@@ -1,4 +1,4 @@
-"""When a job is over: its roles are complete, or have failed, or its history calls for an end."""
+"""When a job ends: its roles are complete, or have failed, or its errors exceed a limit."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from everstep.runtime.protocol.messages import Flaw
 
 @dataclass(frozen=True)
 class End:
-    """The job is over."""
+    """The end of a job."""
 
     result: JobResult
     reason: str
@@ -23,7 +23,7 @@ class End:
 
 
 def end_by_completion(state: State, spec: JobSpec) -> End | None:
-    """Success, when enough members of the running round have finished."""
+    """Success, once enough members of the running round have finished."""
     if not state.finished:
         return None
     done = {
@@ -37,19 +37,19 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
         spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
     ):
         return None
-    told = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())
-    return End(JobResult.SUCCEEDED, f"{told} finished")
+    summary = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())
+    return End(JobResult.SUCCEEDED, f"{summary} finished")
 
 
 def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
-    """Failure, when enough nodes were given up."""
+    """Failure, once enough nodes were given up."""
     if not state.given_up:
         return None
     bad = {}
     for role, asked in spec.roles.items():
-        given = sum(place[0] == role for place in state.given_up)
+        count = sum(place[0] == role for place in state.given_up)
         bad[role] = _is_enough(
-            asked.fail_policy, given, desired_size(state, spec, role), _first_node_given_up(state, role)
+            asked.fail_policy, count, desired_size(state, spec, role), _first_node_given_up(state, role)
         )
     first = next(iter(spec.roles))
     if not _is_enough(spec.fail_policy, sum(bad.values()), len(bad), _first_node_given_up(state, first)):
@@ -60,7 +60,7 @@ def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
 
 
 def end_without_quorum(state: State, reason: str) -> End:
-    """The end of a job whose minimum cannot be had; the script's own error if that is why."""
+    """The end of a job that cannot reach its minimum; with the script's error if that is the cause."""
     if any(judged.reason is Reason.USER_ERROR for judged in state.given_up.values()):
         return _end_of_given_up(state, reason, JobResult.FAILED)
     if state.given_up:
@@ -69,9 +69,9 @@ def end_without_quorum(state: State, reason: str) -> End:
 
 
 def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | None:
-    """The end that the job's history calls for, when no more faults of the broken round are waited for.
+    """Failure, if errors or rounds without progress exceed a limit. Called once the broken round's faults are known.
 
-    `all_back`: every member of it has told what happened; else its error may be the echo of one that has not.
+    `all_back`: every member of that round has reported. Otherwise its error may be an echo, and is not counted.
     """
     errors = [fault for fault in charged_errors(state) if all_back or fault.round != round_number(state)]
     seen: Counter[tuple[int, int, str]] = Counter()
@@ -92,7 +92,7 @@ def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | No
 
 
 def end_without_readable_checkpoint(state: State) -> End | None:
-    """The end of a job that would begin from nothing although the store has checkpoints that may be whole."""
+    """Failure, if the job would start from nothing although the store has checkpoints that may be intact."""
     refusals = unread_checkpoints(state)
     if not refusals:
         return None
@@ -104,12 +104,12 @@ def end_without_readable_checkpoint(state: State) -> End | None:
 
 
 def charged_errors(state: State) -> list[WorkerFaulted]:
-    """The errors that count, one a round: not those in rounds where a kill or a loss tells why."""
+    """The errors that count, one per round: not those in rounds that a kill or loss explains."""
     return [fault for number, fault in sorted(state.blamed.items()) if number not in state.excused]
 
 
 def error_signature(fault: WorkerFaulted) -> tuple[int, int, str]:
-    """What makes two errors the same one: iteration, exit code, the last line of the traceback."""
+    """(iteration, exit code, last line of the traceback): two errors with the same signature are the same error."""
     lines = fault.error.strip().splitlines()
     return fault.iteration, fault.exit_code, lines[-1] if lines else ""
 

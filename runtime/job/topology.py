@@ -1,4 +1,4 @@
-"""Which access switch a node hangs at, and rank order by it: nodes under one access switch get adjacent ranks.
+"""Rank order by network topology: nodes under one access switch get adjacent ranks.
 
 Lines `asw-0 psw-0 192.168.0.0` (access switch, pod switch, the node's IP): the key `topology_config` of DLRover's
 ConfigMap `node-topology-config`.
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class TopologyError(ValueError):
-    """A line that cannot be read: `NUMBER: what is wrong`."""
+    """A line cannot be parsed: `NUMBER: what is wrong`."""
 
 
 def switches(lines: Iterable[str]) -> dict[str, str]:
-    """The access switch of each IP. Empty lines and what follows `#` are skipped. Raises TopologyError."""
-    found: dict[str, str] = {}
+    """The access switch of each IP. Skips empty lines and `#` comments. Raises TopologyError."""
+    switch_by_ip: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -30,15 +30,15 @@ def switches(lines: Iterable[str]) -> dict[str, str]:
             ip = str(ipaddress.ip_address(words[2]))
         except ValueError:
             raise TopologyError(f"{number}: {words[2]!r} is not an IP address") from None
-        if ip in found:
+        if ip in switch_by_ip:
             raise TopologyError(f"{number}: {ip} stands in an earlier line too")
-        found[ip] = words[0]
-    return found
+        switch_by_ip[ip] = words[0]
+    return switch_by_ip
 
 
 def order_by_switch(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:
-    """The nodes in rank order: those under the switch `first` (of the first node, if not given) in front, then the
-    others, switch by switch as they were given. Nodes of no known switch ("") count as under one more.
+    """The nodes in rank order: first those under the switch `first` (default: that of the first node), then the others
+    by switch in the given order. Nodes without a known switch ("") form a group of their own.
     """
     groups: dict[str, list[T]] = {first: []} if first is not None else {}
     for node in nodes:

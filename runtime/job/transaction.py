@@ -1,6 +1,6 @@
-"""A job in the hands of its brain: the state so far, the time, what was decided about the event at hand.
+"""The brain's working context: the state so far, the time, and the decisions about the current event.
 
-Whatever is decided becomes a record here and nowhere else.
+Every decision becomes a record here and nowhere else.
 """
 
 from collections.abc import Iterable
@@ -29,14 +29,14 @@ from everstep.runtime.protocol.messages import Holding
 
 @dataclass(frozen=True)
 class WriteRecord:
-    """Write this record; act on what follows from it only when it is durable."""
+    """Journal this record; act on its effects only once it is durable."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """All shards of (round, iteration) are in the store: make the checkpoint visible, then tell ManifestWritten."""
+    """All shards of (round, iteration) are in the store: write its manifest, then feed ManifestWritten."""
 
     round: int
     iteration: int
@@ -45,15 +45,15 @@ class WriteManifest:
 
 
 class Refused(ValueError):  # noqa: N818 (a name that reads well in `except`)
-    """The one who asked is told no; the text says why."""
+    """The request is refused; the text says why."""
 
 
 class UnknownNode(Refused):
-    """The node has no place in this job (any more): it shall end."""
+    """The node is not, or no longer, part of this job: it must end."""
 
 
 class Transaction:
-    """One job at one time."""
+    """A job's state and time, and the decisions about one event."""
 
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self.spec = spec
@@ -61,28 +61,28 @@ class Transaction:
         self.now = max(now, state.time)
         self.liveness = Liveness(spec, state, self.now)
         self.committing: set[tuple[int, int]] = set()
-        """Checkpoints whose manifest was asked for."""
+        """Checkpoints whose manifest is being written."""
         self.decisions: list[WriteRecord | WriteManifest] = []
 
     @property
     def has_joined_placement(self) -> bool:
-        """Nodes come by themselves."""
+        """Whether nodes come by themselves (placement `joined`)."""
         return self.spec.placement is Placement.JOINED
 
     def record(self, record: Record) -> None:
-        """Decide so."""
+        """Apply the record to the state and add it to the decisions."""
         self.state = apply(self.state, record)
         self.decisions.append(WriteRecord(record))
 
     def require_node(self, name: str) -> NodeState:
-        """A node that tells something. Raises UnknownNode."""
+        """The node of that name. Raises UnknownNode."""
         node = self.state.nodes.get(name)
         if node is None:
-            raise UnknownNode(f"{name} is no node of job {self.spec.job}")
+            raise UnknownNode(f"{name} is not a node of job {self.spec.job}")
         return node
 
     def mark_alive(self, name: str) -> None:
-        """A sign of life."""
+        """Restart the node's timeout."""
         self.liveness.mark_alive(self.state, name, self.now)
 
     def break_round(self, reason: Reason, detail: str, node: str = "") -> None:
@@ -94,7 +94,7 @@ class Transaction:
         )
 
     def end_job(self, end: End) -> None:
-        """The job is over; nothing happens when it was before."""
+        """End the job, unless it has ended before."""
         if self.state.phase is not JobPhase.ENDED:
             iteration = max(self.state.iteration, self.liveness.newest_iteration())
             self.record(
@@ -105,7 +105,7 @@ class Transaction:
             )  # fmt: skip
 
     def lose_node(self, name: str, reason: Reason, detail: str = "", exit_code: int | None = None) -> None:
-        """The node is no more, or counts as such; what it was doing says what follows."""
+        """Record that the node is gone, break its round, and judge the fault unless the node was to leave anyway."""
         node = self.state.nodes.get(name)
         if node is None or node.phase is NodePhase.LOST:
             return
@@ -126,7 +126,7 @@ class Transaction:
             self.judge_fault(node, reason, exit_code, number)
 
     def judge_fault(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
-        """Decide what follows from a fault of the node that ended round `number` (0: none), and do so."""
+        """Decide about a fault of the node that ended round `number` (0: none), and record what follows."""
         fate = policy.judgement(self.state, self.spec, node, reason, exit_code)
         self.record(
             FaultJudged(
@@ -145,7 +145,7 @@ class Transaction:
             self._replace_all(roles, node.name)
 
     def _replace_all(self, roles: Iterable[str], faulty: str) -> None:
-        """The other nodes of these roles make place; what they hold can be read for as long as a node may leave."""
+        """Replace the other nodes of these roles. Their memory stays readable for `leave_s`."""
         until = self.now + self.spec.patience.leave_s
         others = [node.name for role in roles for node in self.state.nodes.select(role, JOINED) if node.name != faulty]
         if others and self.state.phase is JobPhase.RUNNING:

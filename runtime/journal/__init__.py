@@ -1,5 +1,5 @@
-"""The journal of a job: what its master was told and decided, and snapshots that bound the replay.
+"""The journal of a job: the records of what its master learned and decided, and snapshots that bound the replay.
 
-The master writes it; agents that look for their master and the report read it. The story begins in `journal`;
-`segments` says where its pieces lie, `snapshots` keeps the state after one of them.
+The master writes it. Agents read it to find their master, and reports are made from it. Start reading in `journal`;
+`segments` stores its parts, `snapshots` the state after one of them.
 """

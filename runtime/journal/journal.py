@@ -1,8 +1,8 @@
-"""The journal of a job: segments `jobs/<job>/journal/000001`, each made by one `create`, under one sequence.
+"""The journal of a job: a sequence of segments `jobs/<job>/journal/000001`, each written by one `create`.
 
-A segment is JSON lines: first a header (who wrote it, a nonce), then records. A master begins by claiming the next
-number with its epoch and address; whoever finds a number taken by somebody else is fenced and stops. `segments` says
-where old ones lie.
+A segment is JSON lines: a header (its writer, a nonce), then records. A master starts by claiming the next number with
+its epoch and address. A master that finds its number taken by another is fenced and stops. `segments` stores old
+segments.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
 
 
 class Master(NamedTuple):
-    """Who decides for a job."""
+    """The master of a job."""
 
     epoch: int
     address: str
@@ -39,15 +39,15 @@ _record = msgspec.json.Decoder(Record).decode
 
 
 def find_master(store: Store, job: str) -> Master | None:
-    """The newest master of the job, as its newest segment names it; None where no master ever was."""
-    gone = 0
+    """The newest master of the job, as its newest segment names it; None if the job never had one."""
+    archived = 0
     while numbers := segments.listed_numbers(store, job):
         try:
             header, _ = _read(store, job, numbers[-1])
         except NoSuchKey as error:  # It was archived since: there is a newer one.
-            if gone == numbers[-1]:
-                raise _unreadable_error(job, gone) from error
-            gone = numbers[-1]
+            if archived == numbers[-1]:
+                raise _unreadable_error(job, archived) from error
+            archived = numbers[-1]
         else:
             return Master(header.epoch, header.address)
     return None
@@ -60,19 +60,19 @@ def read_journal(store: Store, job: str) -> Iterator[Record]:
 
 
 def read_state(store: Store, job: str) -> State:
-    """The state of a job as its journal tells it, from the newest snapshot on. Raises JournalError."""
+    """The state of a job, replayed from the newest snapshot on. Raises JournalError."""
     return _replay(store, job)[1]
 
 
 class ReplayCost(NamedTuple):
-    """What a replay reads beside the newest snapshot."""
+    """What a replay reads after the newest snapshot."""
 
     segments: int
     records: int
 
 
 class Draft(NamedTuple):
-    """A segment that is to be written; its bytes stay the same however often that is tried."""
+    """A segment to be written. Its bytes are the same on every attempt."""
 
     number: int
     nonce: str
@@ -80,10 +80,10 @@ class Draft(NamedTuple):
 
 
 class Journal:
-    """The write end, held by one master. Blocking: called off the event loop; one `write` at a time."""
+    """The write end of a journal, owned by one master. Blocking: call it in a thread, one `write` at a time."""
 
     def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: ReplayCost) -> None:
-        """`number` is the next segment's; `replayed` is what had to be read to get there."""
+        """`number` is that of the next segment; `replayed` is what a replay up to it reads."""
         self.epoch = epoch
         self.address = address
         self.replayed = replayed
@@ -96,7 +96,8 @@ class Journal:
         return _draft(Segment(self._number, self.epoch, self.address, uuid4().hex), records)
 
     def write(self, draft: Draft) -> None:
-        """Durable on return. Raises Fenced; StoreError: write the same draft again, it may be there already."""
+        """Write a segment; it is durable on return. Raises Fenced, StoreError. After StoreError the segment may or may
+        not be there: write the same draft again."""
         try:
             ours = _create(self._store, self._job, draft)
         except NoSuchKey as error:
@@ -106,7 +107,7 @@ class Journal:
         self._number = draft.number + 1
 
     def confirm(self) -> None:
-        """Raises Fenced when another master has written the segment after the last of this one."""
+        """Raise Fenced if another master has written the segment after this one's last."""
         number = self._number
         try:
             header, _ = _read(self._store, self._job, number)
@@ -120,8 +121,8 @@ class Journal:
 
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
-    """Replay the journal and take the job over. Raises Fenced when another one does so at the same time."""
-    gone = 0
+    """Replay the journal and take the job over. Raises Fenced if another master does so at the same time."""
+    archived = 0
     while True:
         last, state, replayed = _replay(store, job)
         number, epoch = last + 1, state.epoch + 1
@@ -129,28 +130,28 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
         try:
             if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claimed])):
                 if segments.is_archived(store, job, number):
-                    # What we made stays: had it been a claim for a while, others may be fenced by it.
+                    # Our segment stays: other masters may already be fenced by it.
                     raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
                 return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
             other, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
-            if gone == number:
+            if archived == number:
                 raise _unreadable_error(job, number) from error
-            gone = number
+            archived = number
             continue
         if other.epoch >= epoch:
             raise Fenced(f"job {job}: the master at {other.address} took over first")
-        # The master before this one was still writing; its segment is folded in, and the next number claimed.
+        # The previous master was still writing: replay its segment, then claim the next number.
 
 
 def _replay(store: Store, job: str) -> tuple[int, State, ReplayCost]:
-    """The number of the last segment, the state after it, and what had to be read beside the newest snapshot."""
+    """The number of the last segment, the state after it, and what was read after the newest snapshot."""
     last, state = snapshots.newest(store, job)
     count = records = 0
     for body in segments.read(store, job, last):
-        _, found = _parse(body.key, body.data)
-        state = fold(found, state)
-        last, count, records = body.number, count + 1, records + len(found)
+        _, parsed = _parse(body.key, body.data)
+        state = fold(parsed, state)
+        last, count, records = body.number, count + 1, records + len(parsed)
     return last, state, ReplayCost(count, records)
 
 
@@ -165,7 +166,8 @@ def _draft(header: Segment, records: list[Record]) -> Draft:
 
 
 def _create(store: Store, job: str, draft: Draft) -> bool:
-    """True when the segment is ours, also if a retry met its own success. Raises NoSuchKey: it was there."""
+    """Whether the segment is ours, also if an earlier attempt wrote it. Raises NoSuchKey if the number is taken but the
+    segment is gone."""
     faults.point("journal.before_create", number=draft.number)
     created = store.create(segments.key(job, draft.number), draft.data)
     faults.point("journal.after_create", number=draft.number)

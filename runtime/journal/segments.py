@@ -1,13 +1,14 @@
-"""Where the segments of a journal lie: each as `jobs/<job>/journal/000123` first; old ones in blocks, one object each.
+"""Storage of a journal's segments: each starts as `jobs/<job>/journal/000123`; old ones are archived in blocks.
 
-A block is BLOCK numbers in a row, `jobs/<job>/archive/000129.jsonl.gz` those from 129 on: the same lines, compressed.
-It is made by one `create` before its segments leave the listing that every master and agent makes. Claims (a master's
-first segment) stay there for ever. Two rules keep a number from being won twice, although its object may be gone:
+A block holds BLOCK consecutive segments, compressed: `jobs/<job>/archive/000129.jsonl.gz` those from 129 on. It is
+written by one `create` before its segments are deleted from the listing, which every master and agent reads. Claims (a
+master's first segment) are never deleted. Two rules keep a number from being won twice after its object was deleted:
 
-- Who writes goes on from its own last segment, so the first number that another wrote instead is a claim: it is
-  there, and the `create` fails. (What was archived and is no claim, its own writer alone may write again: the same.)
-- Who claims may have read the journal long ago, and meet a number whose object is gone: a claim counts only if no
-  block with its number is there after the `create`. A block is there before its segments go.
+- A writer continues from its own last segment. The first number that another master wrote instead is a claim, so its
+  object exists and the `create` fails. (An archived segment that is not a claim can be written again only by its own
+  writer, with the same bytes.)
+- A claimer may have read the journal long ago and meet a number whose object was deleted. Its claim counts only if no
+  block with its number exists after the `create`. Invariant: a block exists before its segments are deleted.
 """
 
 import gzip
@@ -23,9 +24,9 @@ from everstep.runtime.job.records import VERSION
 from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK = 128
-"""Segments in one object of the archive: a report reads a job of 10^6 records in a thousand requests."""
+"""Segments per archive object: a report reads a job of 10^6 records in a thousand requests."""
 HEADER = b'{"kind":"Segment"'
-"""How the first line of each segment begins."""
+"""Start of each segment's first line."""
 _log = logging.getLogger(__name__)
 _CLAIM = b'\n{"kind":"MasterClaimed"'
 
@@ -35,7 +36,7 @@ class JournalError(RuntimeError):
 
 
 class MissingError(JournalError):
-    """Segments are missing or their block is damaged; `found` is the number of the next one that is there."""
+    """Segments are missing or their block is damaged; `found` is the number of the next segment that exists."""
 
     def __init__(self, text: str, found: int) -> None:
         super().__init__(text)
@@ -43,7 +44,7 @@ class MissingError(JournalError):
 
 
 class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
-    """First line of every segment: its writer."""
+    """The first line of every segment: names its writer."""
 
     number: int
     epoch: int
@@ -53,35 +54,35 @@ class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
 
 
 class StoredSegment(NamedTuple):
-    """One segment as it was written."""
+    """The bytes of one segment, as it was written."""
 
     number: int
     key: str
-    """Of the object that has it."""
+    """Key of the object that holds it."""
     data: bytes
 
 
 def prefix(job: str) -> str:
-    """Where the segments of a job lie that are not archived."""
+    """The key prefix of a job's segments that are not archived."""
     return f"jobs/{job}/journal/"
 
 
 def key(job: str, number: int) -> str:
-    """Of that segment, while it is not archived."""
+    """The key of a segment that is not archived."""
     return f"{prefix(job)}{number:06d}"
 
 
 def listed_numbers(store: Store, job: str) -> list[int]:
-    """Of the segments in the listing: all after the archived ones, and every claim."""
+    """The numbers of the listed segments: all after the archived ones, and every claim."""
     names = (entry.key.removeprefix(prefix(job)) for entry in store.list(prefix(job)))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
-    """All segments after that number, in order, archived or not, also while a master archives. Raises MissingError."""
+    """All segments after that number in order, archived or not, even while a master archives. Raises MissingError."""
     wanted, lacking = after + 1, 0
     while True:
-        # Asked for by name: a listing of all blocks would grow with the job, and a takeover needs none of them.
+        # Blocks are read by name: a listing would grow with the job, and a takeover needs no block.
         while (data := _read_block(store, job, wanted)) is not None:
             before = wanted
             for body in _unpack(job, _block_start(wanted), data):
@@ -94,38 +95,38 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
         for at in range(0, len(listed), BLOCK):
             some = _read_consecutive(store, job, wanted, listed[at : at + BLOCK])
             if some and is_archived(store, job, wanted):
-                break  # Since we listed the blocks; an object of its number may be a late claim that does not count.
+                break  # Archived since the listing; a listed object of this number may be a late claim that is void.
             yield from some
             wanted += len(some)
         if not listed or wanted > listed[-1]:
             return
         if wanted == lacking:
             there = (*_block_starts(store, job), *listed)
-            found = min((number for number in there if number > wanted), default=wanted + 1)
-            raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
+            following = min((number for number in there if number > wanted), default=wanted + 1)
+            raise MissingError(f"{key(job, wanted)} is missing, {key(job, following)} is there", following)
         lacking = wanted
 
 
 def _read_consecutive(store: Store, job: str, wanted: int, listed: list[int]) -> list[StoredSegment]:
-    """The segments from `wanted` on, until one is not there."""
-    found: list[StoredSegment] = []
+    """The segments from `wanted` on, up to the first that is missing."""
+    bodies: list[StoredSegment] = []
     for number in listed:
-        if number != wanted + len(found):
+        if number != wanted + len(bodies):
             break
         try:
-            found.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
+            bodies.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
         except NoSuchKey:
             break
-    return found
+    return bodies
 
 
 def is_archived(store: Store, job: str, number: int) -> bool:
-    """Is that segment in a block?"""
+    """Whether that segment is in a block."""
     return _read_block(store, job, number, length=0) is not None
 
 
 def _read_block(store: Store, job: str, number: int, length: int | None = None) -> bytes | None:
-    """The first `length` bytes, or all, of the block with that segment; None: it is not there."""
+    """The first `length` bytes (None: all) of the block with that segment; None if there is no such block."""
     try:
         return store.get(_block_key(job, _block_start(number)), 0, length)
     except NoSuchKey:
@@ -137,10 +138,10 @@ def _block_start(number: int) -> int:
 
 
 def archive(store: Store, job: str, before: int) -> None:
-    """Pack the oldest block of which all numbers are smaller than `before`, if there is one. Blocking.
+    """Archive the oldest block of segments whose numbers are all smaller than `before`, if there is one. Blocking.
 
-    One at a time: nobody waits long for it. What a crash left of the last time is finished first. Raises StoreError:
-    nothing is lost, the next time goes on.
+    Archives one block per call, so that no call takes long. First finishes a block that a crash left unfinished. After
+    a StoreError nothing is lost; the next call continues.
     """
     blocks, listed = _block_starts(store, job), listed_numbers(store, job)
     if blocks:
@@ -150,14 +151,14 @@ def archive(store: Store, job: str, before: int) -> None:
                 bodies = {body.number: body.data for body in _unpack(job, first, store.get(_block_key(job, first)))}
                 _delete_archived(store, job, {number: bodies[number] for number in left})
             except MissingError as error:
-                _log.warning("segments %s stay beside their block: %s", left, error)
+                _log.warning("archived segments %s are not deleted: %s", left, error)
     first = blocks[-1] + BLOCK if blocks else 1
     if first + BLOCK > before:
         return
     try:
         bodies = {number: store.get(key(job, number)) for number in range(first, first + BLOCK)}
     except NoSuchKey:
-        return  # Another master does the same.
+        return  # Another master archives the same block.
     faults.point("archive.before_create", first=first)
     store.create(_block_key(job, first), gzip.compress(b"".join(bodies.values()), 6, mtime=0))
     faults.point("archive.after_create", first=first)
@@ -165,7 +166,7 @@ def archive(store: Store, job: str, before: int) -> None:
 
 
 def _delete_archived(store: Store, job: str, bodies: dict[int, bytes]) -> None:
-    """These are in a block: all but the claims leave the listing."""
+    """Delete these archived segments from the listing, except claims."""
     for number, data in bodies.items():
         if not _is_claim(data):
             store.delete(key(job, number))
@@ -177,7 +178,7 @@ def _is_claim(data: bytes) -> bool:
 
 
 def _block_starts(store: Store, job: str) -> list[int]:
-    """The first number of each block, in order."""
+    """The first segment number of each block, in order."""
     folder = f"jobs/{job}/archive/"
     names = (entry.key.removeprefix(folder).partition(".")[0] for entry in store.list(folder))
     return sorted(int(name) for name in names if name.isdigit())

@@ -223,20 +223,20 @@ class _Node:
     def _exit_code(self, ending: Ending) -> int:
         agent, script = self._agent, self._told.command[-1 if len(self._told.command) == 1 else 0]
         script = next((word for word in self._told.command if not word.startswith("-")), script)
-        first_rank = agent.record.seat.first_rank if agent.record.seat else 0
+        first_rank = agent.status.seat.first_rank if agent.status.seat else 0
         job = ending.job
         well = job is not None and job.exit_code == 0 and ending.code == 0
-        self._tells.record_end([] if well else agent.record.failures, not well, "" if job else ending.reason)
+        self._tells.record_end([] if well else agent.status.failures, not well, "" if job else ending.reason)
         if well:
             return 0
-        for line in failure_lines(script, agent.record.failures, first_rank):
+        for line in failure_lines(script, agent.status.failures, first_rank):
             say(line)
-        copy_error_file(agent.record.failures, self._environment)
+        copy_error_file(agent.status.failures, self._environment)
         if ending.code >= 128:
             return ending.code
         if job is not None:
             say(f"the job {job.result}: {job.reason}")
-            if job.error and not agent.record.failures:
+            if job.error and not agent.status.failures:
                 say(job.error)
             return 1 if job.result == JobResult.FAILED else job.exit_code
         say(f"this node is done: {ending.reason}")

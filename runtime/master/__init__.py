@@ -1,7 +1,7 @@
-"""The master: the shell around the brain. HTTP server, journal, clock, and the loop that makes nodes as wanted.
+"""The master: the IO around the brain. HTTP server, journal, clock, and the loop that creates and deletes nodes.
 
-The story begins in `run.run`. `desk` stands between: it feeds events to the brain, journals what it decides and only
-then shows the new state to everybody else.
+Start reading in `master.run`. `journaled_brain` feeds events to the brain, journals its decisions, and only then shows
+the new state to the others: `endpoints` (the HTTP API), `reconcile` (the nodes), `progress` and `telemetry`.
 """
 
 from everstep.runtime.journal.journal import JournalError, find_master, read_journal

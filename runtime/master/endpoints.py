@@ -1,10 +1,10 @@
-"""What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
+"""The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job is large.
-200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
-401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
-header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
+/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>. The answers of the last two grow with the job.
+200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
+such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
+agent that reaches another job's master gets 409 for any request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,7 +52,7 @@ COMMIT_POLL_S = 5.0
 
 M = TypeVar("M", bound=msgspec.Struct)
 Read = Callable[[], Awaitable[bytes]]
-"""Gives the body. Raises Refused for one that is too large or cannot be read."""
+"""Reads the request's body. Raises Refused if it is too large or cannot be read."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,12 +64,12 @@ class Reply(NamedTuple):
 
 
 class Endpoints:
-    """All that one master can be asked."""
+    """The endpoints of one master."""
 
     def __init__(
-        self, desk: JournaledBrain, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]
+        self, brain: JournaledBrain, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]
     ) -> None:
-        self._desk = desk
+        self._brain = brain
         self.credentials = credentials
         self._bearer = Bearer(credentials.token)
         self._on_telemetry = on_telemetry
@@ -88,14 +88,14 @@ class Endpoints:
         }
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
-        """The reply to one request; the body is read only for who may ask."""
+        """Answer one request. The body is read only after the token was verified."""
         if not self._bearer.is_shown(headers):
             self._unauthorized += 1
             return _error_reply(401, "the Authorization header has not this job's token")
-        job = headers.get(JOB_HEADER, self._desk.spec.job)
+        job = headers.get(JOB_HEADER, self._brain.spec.job)
         try:
-            if job != self._desk.spec.job:
-                raise UnknownNode(f"this is the master of job {self._desk.spec.job}, not of {job[:300]}")
+            if job != self._brain.spec.job:
+                raise UnknownNode(f"this is the master of job {self._brain.spec.job}, not of {job[:300]}")
             if method == "POST" and path in self._posts:
                 return await self._posts[path](read)
             if method == "GET":
@@ -118,99 +118,99 @@ class Endpoints:
         return _error_reply(404, f"there is no GET {path[:300]}")
 
     async def _post_join(self, read: Read) -> Reply:
-        asked = request_validation.parse_message(Join, await read())
-        self._desk.feed(Joined(asked))
-        await self._desk.wait_until_durable()  # What was so before it joined (that it should leave, say) is so no more.
+        join = request_validation.parse_message(Join, await read())
+        self._brain.feed(Joined(join))
+        await self._brain.wait_until_durable()  # Then `state` has no directive from before the join, such as to leave.
 
         def leaves(state: State) -> bool:
-            told = assignments.directive(state, asked.node, asked.life)
-            return told is not None and told.action is Action.LEAVE
+            directive = assignments.directive(state, join.node, join.life)
+            return directive is not None and directive.action is Action.LEAVE
 
         def ready(state: State) -> bool:
-            return leaves(state) or assignments.seat_for(state, asked) is not None or assignments.is_spent(state, asked)
+            return leaves(state) or assignments.seat_for(state, join) is not None or assignments.is_spent(state, join)
 
-        await self._desk.wait_until(asked.node, ready, JOIN_POLL_S)
-        if seat := assignments.seat_for(self._desk.state, asked):
+        await self._brain.wait_until(join.node, ready, JOIN_POLL_S)
+        if seat := assignments.seat_for(self._brain.state, join):
             return _json_reply(seat)
-        if leaves(self._desk.state):
-            raise UnknownNode(f"{asked.node} has no place in this job any more")
+        if leaves(self._brain.state):
+            raise UnknownNode(f"{join.node} has no place in this job any more")
         return Reply(204)
 
     async def _post_heartbeat(self, read: Read) -> Reply:
         beat = request_validation.parse_message(Heartbeat, await read())
-        self._desk.feed(HeartbeatSeen(beat))
+        self._brain.feed(HeartbeatSeen(beat))
         stored = self._on_telemetry(beat)
         if not beat.telemetry:
 
             def ready(state: State) -> bool:
-                told = assignments.directive(state, beat.node, beat.life)
-                return told is not None and (told.number > beat.seen or told.life > beat.life)
+                directive = assignments.directive(state, beat.node, beat.life)
+                return directive is not None and (directive.number > beat.seen or directive.life > beat.life)
 
-            # Whoever is answered asks again: that is its sign of life.
-            limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
-            await self._desk.wait_until(beat.node, ready, limit_s)
-        told = assignments.directive(self._desk.state, beat.node, beat.life)
-        if told is None:
-            return Reply(204)  # Its join is on the way.
-        return _json_reply(msgspec.structs.replace(told, stored=stored))
+            # An answered agent sends the next heartbeat at once: that is its sign of life.
+            limit_s = min(HEARTBEAT_POLL_S, self._brain.spec.patience.silence_s / 3)
+            await self._brain.wait_until(beat.node, ready, limit_s)
+        directive = assignments.directive(self._brain.state, beat.node, beat.life)
+        if directive is None:
+            return Reply(204)  # Its join has not arrived yet.
+        return _json_reply(msgspec.structs.replace(directive, stored=stored))
 
     async def _post_fault(self, read: Read) -> Reply:
-        self._desk.feed(WorkerExited(request_validation.parse_message(WorkerExit, await read())))
+        self._brain.feed(WorkerExited(request_validation.parse_message(WorkerExit, await read())))
         return await self._ack()
 
     async def _post_finished(self, read: Read) -> Reply:
-        self._desk.feed(NodeFinishedRound(request_validation.parse_message(Finished, await read())))
+        self._brain.feed(NodeFinishedRound(request_validation.parse_message(Finished, await read())))
         return await self._ack()
 
     async def _post_persisted(self, read: Read) -> Reply:
-        told = request_validation.parse_message(Persisted, await read())
-        place = (told.holding.round, told.holding.iteration)
-        key = checkpoint_folder(self._desk.spec.job, place)
-        if not told.holding.key.startswith(f"{key}/"):
+        report = request_validation.parse_message(Persisted, await read())
+        place = (report.holding.round, report.holding.iteration)
+        key = checkpoint_folder(self._brain.spec.job, place)
+        if not report.holding.key.startswith(f"{key}/"):
             raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
-        self._desk.feed(ShardStored(told))
-        await self._desk.wait_until_durable()
+        self._brain.feed(ShardStored(report))
+        await self._brain.wait_until_durable()
 
         def committed(state: State) -> str:
-            known = state.checkpoints.get(place)
-            return known.manifest if known else ""
+            checkpoint = state.checkpoints.get(place)
+            return checkpoint.manifest if checkpoint else ""
 
-        await self._desk.wait_until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
-        return await self._ack(committed(self._desk.state))
+        await self._brain.wait_until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
+        return await self._ack(committed(self._brain.state))
 
     async def _post_unrestored(self, read: Read) -> Reply:
-        await self._desk.report_unrestored(request_validation.parse_message(Unrestored, await read()))
+        await self._brain.report_unrestored(request_validation.parse_message(Unrestored, await read()))
         return await self._ack()
 
     async def _post_leaving(self, read: Read) -> Reply:
-        self._desk.feed(LeaveAnnounced(request_validation.parse_message(Leaving, await read())))
+        self._brain.feed(LeaveAnnounced(request_validation.parse_message(Leaving, await read())))
         return await self._ack()
 
     async def _post_dumped(self, read: Read) -> Reply:
-        self._desk.feed(StacksDumped(request_validation.parse_message(Dumped, await read())))
+        self._brain.feed(StacksDumped(request_validation.parse_message(Dumped, await read())))
         return await self._ack()
 
     async def _post_scale(self, read: Read) -> Reply:
-        asked = request_validation.parse_message(Scale, await read())
-        self._desk.feed(ScaleRequested(asked.role, asked.nodes))
+        scale = request_validation.parse_message(Scale, await read())
+        self._brain.feed(ScaleRequested(scale.role, scale.nodes))
         return await self._ack()
 
     async def _ack(self, committed: str = "") -> Reply:
-        """Once what was told is in the journal."""
-        await self._desk.wait_until_durable()
-        return _json_reply(Ack(self._desk.state.epoch, committed))
+        """Reply once the report is in the journal."""
+        await self._brain.wait_until_durable()
+        return _json_reply(Ack(self._brain.state.epoch, committed))
 
     def _get_round(self, number: str) -> Reply:
-        """The whole membership, the same bytes for all who ask."""
-        known = self._desk.state.round
-        if known is None or number != str(known.number):
+        """The newest round's membership; encoded once for all agents."""
+        round_ = self._brain.state.round
+        if round_ is None or number != str(round_.number):
             return _error_reply(404, f"round {number[:20]} is not the newest round of this job")
-        if self._blob[0] != known.number:
-            self._blob = known.number, _encode(known)
+        if self._blob[0] != round_.number:
+            self._blob = round_.number, _encode(round_)
         return Reply(200, self._blob[1])
 
     def _get_status(self) -> Reply:
-        state, spec = self._desk.state, self._desk.spec
+        state, spec = self._brain.state, self._brain.spec
         newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
         return _json_reply(
             {
@@ -218,8 +218,8 @@ class Endpoints:
                 "epoch": state.epoch,
                 "phase": state.phase,
                 "reason": state.reason,
-                "waits": self._desk.brain.reason,
-                "deadline": self._desk.brain.next_deadline(),
+                "waits": self._brain.core.reason,
+                "deadline": self._brain.core.next_deadline(),
                 "round": state.round.number if state.round else 0,
                 "iteration": state.iteration,
                 "sizes": {role: desired_size(state, spec, role) for role in spec.roles},
@@ -238,7 +238,7 @@ class Endpoints:
         return _json_reply(
             [
                 {"name": node.name, "role": node.role, "host": node.host, "phase": node.phase, "address": node.address}
-                for node in self._desk.state.nodes.values()
+                for node in self._brain.state.nodes.values()
             ]
         )
 

@@ -1,7 +1,7 @@
-"""The desk: events go to the brain, its records to the journal, and the state becomes visible once they are durable.
+"""The brain with its journal: events go to the brain, its records to the journal, then the new state becomes visible.
 
-Whoever acts (server, reconcile loop, progress, commits) goes by what is durable: `Desk.state` never runs ahead of the
-journal. Records that arrive while a segment is being written share the next one (group commit).
+Server, reconcile loop, progress and commits act only on durable state. Invariant: `JournaledBrain.state` never runs
+ahead of the journal. Records that arrive while a segment is being written share the next one (group commit).
 """
 
 import asyncio
@@ -28,20 +28,21 @@ from everstep.runtime.protocol.messages import Unrestored
 from everstep.runtime.store import Store, StoreError
 
 CONFIRM_S = 5.0
-"""How often a master that writes nothing looks whether it still is the job's."""
+"""Interval at which a master confirms that no other master has taken over."""
 LINGER_S = 0.02
-"""When records pour in (thousands of nodes join), how long the next segment waits for more of them."""
+"""How long the next segment waits for more records after a large one (thousands of nodes join)."""
 LARGE_BATCH = 16
-"""Records in one segment that count as pouring in."""
+"""Records that make a segment a large one."""
 
 _NODE_CHANGES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
-"""Records after which the platform may have to have other nodes than before."""
+"""Records that may change which nodes the platform must run."""
 
 _log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Unix time that neither jumps nor runs behind the journal: wall time at the start, then monotonic."""
+    """Unix time that never jumps and is never before the journal's last record: wall time at the start, then
+    monotonic."""
 
     def __init__(self, at_least: float) -> None:
         self._offset = max(time.time(), at_least) - time.monotonic()
@@ -65,31 +66,31 @@ class JournaledBrain:
         self.store = store
         self.clock = clock or Clock(state.time)
         self.state = state
-        """The state that is durable: what may be acted on."""
-        self.brain = Brain(spec, state, self.clock())
+        """The durable state: the one to act on."""
+        self.core = Brain(spec, state, self.clock())
         self.changed = asyncio.Event()
-        """Set when other nodes may be wanted than before; cleared by the reconcile loop."""
+        """Set when the desired nodes may have changed; cleared by the reconcile loop."""
         self.on_state: list[Callable[[State], None]] = []
         self._journal = journal
         self._batch: list[Record] = []
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._decided = self._written = 0
-        self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._durability_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._manifests: deque[tuple[int, WriteManifest]] = deque()
-        self._full = asyncio.Event()
-        self._sooner = asyncio.Event()
+        self._has_decisions = asyncio.Event()
+        self._deadline_moved = asyncio.Event()
         self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
         self._deleting = asyncio.Lock()
         self._surveying = asyncio.Lock()
-        self._unswept = False
+        self._sweep_failed = False
         self._segments, self._records = journal.replayed
         self._last_segment = 0
-        self._long = asyncio.Event()
-        self._astray = asyncio.Event()
+        self._snapshot_due = asyncio.Event()
+        self._brain_failed = asyncio.Event()
 
     def feed(self, event: Event) -> None:
-        """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
+        """Give the brain an event. Its effects show in `state` once they are journaled. Raises Refused."""
         for decision in self._decide(event):
             match decision:
                 case WriteRecord(record):
@@ -98,41 +99,41 @@ class JournaledBrain:
                 case WriteManifest():
                     self._manifests.append((self._decided, decision))
         if self._batch or self._manifests:
-            self._full.set()
-        deadline = self.brain.next_deadline()
+            self._has_decisions.set()
+        deadline = self.core.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
-            self._sooner.set()
+            self._deadline_moved.set()
 
     def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
         understood = False
         try:
-            decisions = self.brain.handle(event, self.clock())
+            decisions = self.core.handle(event, self.clock())
             understood = True
         except Refused:
             understood = True
             raise
         finally:
             if not understood:
-                self._astray.set()
+                self._brain_failed.set()
         return decisions
 
     async def wait_for_brain_failure(self) -> None:
-        """Until the brain fails. It may then be in a state that no journal knows: this master must not go on.
+        """Wait until the brain fails. Its state may then differ from the journal, so this master must not go on.
 
-        Raises RuntimeError. Whoever fed the event has reported why.
+        Raises RuntimeError. The caller of `feed` has reported why.
         """
-        await self._astray.wait()
-        raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
+        await self._brain_failed.wait()
+        raise RuntimeError(f"job {self.spec.job}: the brain failed on an event; the next master replays the journal")
 
     async def wait_until_durable(self) -> None:
-        """Until everything decided so far is in the journal."""
+        """Wait until everything decided so far is in the journal."""
         if self._written < self._decided:
             future = asyncio.get_running_loop().create_future()
-            self._durable.append((self._decided, future))
+            self._durability_waiters.append((self._decided, future))
             await future
 
     async def wait_until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
-        """Until `ready`, looked at whenever the node or checkpoint `key` changes; False when the time is over."""
+        """Wait until `ready(state)`, evaluated whenever the node or checkpoint `key` changes; False after `seconds`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not ready(self.state):
@@ -152,14 +153,14 @@ class JournaledBrain:
         return True
 
     async def write_journal(self) -> None:
-        """Journal what is decided, until cancelled. Raises Fenced; StoreError when the store fails for minutes."""
+        """Journal decisions until cancelled. Raises Fenced; StoreError if the store fails for minutes."""
         many = False
         while True:
-            await self._full.wait()
+            await self._has_decisions.wait()
             if many:
                 await asyncio.sleep(LINGER_S)
-            self._full.clear()
-            batch, self._batch, state = self._batch, [], self.brain.state
+            self._has_decisions.clear()
+            batch, self._batch, state = self._batch, [], self.core.state
             many = len(batch) >= LARGE_BATCH
             if batch:
                 draft = self._journal.draft(batch)
@@ -173,20 +174,20 @@ class JournaledBrain:
     def _count_replay(self, segment: int, records: int) -> None:
         self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
         if snapshots.is_due(self._segments, self._records, self.state):
-            self._long.set()
+            self._snapshot_due.set()
 
     async def write_snapshots(self) -> None:
-        """Keep the state whenever a replay would take long, and archive what is older, until cancelled."""
+        """Write a snapshot whenever a replay would take long, and archive older segments, until cancelled."""
         while True:
-            await self._long.wait()
-            self._long.clear()
+            await self._snapshot_due.wait()
+            self._snapshot_due.clear()
             self._segments = self._records = 0
             number, state = self._last_segment, self.state
             try:
                 await asyncio.to_thread(snapshots.write, self.store, self.spec.job, number, state)
                 await asyncio.to_thread(segments.archive, self.store, self.spec.job, number)
             except StoreError as error:
-                _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
+                _log.warning("no snapshot was written; a replay takes longer until the next one: %s", error)
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
@@ -202,99 +203,103 @@ class JournaledBrain:
             listener(state)
 
     def _release_waiting(self) -> None:
-        """Go on with what waited for the records before it."""
-        while self._durable and self._durable[0][0] <= self._written:
-            _wake(self._durable.popleft()[1])
+        """Release what waited for records that are durable now."""
+        while self._durability_waiters and self._durability_waiters[0][0] <= self._written:
+            _wake(self._durability_waiters.popleft()[1])
         while self._manifests and self._manifests[0][0] <= self._written:
             self._commits.put_nowait(self._manifests.popleft()[1])
 
     async def send_ticks(self) -> None:
-        """Tell the brain when its deadlines have come, until cancelled."""
+        """Send a Tick at each deadline of the brain, until cancelled."""
         while True:
-            self._sooner.clear()
-            self._alarm = deadline = self.brain.next_deadline()
+            self._deadline_moved.clear()
+            self._alarm = deadline = self.core.next_deadline()
             try:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self.clock())):
-                    await self._sooner.wait()
+                    await self._deadline_moved.wait()
             except TimeoutError:
-                due = self.brain.next_deadline()
+                due = self.core.next_deadline()
                 if due is not None and due <= self.clock():
                     self.feed(Tick())
                     self.changed.set()
 
     async def commit_checkpoints(self) -> None:
-        """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
+        """Commit complete checkpoints until cancelled. Raises StoreError if the store fails for minutes."""
         while True:
-            asked = await self._commits.get()
-            if key := await self._commit(asked):
-                self.feed(ManifestWritten(asked.round, asked.iteration, key))
+            request = await self._commits.get()
+            if key := await self._commit(request):
+                self.feed(ManifestWritten(request.round, request.iteration, key))
             if self.spec.keep_last and self._commits.empty():
-                # What is deleted before its commit is journaled would be committed again by the next master.
+                # A checkpoint deleted before its commit is journaled would be committed again by the next master.
                 await self.wait_until_durable()
                 await self.delete_unneeded(self.spec.keep_last, self.spec.keep_every)
 
-    def _is_overtaken(self, asked: WriteManifest) -> bool:
-        """Is a newer checkpoint whole in the store? What is older may be deleted."""
-        place = asked.round, asked.iteration
+    def _is_overtaken(self, request: WriteManifest) -> bool:
+        """Whether a newer checkpoint is complete in the store, so that this one may be deleted."""
+        place = request.round, request.iteration
         return any(newer > place and known.shards.is_complete for newer, known in self.state.checkpoints.items())
 
-    async def _commit(self, asked: WriteManifest) -> str:
-        """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
-        what = f"the manifest of iteration {asked.iteration}"
-        commit = partial(manifest.write_manifest, self.store, self.spec.job, asked)
-        if not self._is_overtaken(asked):
+    async def _commit(self, request: WriteManifest) -> str:
+        """Write the manifest, return its key; "" if an object of the checkpoint was deleted before all were there."""
+        what = f"the manifest of iteration {request.iteration}"
+        commit = partial(manifest.write_manifest, self.store, self.spec.job, request)
+        if not self._is_overtaken(request):
             return await retry(what, commit)
         async with self._deleting:
-            gone = await retry(what, partial(manifest.missing_shards, self.store, asked))
-            if not gone:
+            missing = await retry(what, partial(manifest.missing_shards, self.store, request))
+            if not missing:
                 return await retry(what, commit)
-        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
+        _log.warning(
+            "iteration %d is not committed: %s was deleted, there is a newer checkpoint", request.iteration, missing[0]
+        )
         return ""
 
-    async def report_unrestored(self, told: Unrestored) -> None:
-        """A node has nothing to begin the round from: look what else the store has, then let the brain know. Of many
-        nodes that tell it of one round the first one counts."""
+    async def report_unrestored(self, report: Unrestored) -> None:
+        """A node could not restore: survey the store for other checkpoints, then tell the brain. Only the first report
+        of a round counts."""
         async with self._surveying:
-            if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
-                look = partial(survey_store, self.store, self.spec.job, self.brain.state)
+            if report.round == round_number(self.core.state) and self.core.state.phase is JobPhase.RUNNING:
+                look = partial(survey_store, self.store, self.spec.job, self.core.state)
                 seen = await retry("a look at the checkpoints", look)
-                self.feed(RestoreFailed(told, seen))
+                self.feed(RestoreFailed(report, seen))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
-        """Delete the checkpoints that need not stay (see `Kept`), debris, and what killed writers left; what cannot be
-        deleted now the next time finds.
+        """Delete checkpoints beyond retention (see `Kept`), debris, and what killed writers left. What cannot be
+        deleted now is retried the next time.
 
-        The journal forgets them before: no round, of no master, begins from what is being deleted.
+        Invariant: the journal forgets a checkpoint before it is deleted, so no round of any master restores from it.
         """
-        passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
-        kept = RetentionPolicy(last, every, restore_point(self.state), passed_over)
+        passed_over = frozenset(
+            (refusal.round, refusal.iteration) for refusal in self.state.refused if not refusal.node
+        )
+        policy = RetentionPolicy(last, every, restore_point(self.state), passed_over)
         async with self._deleting:
             try:
-                gone = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, kept)
-                self.feed(DeletionDue(tuple(gone)))
+                unneeded = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, policy)
+                self.feed(DeletionDue(tuple(unneeded)))
                 await self.wait_until_durable()
-                free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
+                free = {place: keys for place, keys in unneeded.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete_checkpoints, self.store, free)
             except StoreError as error:
-                _log.warning("old checkpoints and debris stay until the next commit: %s", error)
+                _log.warning("old checkpoints and debris are not deleted before the next commit: %s", error)
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """What killed writers left: a store that lets nobody look for it is told of once."""
+        """Delete what killed writers left. A store that does not allow this is warned about once."""
         try:
             await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_prefix(self.spec.job))))
         except StoreError as error:
-            if not self._unswept:
-                _log.warning("what killed writers left in the store stays: %s", error)
-            self._unswept = True
+            if not self._sweep_failed:
+                _log.warning("what killed writers left in the store was not deleted: %s", error)
+            self._sweep_failed = True
 
     async def confirm_ownership(self) -> None:
-        """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
+        """Confirm that this master still owns the job. Raises Fenced if another has taken it over."""
         await retry("the journal's end", self._journal.confirm)
 
     @property
     def background_parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
-        """What must run all the time, until cancelled; whatever one of them raises ends this master."""
+        """The tasks that must run all the time. An exception in any of them ends this master."""
         return (
             self.write_journal,
             self.send_ticks,
@@ -305,7 +310,8 @@ class JournaledBrain:
         )
 
     async def confirm_periodically(self) -> None:
-        """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""
+        """Confirm ownership periodically until cancelled: a master that was suspended must end even if it has nothing
+        to write."""
         while True:
             await asyncio.sleep(CONFIRM_S)
             await self.confirm_ownership()

@@ -1,4 +1,4 @@
-"""The commit of a checkpoint: its manifest, made once, when every shard lies whole in the store."""
+"""The commit of a checkpoint: its manifest is written once, after every shard is complete in the store."""
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import manifest_key
@@ -8,20 +8,20 @@ from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store
 
 
-def write_manifest(store: Store, job: str, asked: WriteManifest) -> str:
-    """Make the checkpoint visible; returns the manifest's key. A second commit changes nothing. Blocking."""
-    key = manifest_key(job, (asked.round, asked.iteration))
-    told = encode_manifest(make_commit(job, asked.world_size, asked.shards))
-    faults.point("master.before_manifest", iteration=asked.iteration)
-    store.create(key, told)
-    faults.point("master.after_manifest", iteration=asked.iteration)
+def write_manifest(store: Store, job: str, request: WriteManifest) -> str:
+    """Commit the checkpoint; returns the manifest's key. A second commit changes nothing. Blocking."""
+    key = manifest_key(job, (request.round, request.iteration))
+    data = encode_manifest(make_commit(job, request.world_size, request.shards))
+    faults.point("master.before_manifest", iteration=request.iteration)
+    store.create(key, data)
+    faults.point("master.after_manifest", iteration=request.iteration)
     return key
 
 
-def missing_shards(store: Store, asked: WriteManifest) -> list[str]:
-    """Keys of shards that do not lie in the store, whole: what a late shard completes may have been taken for debris.
-    Blocking."""
-    return [shard.key for shard in asked.shards if not _is_complete(store, shard)]
+def missing_shards(store: Store, request: WriteManifest) -> list[str]:
+    """Keys of shards that are not complete in the store: objects of a checkpoint that a late shard completes may have
+    been deleted as debris. Blocking."""
+    return [shard.key for shard in request.shards if not _is_complete(store, shard)]
 
 
 def _is_complete(store: Store, shard: Holding) -> bool:

@@ -1,4 +1,4 @@
-"""One master's life: claim the job, serve its agents, keep its nodes, end with an Outcome."""
+"""Runs one master: claim the job, serve its agents, reconcile its nodes, end with an Outcome."""
 
 import asyncio
 import contextlib
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How it ended."""
+    """How the job, or this master's part in it, ended."""
 
     state: Literal["succeeded", "failed", "stopped", "no_quorum", "fenced"]
-    """`stopped`: told to, by `stop`; the nodes were removed or left training as `remove_nodes` said."""
+    """`stopped`: by `stop`; the nodes were removed or left training as `remove_nodes` said."""
     reason: str
     error: str
-    """The first failing rank's traceback; empty where there is none."""
+    """The first failing rank's traceback; empty if there is none."""
     checkpoint: str | None
     """Key prefix in the store of the newest committed checkpoint."""
     iterations: int
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
-    """The address, or a connection for each node, cannot be had; one line that says why and how to mend it."""
+    """Cannot listen at the address, or cannot open a connection per node. One line: why, and how to mend it."""
 
 
 async def run(
@@ -75,12 +75,12 @@ async def run(
     """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
 
     `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
-    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `listener`: one that
-    is at `host` already; it is closed at the end. `sizes` tells (role, nodes) whenever
-    somebody scales the job by other means than its HTTP. A job that has succeeded before
-    returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself,
-    CannotListen when host and port cannot be had or the job has more nodes than this process may open files,
-    StoreError and journal.JournalError when the journal can be neither written nor read.
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `listener` is already bound to
+    `host`; it is closed at the end. `sizes` yields (role, nodes) whenever the job is scaled by other means than its
+    HTTP API. A job that has succeeded returns at once; one that ended otherwise is reopened.
+    Raises ValueError for a spec that contradicts itself, CannotListen if host and port are not available or the job has
+    more nodes than this process may open files, StoreError and journal.JournalError if the journal cannot be written or
+    read.
     """
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
@@ -91,43 +91,43 @@ async def run(
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
             return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
-        # Taken up again, the job tries once more what it refused.
+        # A reopened job tries sources again that it refused before.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
-        desk = JournaledBrain(spec, store, claimed, state)
+        brain = JournaledBrain(spec, store, claimed, state)
         environment = {
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
             "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
-        reconciler = Reconciler(desk, platform, _request_factory(desk, environment, agent_arguments))
+        reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
-        desk.on_state.append(reporter.on_state)
+        brain.on_state.append(reporter.on_state)
 
         def on_telemetry(beat: Heartbeat) -> int:
-            telemetry.add(beat.node, beat.telemetry, desk.clock())
+            telemetry.add(beat.node, beat.telemetry, brain.clock())
             if beat.telemetry:
                 reporter.on_telemetry(beat)
             return telemetry.newest_stored(beat.node)
 
-        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
+        async with serving(Endpoints(brain, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
             try:
-                return await _run_parts(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _run_parts(brain, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
-                return Outcome("fenced", str(error), "", None, desk.state.iteration, ExitCode.TRY_AGAIN)
+                return Outcome("fenced", str(error), "", None, brain.state.iteration, ExitCode.TRY_AGAIN)
             finally:
                 await telemetry.flush()
 
 
 def _max_nodes(spec: JobSpec) -> int:
-    """At most."""
+    """The largest number of nodes that the job may have."""
     return sum(role.most for role in spec.roles.values())
 
 
 def _allow_connections(spec: JobSpec) -> None:
-    """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
+    """Raise the limit of open files to two connections per node (a long poll and a report) if the hard limit allows.
 
-    Raises CannotListen where there is not even one for each.
+    Raises CannotListen if the limit does not allow even one per node.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     nodes = _max_nodes(spec)
@@ -144,18 +144,18 @@ def _allow_connections(spec: JobSpec) -> None:
 
 @contextlib.contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Cycles are looked for less often: with 10,000 connections that took half of the master's time (Python's default
-    of 700 new objects is made for small programs; what a request leaves behind is freed without it)."""
-    known = gc.get_threshold()
+    """Collect cycles less often: with 10,000 connections, collections at Python's default of 700 new objects took half
+    of the master's time. A request leaves no cycles behind."""
+    before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)
     try:
         yield
     finally:
-        gc.set_threshold(*known)
+        gc.set_threshold(*before)
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Raises CannotListen."""
+    """A listening socket. Raises CannotListen."""
     try:
         return listen(host, port)
     except OSError as error:
@@ -164,25 +164,25 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def _request_factory(
-    desk: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
+    brain: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
 ) -> Callable[[DesiredNode], NodeRequest]:
-    """What to ask the platform for, for each wanted node."""
+    """A function that makes the platform's request for a desired node."""
 
     def request(node: DesiredNode) -> NodeRequest:
-        slots = str(desk.spec.roles[node.role].slots)
+        slots = str(brain.spec.roles[node.role].slots)
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
-        told = {**environment, "EVERSTEP_NODE": node.name}
-        avoided = sorted({*desk.spec.avoid_hosts, *desk.state.avoided})
+        variables = {**environment, "EVERSTEP_NODE": node.name}
+        avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
         arguments = [*own, *agent_arguments]
         return NodeRequest(
-            node.name, node.role, node.host, told, arguments, node.resources, node.priority, node.extra, avoided
+            node.name, node.role, node.host, variables, arguments, node.resources, node.priority, node.extra, avoided
         )
 
     return request
 
 
 async def _run_parts(
-    desk: JournaledBrain,
+    brain: JournaledBrain,
     seen: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
@@ -190,12 +190,12 @@ async def _run_parts(
     remove_nodes: Callable[[], bool],
     sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
-    """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
-    main = asyncio.create_task(_run_to_the_end(desk, seen, reconciler, stop, remove_nodes))
-    parts = (*desk.background_parts, reconciler.watch_nodes, telemetry.run)
+    """Run all tasks until the job has ended and its nodes are gone, or until `stop` is set."""
+    main = asyncio.create_task(_run_to_the_end(brain, seen, reconciler, stop, remove_nodes))
+    parts = (*brain.background_parts, reconciler.watch_nodes, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if sizes:
-        tasks.add(asyncio.create_task(_apply_scaling(desk, sizes)))
+        tasks.add(asyncio.create_task(_apply_scaling(brain, sizes)))
     try:
         while not main.done():
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,34 +208,34 @@ async def _run_parts(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _apply_scaling(desk: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
-    """Have the job the size that was asked for; what it cannot have is said."""
+async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
+    """Scale the job as `sizes` says; log what is refused."""
     async for role, nodes in sizes:
         try:
-            desk.feed(ScaleRequested(role, nodes))
+            brain.feed(ScaleRequested(role, nodes))
         except Refused as error:
             _log.warning("not scaled: %s", error)
 
 
 async def _run_to_the_end(
-    desk: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+    brain: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
     ended = asyncio.Event()
-    desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
-    await reconciler.reconcile_once()  # Who died while no master looked must not be counted on.
-    desk.feed(Opened(seen))
-    await desk.wait_until_durable()
-    loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(desk.delete_unneeded())
+    brain.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+    await reconciler.reconcile_once()  # Finds nodes that died while no master ran.
+    brain.feed(Opened(seen))
+    await brain.wait_until_durable()
+    loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(brain.delete_unneeded())
     try:
-        if not desk.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
+        if not brain.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
             if not remove_nodes():
-                await desk.wait_until_durable()
+                await brain.wait_until_durable()
                 why = "told to stop; its nodes go on training"
-                return Outcome("stopped", why, "", _newest_checkpoint(desk), desk.state.iteration, TERMINATED)
-            desk.feed(StopRequested("told to stop"))
-            await desk.wait_until_durable()
-        await _wait_until_empty(desk, reconciler)
-        return _outcome(desk)
+                return Outcome("stopped", why, "", _newest_checkpoint(brain), brain.state.iteration, TERMINATED)
+            brain.feed(StopRequested("told to stop"))
+            await brain.wait_until_durable()
+        await _wait_until_empty(brain, reconciler)
+        return _outcome(brain)
     finally:
         loop.cancel()
         debris.cancel()
@@ -243,7 +243,7 @@ async def _run_to_the_end(
 
 
 async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
-    """The first of these events to be set; raises what `failing` raises meanwhile."""
+    """Wait for the first of these events and return it; raises what `failing` raises meanwhile."""
     tasks = {asyncio.create_task(event.wait()): event for event in events}
     try:
         done, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -255,23 +255,23 @@ async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -
             task.cancel()
 
 
-async def _wait_until_empty(desk: JournaledBrain, reconciler: Reconciler) -> None:
-    """Until the nodes have left by themselves, or were deleted when their time was over."""
+async def _wait_until_empty(brain: JournaledBrain, reconciler: Reconciler) -> None:
+    """Wait until the nodes have left by themselves, or were deleted after their time was over."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
+        async with asyncio.timeout(brain.spec.patience.leave_s * 2 + 5):
             reconciler.empty.clear()
-            desk.changed.set()
+            brain.changed.set()
             await reconciler.empty.wait()
 
 
-def _newest_checkpoint(desk: JournaledBrain) -> str | None:
-    committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
-    return checkpoint_folder(desk.spec.job, max(committed)) if committed else None
+def _newest_checkpoint(brain: JournaledBrain) -> str | None:
+    committed = [key for key, known in brain.state.checkpoints.items() if known.manifest]
+    return checkpoint_folder(brain.spec.job, max(committed)) if committed else None
 
 
-def _outcome(desk: JournaledBrain) -> Outcome:
-    ended = desk.state.ended
+def _outcome(brain: JournaledBrain) -> Outcome:
+    ended = brain.state.ended
     assert ended is not None, "a job that ended says how"
     return Outcome(
-        ended.result.value, ended.reason, ended.error, _newest_checkpoint(desk), desk.state.iteration, ended.exit_code
+        ended.result.value, ended.reason, ended.error, _newest_checkpoint(brain), brain.state.iteration, ended.exit_code
     )

@@ -1,4 +1,4 @@
-"""Where a job is, for whoever shows it: built from the durable state and from the workers' telemetry."""
+"""A job's progress for display, built from the durable state and the workers' telemetry."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from everstep.runtime.protocol.messages import Heartbeat
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Where the job is: on every change of the round or its reason, and with each new iteration's telemetry."""
+    """The job's progress, reported on every change of the round or reason and with each iteration's telemetry."""
 
     iteration: int
     nodes: int
@@ -18,11 +18,11 @@ class Progress(msgspec.Struct, frozen=True):
     reason: str
     loss: float | None = None
     stall: float | None = None
-    """Percentage of the iterations' time in which saving blocked training, as far as this master was told."""
+    """Percentage of iteration time in which saving blocked training, as far as this master knows."""
 
 
 class Reporter:
-    """Builds Progress from states and telemetry, and tells it when it has changed."""
+    """Builds Progress from states and telemetry, and reports each change."""
 
     def __init__(self, tell: Callable[[Progress], None] | None, state: State) -> None:
         self._tell = tell
@@ -30,11 +30,11 @@ class Reporter:
         self._last = self._progress(state, Progress(state.iteration, 0, 0, ""))
 
     def on_state(self, state: State) -> None:
-        """A new durable state."""
+        """Take in a new durable state."""
         self._report(self._progress(state, self._last))
 
     def on_telemetry(self, beat: Heartbeat) -> None:
-        """What a node's workers reported; lines of other rounds than the running one are old."""
+        """Take in what a node's workers reported. Lines of other rounds than the running one are outdated."""
         iteration, loss = self._last.iteration, self._last.loss
         for line in beat.telemetry:
             at = line.get("iteration")
@@ -53,12 +53,12 @@ class Reporter:
         iteration = max(last.iteration, state.iteration)
         return Progress(iteration, nodes, number, state.reason, last.loss, last.stall)
 
-    def _report(self, fresh: Progress) -> None:
-        if fresh != self._last and self._tell:
-            self._tell(fresh)
-        self._last = fresh
+    def _report(self, progress: Progress) -> None:
+        if progress != self._last and self._tell:
+            self._tell(progress)
+        self._last = progress
 
 
 def _as_number(value: object) -> float | None:
-    """A script may report under our names what is none: that is no number."""
+    """The value as a number; None for anything else that a script may have reported under our names."""
     return float(value) if isinstance(value, int | float) else None

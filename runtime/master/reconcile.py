@@ -1,8 +1,8 @@
-"""The loop that makes the platform's nodes those that the state wants. Level-triggered: what was lost is done again.
+"""The reconcile loop: makes the platform's nodes match the desired ones. Level-triggered: lost actions are repeated.
 
-Only nodes that the journal knows are ever deleted: an unknown one belongs to a newer master. Before anything is made or
-deleted the journal is asked whether this master still is the job's. Should it fall asleep just then, what it does when
-it wakes harms nobody: names are never used twice, so that a node it makes is one that the newer master knows as gone.
+Only nodes in the journal are deleted: an unknown node belongs to a newer master. Before it creates or deletes nodes,
+this master confirms that it still owns the job. If it is suspended right after that, its late actions do no harm: names
+are never reused, so the newer master already knows a node created late as gone.
 """
 
 import asyncio
@@ -18,27 +18,29 @@ from everstep.runtime.platform import Node, NodeEnd, NodeRequest, Platform
 from everstep.runtime.system.processes import is_shortage
 
 RECONCILE_INTERVAL_S = 2.0
-"""How often the platform is looked at although nothing changed."""
+"""Interval at which the platform is observed although nothing changed."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
     """Creates and deletes nodes for one master."""
 
-    def __init__(self, desk: JournaledBrain, platform: Platform, request: Callable[[DesiredNode], NodeRequest]) -> None:
-        self._desk = desk
+    def __init__(
+        self, brain: JournaledBrain, platform: Platform, request: Callable[[DesiredNode], NodeRequest]
+    ) -> None:
+        self._brain = brain
         self._platform = platform
         self._request = request
         self._seen: set[str] = set()
-        """What the platform has returned: it tells of their ends itself, and why, as soon as it knows."""
+        """Names of nodes that the platform has reported or created. It reports their ends, with reasons, by itself."""
         self.empty = asyncio.Event()
-        """Set while no known node exists."""
+        """Set while no node of the job exists."""
         self._seldom = RateLimitedLog(_log.warning)
 
     async def reconcile_once(self) -> None:
-        """One comparison of wanted and observed, and what follows from it.
+        """Compare desired and observed nodes once, and create and delete nodes.
 
-        What cannot be done for want of descriptors or memory is done again until it can, and told once a minute.
+        While descriptors or memory are short, retries, and logs that once a minute.
         """
         while True:
             try:
@@ -46,15 +48,15 @@ class Reconciler:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._seldom.log(f"nodes cannot be looked after just now: {error.strerror}")
+                self._seldom.log(f"nodes cannot be created or deleted now: {error.strerror}")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:
-        desk = self._desk
+        brain = self._brain
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
         self._seen.update(observed)
-        state, now = desk.state, desk.clock()
-        want = {node.name: node for node in desired_nodes(state, desk.spec, now)}
+        state, now = brain.state, brain.clock()
+        want = {node.name: node for node in desired_nodes(state, brain.spec, now)}
         create = []
         for name, node in want.items():
             if name in self._seen:
@@ -62,11 +64,11 @@ class Reconciler:
             if node.create:
                 create.append(node)
             else:
-                desk.feed(NodeGone(name, "it ended while no master looked"))
+                brain.feed(NodeGone(name, "it ended while no master looked"))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
-            await desk.confirm_ownership()
-            # The last room must not go to one beyond the minimum: a scheduler would take it away again for the others.
+            await brain.confirm_ownership()
+            # Nodes of the minimum come first: otherwise a scheduler would preempt the extra ones for them.
             for extra in (False, True):
                 await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
             await asyncio.gather(*(self._platform.delete(node.name, node.uid) for node in delete))
@@ -77,28 +79,28 @@ class Reconciler:
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
-            self._desk.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
+            self._brain.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
             return
         self._seen.add(node.name)
-        if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
-            self._desk.feed(NodeCreated(node.name))
+        if self._brain.state.nodes[node.name].phase is NodePhase.REQUESTED:
+            self._brain.feed(NodeCreated(node.name))
 
     async def run(self) -> None:
-        """Compare again on each change and every few seconds, until cancelled."""
+        """Reconcile on each change and every few seconds, until cancelled."""
         while True:
-            self._desk.changed.clear()
+            self._brain.changed.clear()
             await self.reconcile_once()
             try:
                 async with asyncio.timeout(RECONCILE_INTERVAL_S):
-                    await self._desk.changed.wait()
+                    await self._brain.changed.wait()
             except TimeoutError:
                 continue
 
     async def watch_nodes(self) -> None:
-        """Tell the brain at once of nodes that are gone, until cancelled."""
+        """Report nodes that are gone to the brain at once, until cancelled."""
         async for gone in self._platform.node_ends():
             self._report_gone(gone)
 
     def _report_gone(self, gone: NodeEnd) -> None:
-        self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
-        self._desk.changed.set()
+        self._brain.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
+        self._brain.changed.set()

@@ -1,7 +1,7 @@
-"""Requests' bodies: bytes in, one message out, or Refused with the field's name.
+"""Parses and validates request bodies: bytes in, one message out, or Refused with the field's name.
 
-What passes here can be journaled and read again by every later master: numbers fit into JSON's, texts are of
-reasonable length, names are such that they may become parts of paths.
+A message that passes can be journaled and read by every later master: its numbers are exact in JSON, its texts are of
+bounded length, and its names are safe as parts of paths.
 """
 
 import re
@@ -17,11 +17,11 @@ LARGEST_BODY = 1 << 20
 """Bytes."""
 LONGEST_TEXT = 4096
 LARGEST_NUMBER = (1 << 53) - 1
-"""What every reader of JSON has exactly."""
+"""The largest integer that every JSON reader represents exactly."""
 MOST_SHARDS = 1 << 20
 
 _TEXTS: dict[tuple[type[msgspec.Struct], str], int] = {(WorkerExit, "error"): 16 << 10}
-"""Characters that a field may have, where not LONGEST_TEXT."""
+"""Fields with a limit of characters other than LONGEST_TEXT."""
 _INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (Join, "slots"): (1, 1 << 16),
     (Join, "master_port"): (1, 65535),
@@ -29,7 +29,7 @@ _INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (Holding, "shards"): (1, MOST_SHARDS),
     (WorkerExit, "exit_code"): (-LARGEST_NUMBER, LARGEST_NUMBER),
 }
-"""Bounds of a field, where not 0 and LARGEST_NUMBER."""
+"""Fields with bounds other than 0 and LARGEST_NUMBER."""
 _NAMES = frozenset({"node", "role"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _ADDRESS = re.compile(r"[^\s/]+:[0-9]{1,5}")
@@ -41,15 +41,15 @@ _decoder = cache(msgspec.json.Decoder)
 
 
 def parse_message(kind: type[M], body: bytes) -> M:
-    """The message that these bytes are. Raises Refused."""
+    """Parse and validate the message. Raises Refused."""
     if len(body) > LARGEST_BODY:
         raise Refused(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes")
     try:
-        found: M = _decoder(kind).decode(body)
+        parsed: M = _decoder(kind).decode(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"{kind.__name__}: {error}") from error
-    _check(found, kind.__name__, "$")
-    return found
+    _check(parsed, kind.__name__, "$")
+    return parsed
 
 
 def _check_join(join: Join) -> None:
@@ -59,12 +59,12 @@ def _check_join(join: Join) -> None:
         raise Refused("Join: Expected host:port - at `$.address`")
 
 
-def _check(found: msgspec.Struct, what: str, at: str) -> None:
-    kind = type(found)
-    if isinstance(found, Join):
-        _check_join(found)
+def _check(struct: msgspec.Struct, what: str, at: str) -> None:
+    kind = type(struct)
+    if isinstance(struct, Join):
+        _check_join(struct)
     for field in kind.__struct_fields__:
-        value, place = getattr(found, field), f"{at}.{field}"
+        value, place = getattr(struct, field), f"{at}.{field}"
         if isinstance(value, str):
             longest = _TEXTS.get((kind, field), LONGEST_TEXT)
             if len(value) > longest:

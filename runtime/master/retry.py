@@ -1,4 +1,4 @@
-"""A store that fails is asked again, for as long as the agents would wait for a master."""
+"""Retries calls to a failing store for as long as agents wait for a master."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import TypeVar
 from everstep.runtime.store import StoreError
 
 PATIENCE_S = 300.0
-"""As long as an agent's dead-man timer, by default: afterwards there is nobody left to decide for."""
+"""The default of an agent's dead man's timer: after it no agent is left to decide for."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 
@@ -17,9 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 async def retry(what: str, call: Callable[[], T]) -> T:
-    """The result of `call`, run off the event loop until it raises no StoreError. Raises the last one in the end.
+    """Run `call` in a thread until it raises no StoreError, and return its result. Raises the last StoreError after
+    PATIENCE_S.
 
-    `call` must be one that may be repeated: it may have succeeded although it raised.
+    `call` must be idempotent: it may have succeeded although it raised.
     """
     now = asyncio.get_running_loop().time
     until, pause, failed = now() + PATIENCE_S, FIRST_PAUSE_S, False
@@ -30,11 +31,11 @@ async def retry(what: str, call: Callable[[], T]) -> T:
             if now() + pause > until:
                 raise
             if not failed:
-                _log.warning("%s: the store refuses, trying again: %s", what, error)
+                _log.warning("%s: the store fails, retrying: %s", what, error)
             failed = True
         else:
             if failed:
-                _log.warning("%s: the store has taken it", what)
+                _log.warning("%s: the store works again", what)
             return result
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)

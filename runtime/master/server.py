@@ -1,4 +1,4 @@
-"""The master's HTTP server: carries requests to the endpoints, and nothing else."""
+"""The master's HTTP server: passes requests to the endpoints."""
 
 import contextlib
 import socket
@@ -15,8 +15,8 @@ from everstep.runtime.net.door import BODY_S, MOST_STRANGERS, BadBody, Door, rea
 async def serving(
     endpoints: Endpoints, listener: socket.socket, body_s: float = BODY_S, nodes: int = 0
 ) -> AsyncIterator[None]:
-    """The endpoints can be reached at `listener` while the block runs; a body is waited for `body_s`. So many `nodes`
-    may come at once."""
+    """Serve the endpoints at `listener` while the block runs. A request must send its body within `body_s`. `nodes` is
+    the number of agents that may connect at once."""
     door = Door(endpoints.credentials, strangers=max(MOST_STRANGERS, nodes))
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,7 +1,7 @@
-"""What a master sees of its job's checkpoints in the store: a listing, and the manifests of the newest.
+"""A survey of a job's checkpoints in the store: one listing, and the manifests of the newest checkpoints.
 
-It finds at once what is gone, cut short, moved, or of a later Everstep, and what the journal does not tell of. That
-bytes are not what they were, whoever reads them finds out.
+It finds checkpoints that are missing, truncated, moved, written by a later version of Everstep, or unknown to the
+journal. Damaged bytes are found only when they are read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,41 +26,41 @@ from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
 _PARALLEL_READS = 8
-"""Manifests that are read at once."""
+"""Manifests read in parallel."""
 
 
 def survey_store(store: Store, job: str, state: State) -> Survey:
-    """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
-    KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
+    """Survey the committed checkpoints in the store that are not refused yet: the newest until KEPT_CHECKPOINTS of them
+    may be intact, and all that the journal knows. One listing, and one read per checkpoint. Blocking. Raises
     StoreError."""
     folders = {
         place: one
         for key, one in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
         if (place := parse_folder(key))
     }
-    gone = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
+    refusals = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
     refused = {(one.round, one.iteration) for one in state.refused if not one.node}
     left = [
         place
         for place in sorted(folders, reverse=True)
-        if folders[place].committed and place not in refused and place not in gone
+        if folders[place].committed and place not in refused and place not in refusals
     ]
-    found: dict[CheckpointId, Stored] = {}
-    while left and (len(found) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
+    intact: dict[CheckpointId, Stored] = {}
+    while left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
         some, left = left[:_PARALLEL_READS], left[_PARALLEL_READS:]
         with ThreadPoolExecutor(_PARALLEL_READS, "everstep-survey") as threads:
             for place, commit in zip(
                 some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
             ):
-                known = state.checkpoints.get(place)
+                journaled = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
-                    gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif known is not None and _differs(known, commit.holdings(folders[place].key)):
-                    gone[place] = _refusal(job, place, "its manifest is not what was committed")
+                    refusals[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
+                elif journaled is not None and _differs(journaled, commit.holdings(folders[place].key)):
+                    refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
-                    found[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
-    fresh = tuple(one for place, one in found.items() if place not in state.checkpoints)
-    return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
+                    intact[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
+    unjournaled = tuple(one for place, one in intact.items() if place not in state.checkpoints)
+    return Survey(unjournaled, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 
 
 def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
@@ -71,15 +71,18 @@ def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreErro
 
 
 def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
-    """Does the manifest say something else than the journal? What the journal knows in part can only agree in part."""
-    told = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
-    return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
+    """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
+    in_manifest = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
+    return any(
+        in_manifest.get(journaled.shard) != (journaled.shards, journaled.size, journaled.digest)
+        for journaled in known.shards
+    )
 
 
 def _damaged_checkpoints(
     job: str, folders: dict[CheckpointId, CheckpointFolder], state: State
 ) -> Iterator[tuple[CheckpointId, str]]:
-    """What the journal knows whole and the store has not, or no more; and why."""
+    """Checkpoints that are complete in the journal but not in the store, and why."""
     for place, known in state.checkpoints.items():
         if not known.shards.is_complete:
             continue
@@ -101,5 +104,5 @@ def _shard_flaws(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterato
 
 
 def _refusal(job: str, place: CheckpointId, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:
-    """Of all objects of that checkpoint."""
+    """A refusal of all objects of that checkpoint."""
     return Refusal(*place, why, flaw, key=f"{checkpoint_folder(job, place)}/")

@@ -1,8 +1,8 @@
-"""Telemetry: a lossy stream of metrics as JSON lines, one object of the store every few seconds.
+"""Telemetry: a lossy stream of metrics as JSON lines, one object in the store every few seconds.
 
-`jobs/<job>/telemetry/<epoch>-<n>.jsonl`; each line has `v`, `time`, `node`. What a killed master had not yet put its
-agents tell the next one; a line may then lie there twice. Nothing is decided by it. Of what is older than the newest
-WHOLE objects, PACKED become one with at most `thinned`'s lines: a month leaves some hundred of them.
+`jobs/<job>/telemetry/<epoch>-<n>.jsonl`; each line has `v`, `time`, `node`. Agents resend to the next master what a
+killed one had not written, so a line may be stored twice. No decision depends on telemetry. Of the objects older than
+the newest UNPACKED_OBJECTS, OBJECTS_PER_PACK become one, thinned by `thin_lines`: a month leaves about a hundred.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
 UNPACKED_OBJECTS = 720
-"""Newest objects that stay as they were written: an hour of them."""
+"""The newest objects, which are not packed: an hour's worth."""
 OBJECTS_PER_PACK = 720
-"""Older objects that become one."""
+"""Older objects that are packed into one."""
 FIRST_ITERATIONS = 20
-"""Iterations of a round that are kept one by one: what a restart cost is read off them."""
+"""Iterations at the start of a round that are kept one by one: they show what a restart cost."""
 ITERATION_GROUPS = 360
-"""Lines that all later iterations in one packed object become, for each of its rounds."""
+"""Lines into which the later iterations of each round in a packed object are merged."""
 OTHER_LINES = 1000
-"""Other lines in one packed object, the newest."""
+"""The newest other lines kept in a packed object."""
 MAX_BUFFERED_LINES = 100_000
-"""Lines kept while the store does not take them; then the oldest are dropped."""
+"""Lines kept while the store fails; beyond that the oldest are dropped."""
 
 Line = Mapping[str, float | int | str]
 _PACKED = "-packed.jsonl"
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Collects lines and puts them in the store every `every_s`."""
+    """Collects lines and writes them to the store every `every_s` seconds."""
 
     def __init__(self, store: Store, job: str, epoch: int, every_s: float = 5.0) -> None:
         self._store, self._job = store, job
@@ -42,46 +42,46 @@ class Telemetry:
         self._every_s = every_s
         self._lines: list[Line] = []
         self._number = 0
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._whole = OBJECTS_PER_PACK
         self.dropped = 0
 
     def add(self, node: str, lines: Iterable[Line], now: float) -> None:
-        """Take lines that a node reported."""
+        """Add lines that a node reported."""
         for line in lines:
             self._lines.append({"v": VERSION, "time": now, **line, "node": node})
             number = line.get("n")
-            self._told[node] = max(self._told.get(node, 0), number if isinstance(number, int) else 0)
+            self._reported[node] = max(self._reported.get(node, 0), number if isinstance(number, int) else 0)
         if len(self._lines) > MAX_BUFFERED_LINES:
             self.dropped += len(self._lines) - MAX_BUFFERED_LINES
             self._lines = self._lines[-MAX_BUFFERED_LINES:]
 
     def newest_stored(self, node: str) -> int:
-        """The newest `n` of the node's lines that lies in the store; 0 for none."""
+        """The newest `n` of the node's lines in the store; 0: none."""
         return self._stored.get(node, 0)
 
     async def run(self) -> None:
-        """Put what came, again and again, until cancelled."""
+        """Flush periodically until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             await self.flush()
 
     async def flush(self) -> None:
-        """Put what came. A store that refuses is reported; the lines are kept for the next time."""
+        """Write the collected lines. If the store fails, log that and keep the lines for the next time."""
         lines, self._lines = self._lines, []
         if not lines:
             return
         self._number += 1
-        told = dict(self._told)
+        reported = dict(self._reported)
         body = _encode_lines(lines)
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
         except StoreError as error:
-            _log.warning("telemetry was not stored, it is kept for the next time: %s", error)
+            _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)
             self._lines = lines + self._lines
         else:
-            self._stored = told
+            self._stored = reported
             self._whole += 1
             await self._pack()
 
@@ -92,13 +92,13 @@ class Telemetry:
         try:
             await asyncio.to_thread(pack, self._store, self._job)
         except (StoreError, NoSuchKey) as error:
-            _log.warning("old telemetry stays as it is until the next time: %s", error)
+            _log.warning("old telemetry was not packed, to be tried again: %s", error)
 
 
 def pack(store: Store, job: str) -> None:
-    """Make one object of the oldest PACKED ones that no packing has made, if WHOLE newer ones are there. Blocking.
+    """Pack the oldest OBJECTS_PER_PACK unpacked objects into one, if there are UNPACKED_OBJECTS newer ones. Blocking.
 
-    A reader in this moment may find a line in both, or a few less. Raises StoreError, NoSuchKey.
+    A concurrent reader may see a line twice, or miss a few. Raises StoreError, NoSuchKey.
     """
     folder = f"jobs/{job}/telemetry/"
     keys = [entry.key for entry in store.list(folder) if not entry.key.endswith(_PACKED)]
@@ -108,7 +108,7 @@ def pack(store: Store, job: str) -> None:
     lines: list[Line] = []
     for key in old:
         for text in store.get(key).splitlines():
-            with suppress(ValueError):  # Torn: nobody could read it.
+            with suppress(ValueError):  # A torn line.
                 lines.append(json.loads(text))
     store.put(old[0].removesuffix(".jsonl") + _PACKED, _encode_lines(thin_lines(lines)))
     for key in old:
@@ -116,8 +116,8 @@ def pack(store: Store, job: str) -> None:
 
 
 def thin_lines(lines: Iterable[Line]) -> list[Line]:
-    """What a report needs of old lines: rank 0's iterations, those of a round after its FIRST in groups, and OTHERS of
-    what is told otherwise. A group's line is its last one, with the seconds and tokens of all of them."""
+    """The old lines that a report needs: rank 0's iterations, merged into groups after the FIRST_ITERATIONS of a round,
+    and the newest OTHER_LINES of other kinds. A group keeps its last line, with the seconds and tokens of all."""
     others: list[Line] = []
     rounds: dict[int, dict[int, dict[str, Any]]] = {}
     for line in lines:
@@ -127,11 +127,11 @@ def thin_lines(lines: Iterable[Line]) -> list[Line]:
         elif not line.get("rank"):
             rounds.setdefault(number if isinstance(number, int) else 0, {})[iteration] = dict(line)
     del others[:-OTHER_LINES]
-    for found in rounds.values():
-        told = [found[iteration] for iteration in sorted(found)]
-        others += told[:FIRST_ITERATIONS]
-        size = max(-(-(len(told) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
-        others += [_merge_lines(told[at : at + size]) for at in range(FIRST_ITERATIONS, len(told), size)]
+    for by_iteration in rounds.values():
+        ordered = [by_iteration[iteration] for iteration in sorted(by_iteration)]
+        others += ordered[:FIRST_ITERATIONS]
+        size = max(-(-(len(ordered) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
+        others += [_merge_lines(ordered[at : at + size]) for at in range(FIRST_ITERATIONS, len(ordered), size)]
     return others
 
 

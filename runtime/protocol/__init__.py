@@ -1,6 +1,6 @@
-"""What two sides of a job say to each other; neither side is imported.
+"""The messages between the two sides of each connection in a job. Neither side is imported.
 
 `messages`: agent and master, JSON over HTTP. `worker_link`: worker and agent, JSON lines over a Unix socket.
-`keeper`: what an agent asks of the keeper of its node's staged shards. Standard library and msgspec only, as workers
-import it.
+`keeper`: the interface through which an agent uses the keeper of its node's staged shards. Workers import this
+package, so it uses only the standard library and msgspec.
 """

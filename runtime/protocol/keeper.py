@@ -1,4 +1,4 @@
-"""What the agent needs of the keeper of this node's staged shards (everstep.runtime.checkpoint.node.keeper is one)."""
+"""The interface of the keeper of a node's staged shards; everstep.runtime.checkpoint.node.keeper implements it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 
 
 class Place(NamedTuple):
-    """Some bytes of shared memory."""
+    """A range of bytes in a shared memory file."""
 
     path: str
     offset: int
@@ -17,79 +17,80 @@ class Place(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
+    """Owns the slots in shared memory, their digests, their copies in the store, and the state a round starts from.
 
-    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, keep,
-    committed, persist_newest. What cannot be done raises RuntimeError or OSError with a line for the worker.
+    These methods may block and are called in a thread: announce, acquire, fetched, flush, holdings, keep, committed,
+    persist_newest. On failure they raise RuntimeError or OSError with one line for the worker.
     """
 
     def new_round(self, seat: Seat) -> None:
-        """A round begins: start to fetch `seat.restore` in a thread."""
+        """Begin a round: start fetching `seat.restore` in a thread."""
         ...
 
     def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
-        """Make room for a worker's slots; `sharded`: what it stages is its own rank's."""
+        """Allocate a worker's slots of `capacity` bytes; `sharded`: the worker stages its own shard of the state."""
         ...
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:
-        """Blocks until a slot may be overwritten."""
+        """Block until a slot may be overwritten, and return it."""
         ...
 
     def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
-        """A slot that may be overwritten now, or None. Never blocks."""
+        """Return a slot that may be overwritten now, or None. Never blocks."""
         ...
 
     def staged(self, local_rank: int, message: Staged) -> None:
-        """The commit of a stage. Never blocks."""
+        """Commit a stage: the slot is complete. Never blocks."""
         ...
 
     def interval(self) -> tuple[int, str]:
-        """Iterations between two states that go to the store, and why so many; 0 for never. Does not block."""
+        """Iterations from one persisted state to the next (0: never), and the reason. Never blocks."""
         ...
 
     def worker_died(self, local_rank: int) -> None:
-        """What it was writing is free again."""
+        """Free the slot that the worker was writing."""
         ...
 
     def fetched(self, local_rank: int) -> Fetched:
-        """Blocks until the state that the round starts from lies in this node's memory."""
+        """Block until the state that the round starts from is in this node's memory."""
         ...
 
     def near(self, local_rank: int) -> Place | None:
-        """Where that will be, if its bytes are right; None while nobody knows. Never blocks."""
+        """Where that state will be if its bytes are verified; None while this is unknown. Never blocks."""
         ...
 
     def flush(self, local_rank: int, iteration: int) -> str:
-        """Blocks until the iteration is committed in the store; the key of its manifest."""
+        """Block until the iteration is committed in the store, and return the key of its manifest."""
         ...
 
     def persist_newest(self) -> None:
-        """Copy what is staged to the store now, whoever persists this round. Does not wait for the copy."""
+        """Start copying the staged state to the store, even if another node persists this round. Does not wait for
+        the copy."""
         ...
 
     def committed(self, holding: Holding, manifest: str) -> None:
-        """The master made the checkpoint visible."""
+        """Note that the master has committed the checkpoint."""
         ...
 
     def holdings(self, address: str) -> tuple[Holding, ...]:
-        """What can be served now."""
+        """The shards that this node can serve now from `address`."""
         ...
 
     def keep(self, source: Holding, came: Callable[[], None]) -> None:
-        """Fetch a copy of a peer's shard into this node's memory. Blocks until it is held; `came` is called, in that
-        thread, whenever it gets on."""
+        """Fetch a copy of a peer's shard into this node's memory, blocking until it is complete. Calls `came` in that
+        thread whenever bytes have arrived."""
         ...
 
     def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002
-        """A held shard's bytes, pinned while open. Raises KeyError when it is not held."""
+        """The bytes of a shard in memory, pinned while open. Raises KeyError if it is not there."""
         ...
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
-        """Iteration and phase that the worker shows."""
+        """The iteration and phase in the worker's beacon."""
         ...
 
     def changes(self, local_rank: int) -> tuple[int, float]:
-        """How often that worker has changed its beacon, and the Unix time of the last change; zeros before it did."""
+        """How often that worker has changed its beacon, and the Unix time of the last change; zeros before any."""
         ...
 
     def close(self) -> None:

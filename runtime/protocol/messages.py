@@ -1,16 +1,17 @@
-"""What an agent and its job's master say to each other: JSON bodies over HTTP, one Struct each.
+"""The messages between an agent and its job's master: JSON bodies over HTTP, one Struct each.
 
-Every request carries `Authorization: Bearer TOKEN` and, in `JOB_HEADER`, its job; it names the node. Every reply
-carries the master's epoch: an agent refuses a reply of a lower epoch than it has seen. `PROTOCOL` is raised when a
-field changes its meaning.
+Every request carries `Authorization: Bearer TOKEN`, names its job in `JOB_HEADER`, and names its node. Every reply
+carries the master's epoch: an agent rejects a reply whose epoch is lower than the highest it has seen. `PROTOCOL`
+rises when a field changes its meaning.
 
-A message may come twice, late, or after one that was sent later. What makes such a copy recognisable:
+A message may arrive twice, late, or out of order. These fields identify a duplicate:
 
-- Join: (`life`, `number`) rises. An agent sends the next one only when one was answered, and the master answers only
-  when it has journaled the number: so a copy of a join that was answered is never above the journaled one.
-- Heartbeat: `number` rises, and `join` is that of the newest join: it never contradicts a seat that it cannot know.
-- Leaving: `life`. WorkerExit and Finished: `round`; a node tells one of each a round. Dumped: `directive`.
-- Persisted: the shard itself, which is stored once; what was deleted from the store is not stored again.
+- Join: (`life`, `number`) rises. An agent sends the next join only after an answer, and the master answers only after
+  it has journaled the number. Invariant: a duplicate of an answered join is never above the journaled number.
+- Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
+  seat that the agent does not know yet.
+- Leaving: `life`. WorkerExit and Finished: `round`; a node sends one of each per round. Dumped: `directive`.
+- Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.
 """
 
 from enum import StrEnum
@@ -19,11 +20,11 @@ import msgspec
 
 PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"
-"""Another job's master answers 409 to it, whatever is asked."""
+"""The master of another job answers 409 to every request that carries it."""
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """A whole staged shard that somebody can serve: in a node's memory (`node`) or in the store (`key`)."""
+    """A complete shard and where it can be read: from a node's memory (`node`) or from the store (`key`)."""
 
     round: int
     iteration: int
@@ -35,51 +36,51 @@ class Holding(msgspec.Struct, frozen=True):
     address: str = ""
     """host:port of the agent that serves it from memory."""
     index: int = 0
-    """The local rank of that node whose segment holds it."""
+    """The local rank, on that node, whose segment holds it."""
     key: str = ""
     """Object in the store."""
     digest: str = ""
-    """xxh3_128 of its head, which has the digests of its data, as 32 hex digits."""
+    """xxh3_128 of its header, as 32 hex digits; the header holds the digests of the data."""
 
 
 class Flaw(StrEnum):
-    """What is wrong with a source that a state was to be restored from."""
+    """What is wrong with a source of a restore."""
 
     DAMAGED = "damaged"
-    """Proven: its bytes are not what they were, or are gone."""
+    """Proven: its bytes have changed or are gone."""
     NEWER = "newer"
-    """A later Everstep wrote it."""
+    """A later version of Everstep wrote it."""
     UNREACHABLE = "unreachable"
-    """It does not answer; it may be whole."""
+    """It does not answer; it may be intact."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Sources of a state that no round begins from any more: objects, a node's memory, or (neither) all there are."""
+    """Sources that no later round restores from: objects, one node's memory, or, with neither named, all sources."""
 
     round: int
     iteration: int
     why: str
     flaw: Flaw = Flaw.DAMAGED
     key: str = ""
-    """Objects in the store whose key begins so."""
+    """Prefix of the objects' keys in the store."""
     node: str = ""
-    """The memory of that node,"""
+    """The node whose memory is meant."""
     shard: int = 0
-    """this shard in it."""
+    """The shard in that node's memory."""
 
-    def covers(self, held: Holding) -> bool:
-        """Is it that source?"""
-        if (held.round, held.iteration) != (self.round, self.iteration):
+    def covers(self, source: Holding) -> bool:
+        """Whether this refusal covers that source."""
+        if (source.round, source.iteration) != (self.round, self.iteration):
             return False
         if self.key:
-            return bool(held.key) and held.key.startswith(self.key)
-        return not self.node or (held.node, held.shard) == (self.node, self.shard)
+            return bool(source.key) and source.key.startswith(self.key)
+        return not self.node or (source.node, source.shard) == (self.node, self.shard)
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """The one state that a round starts from, and for each shard the places to read it, best first.
+    """The state that a round starts from. `sources` lists where each shard can be read, best first.
 
-    `sources` is the same for every node; a node that holds a shard itself reads its own memory first.
+    Every node gets the same `sources`; a node that holds a shard itself reads its own memory first.
     """
 
     round: int
@@ -96,11 +97,11 @@ class Member(msgspec.Struct, frozen=True):
     address: str
     slots: int
     ip: str = ""
-    """As the agent told it; empty where it told none."""
+    """As the agent reported it; empty if it reported none."""
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One agreed membership: members per role, in rank order. A new round restarts the workers."""
+    """One rendezvous round: its members per role, in rank order. A new round restarts the workers."""
 
     number: int
     members: dict[str, tuple[Member, ...]]
@@ -120,26 +121,26 @@ class Join(msgspec.Struct, frozen=True):
     address: str
     """host:port of the agent's own server."""
     master_port: int
-    """A port that is free on this host for torch's rendezvous, should this node get rank 0."""
+    """A free port on this host for torch's rendezvous, in case this node gets rank 0."""
     holdings: tuple[Holding, ...] = ()
     after_round: int = 0
-    """The last round this agent was in: it wants a later one."""
+    """The last round this agent was in; it asks for a later one."""
     protocol: int = PROTOCOL
     checked: float = 0.0
-    """Seconds that its own node check took; 0: it made none."""
+    """Seconds that its own node check took; 0: no check was made."""
     ip: str = ""
     """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
     index: int = -1
-    """The place it asks for in its role (its NODE_RANK); -1: any. Only heeded where nodes come by themselves."""
+    """The index it asks for in its role (its NODE_RANK); -1: any. Used only with placement `joined`."""
     life: int = 0
-    """Which agent of this node asks: rises from one to the next. The Unix time in ms at which it began, or more, where
-    the master knew of a higher one."""
+    """Identifies the agent process among those of this node; each later one is higher. The Unix time in ms at which it
+    started, or a higher number if the master already knew a higher one."""
     number: int = 1
-    """Of this agent's joins, from 1."""
+    """Counts this agent's joins, from 1."""
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Where a node sits in a round: all that it needs to start its workers."""
+    """A node's position in a round: all it needs to start its workers."""
 
     epoch: int
     round: int
@@ -157,9 +158,9 @@ class Seat(msgspec.Struct, frozen=True):
     """Rounds of this job before this one."""
     restore: Restore | None
     persists: bool
-    """This node persists what is the same on every rank; each node persists its own shards of a sharded state."""
+    """This node persists replicated state. Of sharded state, each node persists its own shards."""
     peer: str = ""
-    """host:port of the agent that keeps copies of this node's shards, on another host; empty: there is none."""
+    """host:port of the agent on another host that keeps copies of this node's shards; empty: there is none."""
 
 
 class Action(StrEnum):
@@ -171,35 +172,35 @@ class Action(StrEnum):
     LEAVE = "leave"
     """End the workers, release everything, exit 0."""
     DUMP = "dump"
-    """Write the stacks of all ranks of this node to its log, then tell (Dumped); the workers are left as they are."""
+    """Write the stacks of all ranks of this node to its log, then report Dumped; the workers are left running."""
     PERSIST = "persist"
-    """Put the newest staged state of this node into the store now and tell (Persisted); the training goes on."""
+    """Write the newest staged state of this node to the store now and report Persisted; training goes on."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """POST /v1/heartbeat: a long poll. Answered at once when there is something to do, else when it ends."""
+    """POST /v1/heartbeat: a long poll. Answered at once if there is something to do, otherwise when the poll ends."""
 
     node: str
     round: int
     iteration: int = 0
     phase: str = ""
     telemetry: tuple[dict[str, float | int | str], ...] = ()
-    """What the workers reported since the last heartbeat, each with v, n, time, round, iteration, rank; `n` rises."""
+    """Lines the workers reported since the last heartbeat, each with v, n, time, round, iteration, rank; `n` rises."""
     seen: int = 0
-    """The last `Directive.number` this agent carried out."""
+    """The `Directive.number` that this agent carried out last."""
     still_s: float = 0.0
-    """Seconds since any of this node's workers moved; before the first movement, since they were told to start."""
+    """Seconds since any of this node's workers made progress; before the first progress, since they were started."""
     moved: bool = False
-    """Has any of them moved in this round?"""
+    """Whether any of them has made progress in this round."""
     has_beacon: bool = False
-    """Is their script known to show movements at all?"""
+    """Whether their script is known to show progress at all."""
     life: int = 0
     number: int = 0
-    """Of this agent's heartbeats, from 1; 0: not told."""
+    """Counts this agent's heartbeats, from 1; 0: not given."""
     join: int = 0
-    """The number of the newest join it has made."""
+    """The number of its newest join."""
     waits: bool = False
-    """That join is not answered yet: the workers of `round` are dead, or about to die."""
+    """That join is not answered yet: the workers of `round` are dead or about to die."""
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -210,45 +211,46 @@ class Directive(msgspec.Struct, frozen=True):
     action: Action
     reason: str = ""
     round: int = 0
-    """The round that REJOIN ends: an agent that has a seat in a later one ignores it."""
+    """The round that REJOIN ends: an agent with a seat in a later round ignores it."""
     stored: int = 0
-    """The newest `n` of this node's telemetry that lies in the store: the agent keeps what came later."""
+    """The newest `n` of this node's telemetry that is in the store: the agent keeps later lines."""
     life: int = 0
-    """Above the agent's own: the master takes another one for this node's, until this one joins with a higher life."""
+    """If above the agent's own, the master takes another agent for this node's until this one joins with a higher
+    life."""
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """POST /v1/fault: a worker of this node died otherwise than by finishing."""
+    """POST /v1/fault: a worker of this node died without finishing."""
 
     node: str
     round: int
     rank: int
     local_rank: int
     exit_code: int
-    """As subprocess has it: negative for a signal."""
+    """As in subprocess: negative for a signal."""
     iteration: int
     error: str = ""
-    """The traceback or last words, at most 16 KiB."""
+    """The traceback or the end of its output, at most 16 KiB."""
     ago_s: float = 0.0
-    """Seconds from the death until this is sent: hosts' clocks differ, and the first to fail is to be found."""
+    """Seconds from the death until this is sent. Clocks of hosts differ, and the master must find the first failure."""
     oom: bool = False
-    """The agent saw the cgroup count a kill for want of memory at this death."""
+    """The cgroup counted an OOM kill at this death."""
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """POST /v1/finished: all workers of this node ended the round with exit 0."""
+    """POST /v1/finished: all workers of this node ended the round with exit code 0."""
 
     node: str
     round: int
 
 
 class Leaving(msgspec.Struct, frozen=True):
-    """POST /v1/leaving: this node will go soon (a preemption notice, SIGTERM). It trains on until told to leave."""
+    """POST /v1/leaving: this node must leave soon (a preemption notice, SIGTERM). It trains on until told to leave."""
 
     node: str
     reason: str
     grace_s: float
-    """Seconds until it ends by itself; from when the message is sent."""
+    """Seconds from sending the message until the node ends by itself."""
     life: int = 0
 
 
@@ -258,36 +260,36 @@ class Dumped(msgspec.Struct, frozen=True):
     node: str
     round: int
     directive: int = 0
-    """The number of the one that asked."""
+    """The number of the directive that asked."""
 
 
 class Persisted(msgspec.Struct, frozen=True):
-    """POST /v1/persisted: a shard lies whole in the store. Answered when the master has journaled it."""
+    """POST /v1/persisted: a complete shard is in the store. Answered once the master has journaled it."""
 
     node: str
     holding: Holding
 
 
 class Unrestored(msgspec.Struct, frozen=True):
-    """POST /v1/unrestored: what the round begins from cannot be had on this node from any of its sources."""
+    """POST /v1/unrestored: this node could not read the state that the round starts from, from any source."""
 
     node: str
     round: int
     refusals: tuple[Refusal, ...]
-    """At least one of each source that was tried."""
+    """At least one for each source that was tried."""
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """POST /v1/scale: so many nodes of this role, within the bounds of the job's spec."""
+    """POST /v1/scale: set the number of nodes of this role, within the bounds of the job's spec."""
 
     nodes: int
     role: str = "worker"
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """The answer to what needs none."""
+    """The answer to a request that only needs confirmation."""
 
     epoch: int
     committed: str = ""
-    """To Persisted: the key of the checkpoint's manifest, once it is visible. While other shards are missing the
-    answer waits some seconds and may then be empty: post the same again to wait on."""
+    """For Persisted: the key of the checkpoint's manifest, once it is visible. While other shards are missing, the
+    answer waits some seconds and may then be empty: post the same message again to go on waiting."""

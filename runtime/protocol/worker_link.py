@@ -1,7 +1,7 @@
-"""What a worker says to the agent of its node: JSON lines over a Unix socket, in the node's private folder.
+"""The messages between a worker and its node's agent: JSON lines over a Unix socket in the node's private folder.
 
-The worker's side is `Link` (blocking, a few lines, standard library + msgspec). The socket's path is in
-EVERSTEP_AGENT. A worker that never connects still runs: it only has no beacon and no checkpoints.
+`Link` is the worker's side: blocking, standard library and msgspec only. EVERSTEP_AGENT holds the socket's path. A
+worker that never connects still runs, but has no beacon and no checkpoints.
 """
 
 import math
@@ -17,7 +17,7 @@ from everstep.runtime.protocol.messages import Holding, Refusal
 
 AGENT_VARIABLE = "EVERSTEP_AGENT"
 LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"
-"""The worker's number on its node, where LOCAL_RANK is a virtual one."""
+"""The worker's local rank if LOCAL_RANK is virtual."""
 
 
 _ROUND_ENDS_S = 60.0
@@ -42,16 +42,16 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     path: str = ""
     offset: int = 0
     size: int = 0
-    """Where in shared memory this worker's start will be, if its bytes are right: `Fetched` decides; empty while nobody
-    knows."""
+    """The range in shared memory where this worker's restored state will be if its bytes are verified, which `Fetched`
+    decides. Empty while this is unknown."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state needs `capacity` bytes a slot. Answer: Segment."""
+    """The worker's state needs `capacity` bytes per slot. Answer: Segment."""
 
     capacity: int
     sharded: bool = False
-    """It is this rank's shard of the state; else the state is the same on every rank."""
+    """The worker stages its rank's shard of the state; otherwise the state is the same on every rank."""
 
 
 class Segment(msgspec.Struct, frozen=True, tag=True):
@@ -61,11 +61,11 @@ class Segment(msgspec.Struct, frozen=True, tag=True):
     slots: int
     capacity: int
     overhead: float = 0.0
-    """Share of the time that staging may take; 0: whatever it takes."""
+    """The fraction of training time that staging may take; 0: no limit."""
 
 
 class Acquire(msgspec.Struct, frozen=True, tag=True):
-    """The worker wants to stage `iteration`. Answer: Slot, as soon as one may be overwritten."""
+    """The worker wants to stage `iteration`. Answer: Slot, as soon as a slot may be overwritten."""
 
     iteration: int
 
@@ -76,12 +76,12 @@ class Slot(msgspec.Struct, frozen=True, tag=True):
     slot: int
     offset: int
     waited_s: float
-    """How long it was waited for while memory was still being allocated: no save pays that again."""
+    """Seconds spent waiting while memory was still being allocated; no later save waits for that again."""
 
 
 class Staged(msgspec.Struct, frozen=True, tag=True):
-    """The commit of a stage: `size` bytes of safetensors in `slot` are whole. Answer: Done, which training does not
-    wait for: what is wrong with it is told at the next question."""
+    """The commit of a stage: `size` bytes of safetensors in `slot` are complete. Answer: Done. Training does not wait
+    for it: an error is raised at the next request."""
 
     slot: int
     iteration: int
@@ -89,7 +89,7 @@ class Staged(msgspec.Struct, frozen=True, tag=True):
     persist: bool
     """Copy it to the store now, whatever the interval says."""
     thinned: str = ""
-    """Why not every iteration is staged; empty while each is."""
+    """Why not every iteration is staged; empty while every one is."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
@@ -99,14 +99,15 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """What does this round start from? Answer: Fetched, when the bytes lie verified in this node's memory."""
+    """Ask for the state that this round starts from. Answer: Fetched, once its verified bytes are in this node's
+    memory."""
 
 
 class Fetched(msgspec.Struct, frozen=True, tag=True):
     """Read `size` bytes at `offset` of `path`.
 
-    `path` is empty when the round starts from nothing (`iteration` 0), and where no shard is this rank's, because
-    another number of ranks cut the state: it reads what it needs of all of them from `sources`.
+    `path` is empty if the round starts from nothing (`iteration` 0), or if the state was sharded over another number of
+    ranks: then the worker reads the parts it needs from `sources`.
     """
 
     path: str
@@ -115,21 +116,21 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     round: int
     iteration: int
     digest: str
-    """Of those bytes, to be checked while copying."""
+    """Digest of those bytes, to be verified while copying."""
     source: str
     """memory | peer NODE | store KEY | N shards"""
     sources: tuple[Holding, ...] = ()
-    """Of a sharded state: where every shard is held, best first."""
+    """For a sharded state: where every shard can be read, best first."""
     token: str = ""
-    """What peers want to see."""
+    """The bearer token that peers require."""
     authority: str = ""
-    """By what they are known, PEM; empty: they speak in clear."""
+    """The certificate authority of the peers, PEM; empty: they do not use TLS."""
     why: str = ""
-    """What was wrong at the places that come before the source; empty when nothing was."""
+    """Why the sources preferred over `source` failed; empty if none failed."""
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):
-    """What was fetched is no state, or some of it cannot be had: the master begins another round. No answer comes."""
+    """The fetched state is invalid or incomplete: the master begins another round. There is no answer."""
 
     refusals: tuple[Refusal, ...]
 
@@ -142,13 +143,13 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """As asked."""
+    """The request was carried out."""
 
     detail: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
-    """Not as asked; one line that says why and how to mend it."""
+    """The request failed. `message` is one line: why, and how to mend it."""
 
     message: str
 
@@ -162,7 +163,7 @@ R = TypeVar("R")
 
 
 def _json_value(value: float | int | str) -> float | int | str:
-    """JSON has no nan and no inf: they travel as text, which float() reads again."""
+    """The value as JSON can carry it: nan and inf become text, which float() parses."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -171,19 +172,19 @@ class LinkError(ConnectionError):
 
 
 class Link:
-    """A worker's connection to its agent. Not thread-safe: one Link a thread."""
+    """A worker's connection to its agent. Not thread-safe: use one Link per thread."""
 
     def __init__(self, path: str, hello: Hello) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("rb")
         self._unread = 0
-        """Answers that nobody has asked for yet."""
+        """Answers that have not been read yet."""
         self.welcome = self.ask(hello, Welcome)
 
     @classmethod
     def from_environment(cls) -> "Link | None":
-        """The link of this worker, or None where no agent started it."""
+        """The link of this worker, or None if no agent started it."""
         path = os.environ.get(AGENT_VARIABLE)
         if not path:
             return None
@@ -192,7 +193,7 @@ class Link:
         return cls(path, Hello(os.getpid(), rank, int(local_rank), round_))
 
     def tell(self, request: Request) -> None:
-        """Send without waiting for an answer: a Report has none, that of Staged is read with the next one."""
+        """Send without waiting for an answer. A Report has none; the answer to Staged is read with the next one."""
         if isinstance(request, Report):
             request = msgspec.structs.replace(request, values={k: _json_value(v) for k, v in request.values.items()})
         else:
@@ -200,20 +201,20 @@ class Link:
         self._socket.sendall(_encode(request) + b"\n")
 
     def ask(self, request: Request, answer: type[R]) -> R:
-        """Send and wait for the answer of that type. Raises LinkError for a Problem, also with what was told before,
-        or a lost agent."""
+        """Send and wait for the answer of that type. Raises LinkError for a Problem (also one that answers an earlier
+        `tell`) and if the agent is gone."""
         self.tell(request)
         return self.read_answer(answer)
 
     def refuse_restore(self, refusals: tuple[Refusal, ...]) -> None:
-        """Say that the round has nothing to begin from, and wait for its end, which ends this process; returns when
-        that does not come."""
+        """Report that the round cannot be restored, and wait for its end, which kills this process. Returns if the end
+        does not come in time."""
         with suppress(LinkError, OSError):
             self.ask(Unusable(refusals), Done)
         time.sleep(_ROUND_ENDS_S)
 
     def read_answer(self, answer: type[R]) -> R:
-        """Wait for the answer to what was told last; the rest is as `ask` says."""
+        """Wait for the answer to the last `tell`; raises as `ask` does."""
         *_, reply = replies = [self._read_reply() for _ in range(self._unread)]
         self._unread = 0
         for problem in replies:
@@ -229,6 +230,6 @@ class Link:
         raise LinkError("the agent of this node is gone")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._lines.close()
         self._socket.close()

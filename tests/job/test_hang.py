@@ -139,10 +139,10 @@ def test_stacks_written_for_an_earlier_hang_of_the_round_are_none_for_this_one()
     world.beat("worker-0-0", 6, still_s=61.0)
     assert world.state.hang is not None
     world.send(StacksDumped(late))
-    assert not world.brain._case.liveness.all_dumped(world.state)
+    assert not world.brain._transaction.liveness.all_dumped(world.state)
     world.dump("worker-0-0")
     world.dump("worker-1-0")
-    assert world.brain._case.liveness.all_dumped(world.state)
+    assert world.brain._transaction.liveness.all_dumped(world.state)
 
 
 def test_a_late_heartbeat_does_not_end_a_hang() -> None:

@@ -1,4 +1,4 @@
-"""The master's shell (desk and endpoints) in virtual time, over a store in memory that gives trouble when told to."""
+"""The master's shell (brain and endpoints) in virtual time, over a store in memory that gives trouble when told to."""
 
 import asyncio
 import selectors
@@ -171,11 +171,11 @@ class Shell:
                 break
             except (StoreError, Fenced):
                 await passes(1)
-        self.desk = desk = JournaledBrain(self.spec, self.store, claimed, state, now)
-        self.endpoints = Endpoints(desk, Credentials(TOKEN), lambda beat: 0)
-        desk.feed(Opened())
-        self.tasks = [asyncio.create_task(part()) for part in desk.background_parts]
-        await desk.wait_until_durable()
+        self.brain = brain = JournaledBrain(self.spec, self.store, claimed, state, now)
+        self.endpoints = Endpoints(brain, Credentials(TOKEN), lambda beat: 0)
+        brain.feed(Opened())
+        self.tasks = [asyncio.create_task(part()) for part in brain.background_parts]
+        await brain.wait_until_durable()
 
     async def ended(self) -> Exception:
         """Until one of its parts gives up; what that raised."""

@@ -69,10 +69,10 @@ def played(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> T
 
 async def _unchanged(shell: Shell, ask: Awaitable[Reply]) -> Reply:
     """The reply, after which nothing is other than before."""
-    brain, durable, objects = shell.desk.brain.state, shell.desk.state, dict(shell.store.objects)
+    brain, durable, objects = shell.brain.core.state, shell.brain.state, dict(shell.store.objects)
     reply = await ask
-    assert shell.desk.brain.state is brain
-    assert shell.desk.state is durable
+    assert shell.brain.core.state is brain
+    assert shell.brain.state is durable
     assert shell.store.objects == objects
     return reply
 
@@ -129,11 +129,11 @@ def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence
 
 def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:
     async def story(shell: Shell) -> None:
-        shell.desk.feed(StopRequested("told to stop"))
-        await shell.desk.wait_until_durable()
+        shell.brain.feed(StopRequested("told to stop"))
+        await shell.brain.wait_until_durable()
         await shell.close()
         await shell.open()
-        assert shell.desk.state.ended is None
+        assert shell.brain.state.ended is None
         reply = await _unchanged(shell, shell.ask("join", RIGHT["join"]))
         assert (reply.status, b"has no place in job j: lost" in reply.body) == (409, True)
         told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
@@ -240,11 +240,11 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
 def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
         for verb, body in asked:
-            brain, known = shell.desk.brain.state, await _refused(shell)
+            brain, known = shell.brain.core.state, await _refused(shell)
             reply = await shell.ask(verb, body)
             assert reply.status in (200, 204, 400, 409), (verb, body, reply)
             if reply.status in (400, 409):
-                assert shell.desk.brain.state is brain
+                assert shell.brain.core.state is brain
                 assert sum((await _refused(shell)).values()) == sum(known.values()) + 1
 
     store = played(story)
@@ -320,7 +320,7 @@ def test_stacks_that_nobody_asked_for_change_nothing() -> None:
 def test_a_node_that_comes_back_under_its_old_name_is_not_told_to_leave() -> None:
     async def story(shell: Shell) -> None:
         assert (await shell.ask("leaving", Leaving(NODE, "preempted", 0.0))).status == 200
-        assert shell.desk.state.nodes[NODE].action is Action.LEAVE
+        assert shell.brain.state.nodes[NODE].action is Action.LEAVE
         seats = await asyncio.gather(shell.join(NODE, life=1), shell.join(NODES[1], 1))
         assert [seat.round for seat in seats] == [2, 2]
 

@@ -225,7 +225,7 @@ def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
 
     played(tmp_path, story, platform=platform)
     assert platform.refused > 2
-    assert caplog.text.count("nodes cannot be looked after just now: Too many open files") == 1
+    assert caplog.text.count("nodes cannot be created or deleted now: Too many open files") == 1
 
 
 def test_two_nodes_join_get_their_seats_and_finish(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ async def check_survived(
     port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False
 ) -> bytes:
     """The answer to these bytes; they have changed nothing, and the next who asks is answered."""
-    before = shell.desk.brain.state
+    before = shell.brain.core.state
     answer = await sent(port, data, end)
-    assert shell.desk.brain.state is before
+    assert shell.brain.core.state is before
     assert (await sent(port, RIGHT)).startswith(b"HTTP/1.1 200")
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
     return answer

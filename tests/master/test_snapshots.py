@@ -49,10 +49,10 @@ def _played(store: TroubledStore, rounds: int) -> State:
     async def story() -> State:
         await shell.open()
         await _rounds(shell, rounds)
-        while shell.desk.state is not shell.desk.brain.state:
-            await shell.desk.wait_until_durable()
+        while shell.brain.state is not shell.brain.core.state:
+            await shell.brain.wait_until_durable()
         await shell.close()
-        return shell.desk.state
+        return shell.brain.state
 
     return in_virtual_time(store, story)
 

@@ -27,7 +27,7 @@ def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_dama
     async def story() -> None:
         shell = Shell(SPEC, store)
         await shell.open()
-        node = next(iter(shell.desk.state.nodes))
+        node = next(iter(shell.brain.state.nodes))
         await shell.join(node)
         store.objects[shard_key("j", 1, 20, 0)] = b"9"
         assert (await shell.persist(node, 1, 20)).status == 200
@@ -44,7 +44,7 @@ def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_dama
         assert seat.restore.iteration == 10
         store.objects[shard_key("j", 3, 30, 0)] = b"9"
         assert (await shell.persist(node, 3, 30)).status == 200
-        await shell.desk.delete_unneeded(last=1)
+        await shell.brain.delete_unneeded(last=1)
         await shell.close()
 
     in_virtual_time(store, story)
