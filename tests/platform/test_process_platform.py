@@ -187,7 +187,7 @@ def test_a_nodes_end_is_told_although_what_it_left_cannot_be_removed(
 
     asyncio.run(story())
     (line,) = [line for line in said if "limited" not in line]
-    told = "node worker-0-0 has ended, and some of what it left cannot be removed: "
+    told = "node worker-0-0 has ended, but some of what it left cannot be removed: "
     assert line == f"{told}[Errno 1] Operation not permitted: '/dev/shm/x'"
 
 
