@@ -184,7 +184,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
     [
         (["--rdzv-backend=etcd"], {}, "etcd is not supported"),
         (["--rdzv-backend=etcd-v2"], {}, "etcd is not supported"),
-        (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: not known"),
+        (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: unknown"),
         (["--logs-specs=x"], {}, "--logs-specs x: no entry point torchrun.logs_specs[x]"),
         (["--exclude-straggler"], {}, "part of --network-check"),
         (["--switchbox-check"], {}, "part of --network-check"),

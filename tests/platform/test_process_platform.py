@@ -132,7 +132,7 @@ def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, mo
         assert may_clean.wait(DEADLINE_S)
         clean(*given)
 
-    monkeypatch.setattr(debris, "clean", gated)
+    monkeypatch.setattr(debris, "remove_debris", gated)
 
     async def story() -> None:
         made = platform(tmp_path, job)
