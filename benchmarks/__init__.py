@@ -1,1 +1,1 @@
-"""Figures: ratios against a limit or a peer, measured in one run; never asserted in tests."""
+"""Figures: ratios to a limit or a peer, measured in one run; never asserted in tests."""

@@ -1,7 +1,7 @@
 """`make accept-checkpoint`: every promise about checkpoints: wanted, measured, holds or not.
 
-What tests prove is proven by tests named here; ratios (`benchmarks.checkpoint`), runs that leave nothing behind, the
-long series of kills and the fine-tuning of a real model are measured here. Words choose lines that have one of them.
+The tests named here prove most promises. Ratios (`benchmarks.checkpoint`), runs that leave nothing behind, the long
+series of kills and the fine-tuning of a real model are measured here. Words on the command line select lines.
 """
 
 import argparse
@@ -114,15 +114,15 @@ model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
 print(sum(p.numel() for p in model.parameters()), bool(torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()))
 """
 PARAMETERS = 134_515_008
-"""Of SmolLM2-135M."""
+"""Parameters of SmolLM2-135M."""
 PERPLEXITY = re.compile(r"perplexity ([\d.]+) \(untrained: ([\d.]+)\)")
-"""As the evaluate step says it."""
+"""The evaluate step's line."""
 KILL_AT = 8
 PATIENCE_S = 1800.0
 
 
 def cuda(_: argparse.Namespace) -> Iterator[Line]:
-    """Proven where there is a device, skipped by name elsewhere."""
+    """Tests on a CUDA device; without one, the line says that they were skipped."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/checkpoint/test_cuda.py"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     skipped = [line for line in run.stdout.splitlines() if line.startswith("SKIPPED")]
@@ -133,7 +133,7 @@ def cuda(_: argparse.Namespace) -> Iterator[Line]:
 
 
 def series(options: argparse.Namespace) -> Iterator[Line]:
-    """As many kills as the issue asks for, of each kind of state."""
+    """Kill trainings at random moments, `kills` times for each kind of state."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/checkpoint/test_random_kills.py"]
     kills = options.kills
     environment = {**os.environ, "EVERSTEP_ROUNDS": str(kills)}
@@ -146,7 +146,7 @@ def series(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def leftovers(options: argparse.Namespace) -> Iterator[Line]:
-    """Launches of a small script, of which every other one, or its worker, is killed and then started again."""
+    """Launch a small script repeatedly; kill every other launch, or its worker, and start it again."""
     chance, found = random.Random(0), set[str]()
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
@@ -181,7 +181,7 @@ def _environment() -> dict[str, str]:
 
 
 def finetune(_: argparse.Namespace) -> Iterator[Line]:
-    """A real model, through the pipeline with a worker killed, and out again."""
+    """Fine-tune a real model through the pipeline, kill a worker, export the model and load it."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
         flags = ("--model", "smollm2", "--nodes", "1", "--iterations", "20", "--sequence-length", "128")
@@ -203,7 +203,7 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
         told = (
             f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
         )
-        # A batch of 512 tokens tells little: the losses of five vary by more than 20 iterations teach.
+        # A batch of 512 tokens is noisy: five losses vary by more than 20 iterations of training gain.
         told += f", loss {first:.2f} -> {end:.2f}, left: {run.left() or 'nothing'}"
         scores = PERPLEXITY.search(run.log.read_text())
         reached, untrained = (float(score) for score in scores.groups()) if scores else (0.0, 0.0)
@@ -235,7 +235,7 @@ MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] 
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: the figures first, alone on the machine."""
+    """The selected lines: the figures first, with the machine to themselves."""
     for names, measure in MEASURED.items():
         if any(is_asked(name, options.words) for name in names):
             yield from measure(options)

@@ -1,6 +1,6 @@
 """`make accept-cluster`: every promise on a real Kubernetes: wanted, measured, holds or not. As root.
 
-The faults' costs are told by the test that does them, in one training; nothing else should run on the machine.
+The costs of faults come from the test that causes them, in one training; nothing else should run on the machine.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.harness import ROOT
 UP_S = 15
 """From nothing until both machines, the control plane and the store are ready."""
 GONE_S = 30
-"""From the end of a run for good until nothing of its nodes is left."""
+"""From the final end of a run until nothing of its nodes is left."""
 CLUSTER = {
     "cluster: up is idempotent, down leaves nothing behind": ["test_lifecycle.py"],
     "platform: pods owned by the Workflow, made once, adopted, deleted by UID": ["test_pods.py"],
@@ -58,7 +58,7 @@ CLUSTER = {
 
 
 def cluster_starts() -> Iterator[Line]:
-    """Up from nothing, again, down."""
+    """Start the cluster from nothing, start it again, take it down."""
     _cluster("build")
     _cluster("down")
     seconds = [_cluster("up"), _cluster("up")]
@@ -74,7 +74,7 @@ def _cluster(verb: str) -> float:
 
 
 def faults(cases: Cases) -> Iterator[Line]:
-    """What each costs."""
+    """The cost of each fault."""
     for fault in FAULTS:
         found = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
         told = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
@@ -83,7 +83,7 @@ def faults(cases: Cases) -> Iterator[Line]:
 
 
 def stopped_runs(cases: Cases) -> Iterator[Line]:
-    """How long a run that is over for good leaves anything of its nodes, at worst."""
+    """The longest time until a run that has ended for good has left nothing of its nodes."""
     told = [
         float(one.get("value", "inf"))
         for name, case in cases.items()
@@ -119,11 +119,11 @@ PROVEN = {
         f"{SUBMISSION}test_status_there.py",
     ),
 }  # fmt: skip
-"""What needs no cluster to be seen: promise -> the tests that prove it, in the words of `acceptance.proven`."""
+"""Promises that need no cluster -> the tests that prove them, in the words of `acceptance.proven`."""
 
 
 def unproven() -> Iterator[Line]:
-    """What nothing shows."""
+    """What nothing proves."""
     yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
                "never run: its documents' schema only", False)  # fmt: skip
 
@@ -133,10 +133,10 @@ IMAGES = "images: each stage of templates/Containerfile is made on a Debian root
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for."""
+    """The selected lines."""
     if is_asked(ON_A_CLUSTER, options.words):
         yield from cluster_starts()
-        cases = run_tests(["tests/cluster"], 0)  # one after the other: they measure
+        cases = run_tests(["tests/cluster"], 0)  # one after the other, because they measure
         for promise, words in CLUSTER.items():
             yield line_of(promise, words, cases)
         yield from faults(cases)

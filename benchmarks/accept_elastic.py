@@ -114,7 +114,7 @@ PROVEN = {**LAUNCHING, **SPEC, **MEMBERSHIP, **FAULTS, **CHECKING, **MASTERS, **
 
 
 def kills(options: argparse.Namespace) -> Iterator[Line]:
-    """kill -9 of a worker, ours beside torchrun with torch.save."""
+    """kill -9 of a worker, compared with torchrun and torch.save."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
         dataset = recovery.make_dataset(folder)
@@ -137,7 +137,7 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def simulated_agents(options: argparse.Namespace) -> Iterator[Line]:
-    """Simulated agents over real HTTP; heartbeats from the largest crowd."""
+    """Simulated agents over real HTTP; heartbeats of the largest crowd."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for many in options.agents:
@@ -151,7 +151,7 @@ def simulated_agents(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def node_checks(options: argparse.Namespace) -> Iterator[Line]:
-    """How long a node check takes."""
+    """The duration of a node check."""
     seconds, _, found = node_check.check(2)
     told = f"{seconds:.1f} s, {found}"
     yield Line("check of 2 nodes on one host", "<= 30 s", told, seconds <= node_check.BUDGET_S and found == "healthy")
@@ -165,7 +165,7 @@ MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: the figures first, alone on the machine."""
+    """The selected lines: the figures first, with the machine to themselves."""
     for promise, measure in MEASURED.items():
         if is_asked(promise, options.words):
             yield from measure(options)

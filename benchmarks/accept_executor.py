@@ -1,7 +1,7 @@
 """`make accept-executor`: every promise of the embedded executor: wanted, measured, holds or not.
 
-What tests prove is proven by the tests named in the line; the recorded cases, times and memory are measured here.
-`python -m benchmarks.accept_executor WORD...`: only lines that have one of the words.
+The tests named in a line prove it; the recorded cases, times and memory are measured here.
+`python -m benchmarks.accept_executor WORD...`: only lines that contain one of the words.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.workflow.test_lint import MISTAKES, REFUSED_BY_ARGO, RIGHT, told
 
 WORKFLOW = "tests/workflow"
 EXAMPLES = 120
-"""How many published examples shall end as on Argo."""
+"""Published examples that must end as on Argo."""
 
 
 def figures() -> Iterator[Line]:
@@ -31,7 +31,7 @@ def figures() -> Iterator[Line]:
 
 
 def recorded_cases() -> Iterator[Line]:
-    """Every recorded case is run again."""
+    """Run every recorded case again."""
     paths = [GOLDEN / f"{case}.yaml" for case in CASES]
     with tempfile.TemporaryDirectory() as runs:
         found = asyncio.run(answers(paths, Path(runs)))
@@ -46,13 +46,13 @@ def recorded_cases() -> Iterator[Line]:
 
 
 def mistakes() -> Iterator[Line]:
-    """What the lint finds."""
+    """Planted mistakes that the lint finds."""
     found = sum(bool(told(GOLDEN / "mistakes" / f"{case}.yaml")) for case in MISTAKES)
     yield Line("lint: planted mistakes that are found", f"{len(MISTAKES)}", f"{found}", found == len(MISTAKES))
 
 
 def false_alarms() -> Iterator[Line]:
-    """What it does not let pass."""
+    """Correct workflows that the lint rejects."""
     right = [case for case in RIGHT if case not in REFUSED_BY_ARGO]
     wrong = [case for case in right if any(one.error for one in told(GOLDEN / f"{case}.yaml"))]
     shown = f"{len(wrong)} of {len(right)} {' '.join(wrong[:5])}".strip()
@@ -60,7 +60,7 @@ def false_alarms() -> Iterator[Line]:
 
 
 def examples() -> Iterator[Line]:
-    """The published examples, from the table that their test has left."""
+    """The published examples, from the table that their test wrote."""
     promise, wanted = "published examples of Argo Workflows", f"at least {EXAMPLES} end as on Argo"
     table = ROOT / WORKFLOW / "examples.json"
     if not table.exists():
@@ -79,7 +79,7 @@ MEASURED = {
     "lint: planted mistakes": mistakes,
     "lint: accused": false_alarms,
 }
-"""In this order: the memory of the figures is only theirs."""
+"""In this order: the memory of the figures must be theirs alone."""
 
 
 WORKFLOWS, COMMAND = "tests/workflow/test_", f"{WORKFLOW}/test_command_workflow.py"
@@ -126,7 +126,7 @@ PROVEN = {
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: the figures first, alone on the machine."""
+    """The selected lines: the figures first, with the machine to themselves."""
     for name, measure in MEASURED.items():
         if is_asked(name, options.words):
             yield from measure()

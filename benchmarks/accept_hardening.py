@@ -1,7 +1,7 @@
-"""`make accept-hardening`: nothing strands, nothing escapes, nothing is left: wanted, measured, holds or not.
+"""`make accept-hardening`: nothing gets stuck, nothing escapes, nothing is left: wanted, measured, holds or not.
 
-What tests prove is proven by tests that each part names; what takes minutes is measured here. Words choose lines that
-have one of them.
+The tests that each part names prove most promises; what takes minutes is measured here. Words on the command line
+select lines.
 """
 
 import argparse
@@ -17,11 +17,11 @@ PROVEN: Mapping[str, tuple[str, ...]] = dict(chain.from_iterable(part.PROVEN.ite
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = dict(
     chain.from_iterable(part.MEASURED.items() for part in PARTS)
 )
-"""Promise -> what measures it, and others that the same run tells of."""
+"""Promise -> its measurement, and the other promises that the same run covers."""
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: what is measured first, alone on the machine."""
+    """The selected lines: measurements first, with the machine to themselves."""
     measures = dict.fromkeys(measure for promise, measure in MEASURED.items() if is_asked(promise, options.words))
     for measure in measures:
         yield from (line for line in measure(options) if is_asked(line.promise, options.words))

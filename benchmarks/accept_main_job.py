@@ -1,6 +1,6 @@
 """`make accept-main-job`: every promise of the main job: wanted, measured, holds or not. Exit code 1 if one fails.
 
-Survival and bad input are proven by the tests named in each line; times and memory are measured here.
+The tests named in a line prove survival and bad input; times and memory are measured here.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def first_run(run: DefaultRun) -> Iterator[Line]:
 
 
 def model_loads(run: DefaultRun) -> Line:
-    """The exported directory in a fresh process."""
+    """Load the exported directory in a fresh process."""
     nodes = Pipeline(run.folder, run.folder).workflow()["status"]["nodes"].values()
     evaluated = next(node for node in nodes if node["displayName"].startswith("evaluate") and node.get("outputs"))
     model = next(p["value"] for p in evaluated["outputs"]["parameters"] if p["name"] == "model")
@@ -57,7 +57,7 @@ def model_loads(run: DefaultRun) -> Line:
 
 
 def printed_manifest(folder: Path, run: DefaultRun) -> Line:
-    """`-o yaml` against what ran."""
+    """Compare `-o yaml` with what ran."""
     command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "-o", "yaml"]
     command += ["--store", str(folder / "runs/store")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -66,7 +66,7 @@ def printed_manifest(folder: Path, run: DefaultRun) -> Line:
 
 
 def second_tokenization(folder: Path, run: DefaultRun) -> Line:
-    """The tokenize step again: it finds its dataset."""
+    """Run the tokenize step again: it finds its dataset."""
     nodes = Pipeline(run.folder, run.folder).workflow()["status"]["nodes"].values()
     corpus = next(node for node in nodes if node["displayName"].startswith("corpus") and node.get("outputs"))
     uri = next(p["value"] for p in corpus["outputs"]["parameters"] if p["name"] == "uri")
@@ -117,7 +117,7 @@ PROVEN = {
 
 
 def default_lines(folder: Path, run: DefaultRun) -> Iterator[Line]:
-    """What the default run shows, and what is asked of it afterwards."""
+    """What the default run shows, and what is checked afterwards."""
     yield from first_run(run)
     yield from (printed_manifest(folder, run), second_tokenization(folder, run), help_time())
 
@@ -126,7 +126,7 @@ MEASURED = ("the default run: its time, memory, DAG, report, model", "kill -9 of
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: the figures first, alone on the machine."""
+    """The selected lines: the figures first, with the machine to themselves."""
     shown, recovered = (is_asked(name, options.words) for name in MEASURED)
     if shown or recovered:
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:

@@ -1,7 +1,7 @@
-"""`make accept-preprocess`: every promise of the tokenization: wanted, measured, holds or not. Exit code 1 if not all.
+"""`make accept-preprocess`: every promise of the tokenization: wanted, measured, holds or not. Exit code 1 if not.
 
-Speed and memory are measured here beside the peers of `benchmarks.preprocess`; the rest is proven by the tests named.
-About a quarter of an hour; some lines alone: `python -m benchmarks.accept_preprocess memory --mb 20`.
+Speed and memory are measured here against the peers of `benchmarks.preprocess`; the tests named prove the rest. Takes
+about a quarter of an hour; for some lines alone: `python -m benchmarks.accept_preprocess memory --mb 20`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SCALED = (LARGER, LARGER_LIMIT, LARGER_MEGATRON, LARGER_PEAK, LARGER_MEMORY)
 
 
 def speed(given: Input, best: dict[str, Figure], folder: Path) -> Iterator[Line]:
-    """Beside the limit and the other tools."""
+    """Compared with the limit and the other tools."""
     mine = best["ours"]
     yield _share(LIMIT, given, mine, best["limit"])
     yield _times(MEGATRON, best.get("megatron"), mine.seconds, 3.0)
@@ -54,7 +54,7 @@ def _peak(promise: str, mine: Figure) -> Line:
 
 
 def scaling(folder: Path, small: Input, best: dict[str, Figure], rounds: int, factor: int) -> Iterator[Line]:
-    """So many times the input. Of megatron-core's builder the rate at the smaller one is taken."""
+    """With `factor` times the input. For megatron-core's builder the rate on the smaller input is used."""
     many, before = folder / "many.jsonl", best["ours"]
     with many.open("wb") as out:
         for _ in range(factor):
@@ -72,7 +72,7 @@ def scaling(folder: Path, small: Input, best: dict[str, Figure], rounds: int, fa
 
 
 def figures(wanted: Callable[[str], bool], megabytes: int, rounds: int, factor: int) -> Iterator[Line]:
-    """What is measured, as far as it is wanted."""
+    """The selected measurements."""
     beside, scaled = any(map(wanted, BESIDE)), any(wanted(f"{factor} {one}") for one in SCALED)
     if not beside and not scaled:
         return
@@ -111,11 +111,11 @@ PROVEN = {
     "progress with rate and time left, also for Argo": ["test_progress.py"],
     "bad input: one line, nothing left": ["torn", "cut_off", "refused", "told", "full_disk", "not_repeated_or_mixed"],
 }
-"""What tests prove, and words in their names."""
+"""Promise -> words in the names of the tests that prove it."""
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Those that are asked for: the figures first, alone on the machine."""
+    """The selected lines: the figures first, with the machine to themselves."""
     told = figures(lambda promise: is_asked(promise, options.words), options.mb, options.rounds, options.factor)
     yield from (line for line in told if is_asked(line.promise, options.words))
     yield from prove(PROVEN, options, [TESTS, "tests/text", "tests/data"])

@@ -1,4 +1,4 @@
-"""Promises of an issue as a table: wanted, measured, holds or not. Each line is told as soon as it is known."""
+"""Promises as a table: wanted, measured, holds or not. Each line is printed as soon as it is known."""
 
 import argparse
 import subprocess
@@ -16,7 +16,7 @@ from rich.table import Table
 from tests.harness import ROOT
 
 Cases = Mapping[str, ElementTree.Element]
-"""Tests that have run: `path::name` -> JUnit case."""
+"""Finished tests: `path::name` -> JUnit case."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """The verdict in one word."""
         return "yes" if self.holds else "NO"
 
 
 def prove(
     promises: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str] = ()
 ) -> Iterator[Line]:
-    """Promises that tests prove, as far as the options of `chosen` ask for them; the tests run once, some at a time.
+    """The promises that tests prove, if the options of `parse_options` select them; the tests run once, some at a time.
 
-    A promise is proven by the tests whose `path::name` has one of its words (`FILE::PART`: both), without those that
-    have a word after `!`. A test that is skipped proves nothing, nor does a word that no test has. `paths`: where the
-    tests are, when words do not begin with it.
+    A promise is proven by the tests whose `path::name` contains one of its words (`FILE::PART`: both), except those
+    that contain a word after `!`. A skipped test proves nothing, and neither does a word that no test contains.
+    `paths`: where the tests are, if words do not begin with it.
     """
     wanted = {promise: words for promise, words in promises.items() if is_asked(promise, options.words)}
     if not wanted:
@@ -56,7 +56,7 @@ def prove(
 
 
 def run_tests(arguments: Sequence[str], jobs: int) -> Cases:
-    """Run pytest, so many tests at a time; `path::name` of each test -> its JUnit case."""
+    """Run pytest with `jobs` tests at a time; returns `path::name` of each test -> its JUnit case."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
@@ -75,24 +75,24 @@ def _read(told: Path) -> Cases:
 
 
 def has_passed(case: ElementTree.Element) -> bool:
-    """Did the test run, and well?"""
+    """Did the test run and pass?"""
     return not {"failure", "error", "skipped"} & {one.tag for one in case}
 
 
 def _pytest_arguments(
     wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]
 ) -> list[str]:
-    """Of pytest: which tests those are."""
+    """The arguments that make pytest select these tests."""
     each = [word for words in wanted.values() for word in words if not word.startswith("!")]
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
     outer = [path for path in inner if not any(path != other and path.startswith(other) for other in inner)]
-    if options.words:  # Of these files, only what is needed; names of files are names to -k.
+    if options.words:  # Only the needed tests of these files; -k matches file names, too.
         outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
     return outer
 
 
 def line_of(promise: str, words: Sequence[str], cases: Cases) -> Line:
-    """One promise, by the tests that have its words (see `proven`)."""
+    """One promise, by the tests that contain its words (see `prove`)."""
     without = [word[1:] for word in words if word.startswith("!")]
     found = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
     if unknown := [word for word, names in found.items() if not names]:
@@ -107,12 +107,12 @@ def _has(name: str, word: str) -> bool:
 
 
 def is_asked(promise: str, words: Sequence[str]) -> bool:
-    """Has the promise one of these words? No words: all are asked for."""
+    """Does the promise contain one of these words? Without words every promise is selected."""
     return not words or any(word.lower() in promise.lower() for word in words)
 
 
 def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
-    """The command line, with words for the lines that are asked for. Other words: the known lines, exit code 2."""
+    """The command line, with words that select lines. An unknown word prints all lines: exit code 2."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have one of these words")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
     parser.add_argument(
@@ -131,7 +131,7 @@ def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argp
 
 
 def judge(lines: Iterable[Line]) -> NoReturn:
-    """Tell each, print the table, end with exit code 1 if one does not hold."""
+    """Print each line, then the table; exit code 1 if a line does not hold."""
     known = []
     for line in lines:
         print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)

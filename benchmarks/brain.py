@@ -1,6 +1,6 @@
-"""CPU time of the pure brain: many nodes are asked for, join, form a round, beat, and one of them dies.
+"""CPU time of the pure brain: many nodes are requested, join, form a round, send heartbeats, and one of them dies.
 
-`python -m benchmarks.brain [NODES]` prints a table; per node the cost must not grow with their number.
+`python -m benchmarks.brain [NODES]` prints a table; the cost per node must not grow with their number.
 """
 
 import sys
@@ -18,7 +18,7 @@ from everstep.runtime.protocol.messages import Heartbeat, Join
 
 
 def join(brain: Brain, name: str, now: float) -> None:
-    """One agent asks to be in the next round."""
+    """One agent asks for a seat in the next round."""
     node = brain.state.nodes[name]
     number = round_number(brain.state)
     brain.handle(
@@ -27,7 +27,7 @@ def join(brain: Brain, name: str, now: float) -> None:
 
 
 def measure(nodes: int) -> list[tuple[str, float, int]]:
-    """(what, CPU seconds, how many times) of each part of a job's beginning."""
+    """(what, CPU seconds, how many times) for each part of a job's start."""
     rows: list[tuple[str, float, int]] = []
     spec = JobSpec("bench", {"worker": RoleSpec(nodes, nodes // 2)})
     brain = Brain(spec, fold([MasterClaimed(time=1.0, epoch=1, address="m:1")]), 1.0)

@@ -1,15 +1,15 @@
-"""Checkpoints beside a quiet memcpy of the same bytes, in one run: `python -m benchmarks.checkpoint`.
+"""Checkpoints compared with a quiet memcpy of the same bytes, in one run: `python -m benchmarks.checkpoint`.
 
 Each case is a training script under `everstep launch` (`benchmarks.checkpoint_worker`): it saves, persists, is killed
-and restores. A ratio is the median of several, each of times measured one after the other in that process, for a
-machine's memory may be as fast again a minute later; memcpy = the same bytes between two buffers that both were touched
-before, by as many threads, the median of a few. What stands between two memcpys, one of which took a fifth longer, is
-not counted, and measured again in another process if a process does it once. What has no budget stands there for
-comparison.
+and restores. A ratio is a median of several; its two times are measured one right after the other in the same process,
+because a machine's memory may be twice as fast a minute later. memcpy means: the same bytes between two buffers that
+were touched before, with as many threads, the median of a few copies. A measurement between two memcpys that differ by
+more than a fifth does not count; if a process can do it only once, another process repeats it. A line without a budget
+is for comparison.
 
-What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
-measures what it must once, and again while its time lasts: without `others` it takes 22 minutes on an idle machine.
-`--only` and `--parts` choose.
+What a process does once, its first saves and its first restore, is measured in several processes. Each part of a case
+measures what it must once, and repeats while its time lasts. Without `others` it takes 22 minutes on an idle machine.
+`--only` and `--parts` select.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.harness import ROOT
 from tests.minio import running
 
 SAVE, FIRST, RESTORE, PEER, PERSIST, AGENT_MB = 1.2, 1.5, 1.5, 1.5, 0.9, 200
-"""Budgets: times memcpy (PEER: times a loopback copy), share of a plain upload's speed, MB beyond the slots."""
+"""Budgets: multiples of memcpy (PEER: of a loopback copy), share of a plain upload's speed, MB beyond the slots."""
 OTHERS = ("torch.save", "dcp.save", "dcp.async_save")
 PARTS = {
     "save": "save: first, second, steady, while it trains",
@@ -46,26 +46,26 @@ PARTS = {
     "others": f"{', '.join(OTHERS)}",
 }
 ONCE = {"save": ("first", "second"), "memory": ("restore, first",)}
-"""What a process does once, by part."""
+"""What a process does only once, by part."""
 STORE, MINIO = "BENCHMARK_STORE", "BENCHMARK_MINIO"
-"""Variables that tell the worker."""
+"""Variables that configure the worker."""
 SAMPLE_S = 0.05
 HUNG_S = 900.0
-"""No case takes so long, whatever the machine is busy with."""
+"""Longer than any case takes, however busy the machine is."""
 MOST_TRIES = 2
-"""Times as many processes as were asked for, where the machine's speed changes."""
+"""At most so many times the requested processes, if the machine's speed changes."""
 SLOTS = {False: 3, True: 4}
-"""Of a state, by whether it is sharded."""
+"""Slots per state, by whether it is sharded."""
 SPARE_MIB = 1536
-"""What programs and a store take beside the states."""
+"""Memory of the programs and a store, in addition to the states."""
 
 
 @dataclass(frozen=True)
 class CasePlan:
-    """What a case asks for."""
+    """The parameters of a case."""
 
     folder: str
-    """Results and scratch files."""
+    """For results and scratch files."""
     size: int
     """Bytes of the state, over all ranks."""
     tensors: int
@@ -75,25 +75,25 @@ class CasePlan:
     parts: list[str]
     others: list[str]
     part_s: float
-    """Seconds after which a part measures nothing again."""
+    """A part repeats nothing after so many seconds."""
 
 
 @dataclass
 class Timings:
-    """Seconds by name, in the order they came."""
+    """Seconds by name, in order of measurement."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
-    """Of what it stands beside, each beside the one measured next to it: memory is shared with other machines."""
+    """Seconds of the memcpy beside each measurement: other machines share the memory, so its speed changes."""
     dropped: int = 0
-    """Measurements while the machine's speed changed."""
+    """Measurements during which the machine's speed changed."""
     size: int = 0
     """Bytes of the largest rank's state."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A state and where it goes."""
+    """A state, and where it is persisted."""
 
     name: str
     mib: int
@@ -105,18 +105,18 @@ class Case:
 
     @property
     def store(self) -> str:
-        """What it persists to."""
+        """The kind of store that it is persisted to."""
         return "MinIO" if self.s3 else "directory"
 
     @property
     def needed_mib(self) -> int:
-        """Memory: the state, its slots, dcp.async_save's copy, the two buffers of a memcpy."""
+        """Memory in MiB: the state, its slots, dcp.async_save's copy, the two buffers of a memcpy."""
         states = 1 + SLOTS[not self.tensors] + ("others" in self.parts and OTHERS[-1] in self.others)
         return self.mib * states + min(2 * self.mib, 512 * self.ranks) + SPARE_MIB
 
 
 def cases(mib: int, large_mib: int) -> dict[str, Case]:
-    """By the word that chooses them."""
+    """The cases, by the word that selects them."""
     small, large = f"{mib / 1024:g} GiB", f"{large_mib / 1024:g} GiB"
     found = {
         "plain": Case(f"{small}, 200 tensors", mib, 200),
@@ -130,9 +130,9 @@ def cases(mib: int, large_mib: int) -> dict[str, Case]:
 
 
 def measure(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
-    """(What its processes saw, the agent's peak bytes beyond shared memory).
+    """(The processes' timings, the agent's peak bytes beyond shared memory).
 
-    Raises RuntimeError with the end of its log when it does not end well.
+    Raises RuntimeError with the end of the log if the run fails.
     """
     seen, peak = _run_case(case, told)
     once = tuple(part for part in case.parts if part in ONCE)
@@ -181,7 +181,7 @@ def _run_case(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
-    """Wait for its end: the most that it held in memory that was its own, and how it ended."""
+    """Wait for the process to end; returns its peak private memory, and how it ended."""
     peak, wait = 0, threading.Event()
     agent = psutil.Process(process.pid)
     until = time.monotonic() + HUNG_S
@@ -204,7 +204,7 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
 
 
 def lines(told: argparse.Namespace) -> Iterator[Line]:
-    """Everything that is measured. A line that wants nothing is there for comparison."""
+    """All measurements. A line without a budget is for comparison."""
     known = cases(told.mib, told.large_mib)
     for case in (known[name] for name in told.only or known):
         parts = tuple(part for part in case.parts if part in (told.parts or PARTS))
@@ -265,7 +265,7 @@ def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The sizes; the defaults are the issue's."""
+    """The sizes; the defaults are those of the acceptance."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--large-mib", type=int, default=4096, help="0: without it")

@@ -1,7 +1,7 @@
-"""The training script of `benchmarks.checkpoint`, under `everstep launch`: times what it does to its own checkpoints.
+"""The training script of `benchmarks.checkpoint`, under `everstep launch`: times its own checkpoints.
 
-Its first life saves and persists, then kills itself; the second one, in the next round, restores. Whatever is compared
-is measured in turns, so that a busy machine harms both alike. Rank 0 writes the seconds, the slowest rank's, as JSON.
+Its first life saves and persists, then kills itself; the second one, in the next round, restores. Compared operations
+take turns, so that a busy machine slows both alike. Rank 0 writes the slowest rank's seconds as JSON.
 """
 
 import http.client
@@ -46,22 +46,24 @@ from everstep.runtime.store import Store, is_s3_uri, open_store
 from everstep.runtime.store.s3_settings import settings_of
 
 LAYERS = 64
-"""Of the model that FSDP2 shards; each has a weight and two moments."""
+"""Layers of the model that FSDP2 shards; each has a weight and two moments."""
 BLOCK = 256 << 20
-"""Bytes of the two buffers of a memcpy; more are copied by copying these again."""
+"""Bytes of the two buffers of a memcpy; for more bytes these are copied again."""
 COPIES = 5
-"""Of a memcpy, whose median counts."""
+"""Copies of a memcpy; their median counts."""
 ALIKE = 1.2
-"""What is measured between two memcpys counts when neither took so many times as long as the other. Two virtual
-processors may be the halves of one core or two cores, and change from one moment to the next: copying takes 30 ms in
-one second, 60 in another."""
+"""The largest ratio of two memcpys for which a measurement between them counts.
+
+Two virtual processors may be the halves of one core or two cores, and change from one moment to the next: copying takes
+30 ms in one second, 60 in another.
+"""
 PAUSE_S = 0.02
 ITERATION_S = 0.4
 SETTLES = 30
-"""Tenths of a second after which the agent's work is not waited for any more."""
+"""Tenths of a second to wait for the agent to become idle."""
 PART = 64 << 20
 PARALLEL = 4
-"""Of a plain upload."""
+"""Parallel requests of a plain upload."""
 
 
 class Bench:
@@ -94,8 +96,10 @@ class Bench:
         return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, own * 12
 
     def step(self) -> None:
-        """The optimizer's first one. Moments that nothing was ever written to are all one page of zeros, which a copy
-        would read from a core's cache."""
+        """Take the optimizer's first step.
+
+        Moments that were never written to share one page of zeros, which a copy would read from a core's cache.
+        """
         if (optimizer := self.state.get("optimizer")) is not None:
             for parameter in self.state["model"].parameters():
                 parameter.grad = torch.zeros_like(parameter)
@@ -103,7 +107,7 @@ class Bench:
             optimizer.zero_grad()
 
     def measure(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
-        """Do it on all ranks at once; the slowest one's seconds count, as times the last ones of `beside`, too."""
+        """Run `work` on all ranks at once; record the slowest rank's seconds, and their ratio to those of `beside`."""
         dist.barrier()
         began = time.perf_counter()
         result = work()
@@ -116,7 +120,7 @@ class Bench:
         return result
 
     def measure_between_copies(self, name: str, work: Callable[[], Any]) -> Any:
-        """The same, after a memcpy and before another: `name` is counted as times their mean, if they were alike."""
+        """The same between two memcpys: `name` is recorded relative to their mean, if they were alike."""
         before, result = self._last["memcpy"], self.measure(name, work)
         after = self.memcpy()
         if max(before, after) < ALIKE * min(before, after):
@@ -127,7 +131,7 @@ class Bench:
         return result
 
     def memcpy(self) -> float:
-        """The state's bytes, between two buffers that were touched before, a few times: seconds."""
+        """Seconds to copy the state's bytes between two touched buffers: the median of a few."""
 
         def copy() -> None:
             for start in range(0, self.size, BLOCK):
@@ -142,7 +146,7 @@ class Bench:
         return self._last["memcpy"]
 
     def settle(self) -> None:
-        """Wait until the agent has nothing to do, if it ever has."""
+        """Wait until the agent is idle, up to a limit."""
         before = self.agent.cpu_times()
         for _ in range(SETTLES):
             time.sleep(0.1)
@@ -153,7 +157,7 @@ class Bench:
         dist.barrier()
 
     def repeat(self, least: int, most: int) -> Iterator[int]:
-        """Measure at least so often, and more while the part's time lasts; alike on all ranks."""
+        """Repeat at least `least` times, and more while the part's time lasts; the same on all ranks."""
         began = time.perf_counter()
         for number in range(max(least, most)):
             if number >= least:
@@ -164,7 +168,7 @@ class Bench:
             yield number
 
     def train(self) -> None:
-        """What an iteration would compute."""
+        """Compute for as long as an iteration would."""
         a = torch.randn(512, 512)
         end = time.perf_counter() + ITERATION_S
         while time.perf_counter() < end:
@@ -177,7 +181,7 @@ def first_life(bench: Bench) -> None:
     checkpointer = bench.measure("announce", lambda: everstep.Checkpointer(state))
     assert checkpointer.load(state) == 0
     bench.step()
-    bench.measure("populate", _wait_until_populated)  # Runs beside the first iteration's computing.
+    bench.measure("populate", _wait_until_populated)  # Runs during the first iteration's computation.
     bench.memcpy()
     names = iter(["first", "second"])
     iteration = 0
@@ -216,7 +220,7 @@ def second_life(bench: Bench) -> None:
     """Restore, from where a restarted worker would."""
     told, state = bench.told, bench.state
     checkpointer = everstep.Checkpointer(state)
-    bench.memcpy()  # Meanwhile the agent has looked at what it holds.
+    bench.memcpy()  # Meanwhile the agent verifies what it holds.
     bench.measure_between_copies("restore, first", lambda: checkpointer.load(state))
     for _ in bench.repeat(2, told.rounds) if "memory" in told.parts else ():
         bench.measure_between_copies("restore", lambda: checkpointer.load(state))
@@ -261,21 +265,21 @@ def second_life(bench: Bench) -> None:
 
 
 def _wait_until_populated() -> None:
-    """Wait until all memory that is shared with the agent is mapped."""
+    """Wait until all memory shared with the agent is mapped."""
     for thread in threading.enumerate():
         if thread.name == "everstep-populate":
             thread.join()
 
 
 def _holding_of_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
-    """What lies in this node's memory, as a peer's."""
+    """The shard in this node's memory, described as a peer's."""
     port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
     identity = (place.round, place.iteration, kept.shard, kept.shards)
     return Holding(*identity, size=place.size, digest=place.digest, node="peer", address=f"127.0.0.1:{port}")
 
 
 def measure_others(bench: Bench) -> None:
-    """What one would use without us; what each wrote is removed before the next one."""
+    """The alternatives to Everstep; what each wrote is removed before the next one."""
     folder, state, plain = Path(bench.told.folder) / "others", bench.state, bench.state
     if not bench.told.tensors:
         plain = {name: part.state_dict() for name, part in state.items()}
@@ -308,7 +312,7 @@ def measure_others(bench: Bench) -> None:
 
 @contextmanager
 def plain_upload(uri: str, bench: Bench) -> Iterator[Callable[[], bool]]:
-    """As many bytes into the same store, by the simplest program: a file or a PUT for each 64 MiB, four at once."""
+    """Upload as many bytes to the same store as simply as possible: a file or a PUT for each 64 MiB, four at once."""
     part = memoryview(os.urandom(1 << 20) * (PART >> 20))
     names = [f"plain-{bench.context.rank}-{number}" for number in range(-(-bench.size // PART))]
     if not is_s3_uri(uri):
@@ -347,12 +351,12 @@ with open(path, "r+b") as file, memoryview(mmap.mmap(file.fileno(), 0)) as whole
         out.recv(1)
         out.sendall(data)
 """
-"""What it sends it has mapped. A fork of ours would have our own pages copied or faulted in again when we write."""
+"""The sender maps what it sends. After a fork, our own pages would be copied or faulted in again when we write."""
 
 
 @contextmanager
 def loopback(place: Fetched, buffer: memoryview) -> Iterator[Callable[[], None]]:
-    """A child writes as many bytes to a TCP socket on this host, we read them into the buffer."""
+    """A child sends as many bytes through TCP on this host; this process reads them into the buffer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = (place.path, str(place.offset), str(len(buffer)), str(server.getsockname()[1]))
         with subprocess.Popen([sys.executable, "-c", SENDER, *told]) as child:
@@ -370,14 +374,16 @@ def loopback(place: Fetched, buffer: memoryview) -> Iterator[Callable[[], None]]
 
 
 def write(bench: Bench, name: str) -> None:
-    """Rank 0's file."""
+    """Write rank 0's file."""
     if bench.context.rank == 0:
         Path(bench.told.folder, name).write_text(json.dumps(asdict(bench.seen)))
 
 
 def _unused_slot(place: Fetched, size: int) -> tuple[memoryview, int]:
-    """What an agent would fetch into: a slot that holds an older state, which nobody will want any more, mapped as by
-    one that never touched it before; and its first byte in the file."""
+    """The slot that an agent would fetch into, newly mapped, and its offset in the file.
+
+    It holds an older state that nobody will want any more.
+    """
     segment = SegmentFile.open(Path(place.path))
     slot = next(number for number in range(segment.slots) if segment.slot_offset(number) != place.offset)
     segment.populate(segment.slot_offset(slot), size)
@@ -389,7 +395,7 @@ def _newest_committed(store: Store) -> str:
 
 
 def _agent() -> psutil.Process:
-    """The launch command: the agent."""
+    """The agent: the launch command's process."""
     return next(p for p in psutil.Process().parents() if "launch" in p.cmdline())
 
 

@@ -1,7 +1,7 @@
-"""Real text of a wanted size on any machine: what is installed, as `python -m benchmarks.corpus FILE.jsonl --mb 100`.
+"""Real text of any size on any machine, from what is installed: `python -m benchmarks.corpus FILE.jsonl --mb 100`.
 
-Programs and documents (Python, C headers, Markdown, HTML...), each once, then again from the start when there is not
-enough: it is told how often.
+Programs and documents (Python, C headers, Markdown, HTML...), each once, then again from the start if there is not
+enough; it prints how often.
 """
 
 import argparse
@@ -18,7 +18,7 @@ LONGEST = 1 << 20
 
 
 def installed_texts() -> Iterator[str]:
-    """Texts of this Python, its packages and the system's documentation, in an order that is the same every time."""
+    """Texts of this Python, its packages and the system's documentation, always in the same order."""
     roots = [sysconfig.get_path(name) for name in ("stdlib", "purelib")] + ["/usr/share/doc", "/usr/include"]
     seen: set[bytes] = set()
     for root in dict.fromkeys(map(Path, roots)):
@@ -35,7 +35,7 @@ def installed_texts() -> Iterator[str]:
 
 
 def write(file: Path, size: int) -> tuple[int, float]:
-    """Make `file` of at least `size` bytes of text; the documents in it and how often each stands there, on average."""
+    """Write at least `size` bytes of text; returns the number of documents, and how often each occurs on average."""
     written = documents = 0
     rounds: float = 0
     with file.open("w") as out:
@@ -55,7 +55,7 @@ def write(file: Path, size: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Write the file that is asked for."""
+    """Write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--mb", type=int, default=100)

@@ -1,7 +1,7 @@
-"""The embedded executor's own cost: `python -m benchmarks.executor`. No step does anything: all that is seen is ours.
+"""The embedded executor's own cost: `python -m benchmarks.executor`. Its steps do nothing.
 
-Overhead of a step = its time in the executor, less what a bare fork and exec of the same command takes in the same run.
-Engine time is the pure engine's, without processes and files: it must not grow with the number of nodes.
+Overhead of a step = its time in the executor minus that of a bare fork and exec of the same command in the same run.
+Engine time is the pure engine's, without processes and files: per node it must not grow with the number of nodes.
 """
 
 import gc
@@ -31,9 +31,9 @@ from everstep.runtime.workflow.run import status
 STEPS = 200
 SIZES = (1000, 2000, 5000)
 FLAT = 1.5
-"""How many times as long a node of the largest may take as one of the smallest."""
+"""The largest allowed ratio of the time per node at the largest size to that at the smallest."""
 STEP_S, LINT_S, WRITES, PEAK_MB = 0.05, 0.1, 0.03, 300
-"""Budgets: seconds a step, seconds a lint, share of the time, MB."""
+"""Budgets: seconds per step, seconds per lint, share of the time, MB."""
 COMMAND = ["true"]
 
 
@@ -101,7 +101,7 @@ def bare_s() -> float:
 
 
 def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
-    """(median seconds between two ends, seconds per step overall) of a run."""
+    """(median seconds between two ends, average seconds per step) of a run."""
     with tempfile.TemporaryDirectory() as runs:
         began = time.perf_counter()
         ended: list[float] = []
@@ -118,7 +118,7 @@ def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
 
 
 def engine_s(manifest: dict[str, Any]) -> tuple[float, Engine]:
-    """(CPU seconds of the engine for each node, the engine): every pod starts and ends well, none really runs."""
+    """(CPU seconds of the engine per node, the engine). Every pod starts and succeeds; none really runs."""
     parsed = parse(manifest)
     gc.collect()
     began = time.process_time()
@@ -155,10 +155,10 @@ def lint_s() -> float:
 
 
 def status_line(engine: Engine) -> Line:
-    """What the writes of `workflow.json` take of the time while something happens."""
+    """The share of time spent writing `workflow.json` while something happens."""
     with tempfile.TemporaryDirectory() as folder:
         writer = status.StatusWriter(engine, Path(folder))
-        for _ in range(2):  # The second finds the texts of the nodes, as all do but the first.
+        for _ in range(2):  # The second write finds the nodes' text cached, as all but the first do.
             began = time.perf_counter()
             writer.write()
             written = time.perf_counter() - began
@@ -169,7 +169,7 @@ def status_line(engine: Engine) -> Line:
 
 
 def lines() -> Iterator[Line]:
-    """Everything that is measured. A line that wants nothing is there for comparison."""
+    """All measurements. A line without a budget is for comparison."""
     bare = bare_s()
     one, _ = step_s(chain(STEPS))
     _, eight = step_s(fan(STEPS, at_once=8))

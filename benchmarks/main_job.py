@@ -1,6 +1,6 @@
-"""The README's figures: the default run's steps and memory, and what kill -9 of a worker costs. `make bench`.
+"""The README's figures: the default run's steps and memory, and the cost of kill -9 of a worker. `make bench`.
 
-Whole-process figures of one run on this machine; the budgets stand beside them.
+Figures of whole processes in one run on this machine, with their budgets.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @dataclass
 class Memory:
-    """Peak of what a run's processes use (PSS) and of its shared memory, in bytes, sampled."""
+    """Peak memory of a run's processes (PSS) and of its shared memory, in bytes, sampled."""
 
     peak: int = 0
     samples: int = 0
@@ -33,7 +33,7 @@ class Memory:
 
 @contextmanager
 def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Memory]:
-    """Sample while the block runs. Memory mapped from /dev/shm counts twice: the figure errs upwards."""
+    """Sample while the block runs. Memory mapped from /dev/shm counts twice, so the figure errs upwards."""
     seen, over = Memory(), threading.Event()
 
     def sample() -> None:
@@ -55,7 +55,7 @@ def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Mem
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and everything below it."""
+    """A process and all its descendants."""
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         return [top, *top.children(recursive=True)]
@@ -77,7 +77,7 @@ class DefaultRun:
 
 
 def default_run(folder: Path, *flags: str) -> DefaultRun:
-    """`python pipelines/llama_finetune.py` from nothing."""
+    """Run `python pipelines/llama_finetune.py` from nothing."""
     run = Pipeline(folder / "runs" / "bench", folder / "runs" / "store", name="bench", flags=flags)
     started = time.monotonic()
     launcher = run.start()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.master --agents 1000 10000 --load-s 120 [--tls]
 
-The master is one process, pinned to a core, with a directory store in a temporary folder and a platform that makes
-nothing; the agents are a few processes on the other cores. Latency is counted from the moment the last of all agents
-has sent its join until each has received its seat. Where the master's processor time is far less than the time that
-passed, the machine was busy with something else (or the agents were slower than the master): measure again.
+The master is one process, pinned to a core, with a directory store in a temporary folder and a platform that creates
+nothing; the agents are a few processes on the other cores. Latency counts from the moment the last agent has sent its
+join until each agent has received its seat. If the master's CPU time is far below the elapsed time, the machine was
+busy with something else (or the agents were slower than the master): measure again.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from everstep.runtime.store import DirectoryStore
 JOB = "benchmark"
 TOKEN = "benchmark"
 PATIENCE_S = 300.0
-"""Nothing that is waited for takes so long."""
+"""Nothing takes so long."""
 LATENCY_BUDGET_S = 5.0
 LOAD_BUDGET = 50.0
 """Percent of one core."""
@@ -48,7 +48,7 @@ _processes = multiprocessing.get_context("spawn")
 
 
 class NoPlatform:
-    """Nodes are names: a request is passed on to whoever simulates agents."""
+    """Nodes are names: requests are passed on to the process that simulates agents."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -77,7 +77,7 @@ class NoPlatform:
 
 
 def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool) -> None:
-    """The master's process: ends the nodes that it is told of through the pipe."""
+    """The master's process: ends the nodes that are named through the pipe."""
     os.sched_setaffinity(0, {core})
 
     async def live() -> None:
@@ -96,7 +96,7 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool) -
 
 
 def start_process(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
-    """A process that runs `target`, and the pipe to it, which is its first argument."""
+    """A process that runs `target`, and the pipe to it, which is the target's first argument."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
@@ -105,7 +105,7 @@ def start_process(target: Callable[..., None], *arguments: object) -> tuple[Base
 
 
 class Scene:
-    """One master and its crowd of agents, each in their processes."""
+    """One master and its crowd of agents, in processes of their own."""
 
     def __init__(self, folder: Path, agents: int, clients: int, tls: bool = False) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -121,22 +121,22 @@ class Scene:
             process, pipe = start_process(serve, found.address, self.credentials, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
-        self.beats()  # All of them have begun, and answer.
+        self.beats()  # All of them have started and answer.
 
     def join_all(self) -> None:
-        """All agents join."""
+        """Let all agents join."""
         for number, client in enumerate(self._clients):
             client.send(Add(self.names[number :: len(self._clients)]))
 
     def kill_one(self) -> None:
-        """A node dies; its replacement comes as soon as it is asked for."""
+        """Kill a node; its replacement comes as soon as the master asks for it."""
         name = self.names[0]
         self._clients[0].send(Drop(name))
         self._master.send(name)
         self._clients[0].send(Add([self._receive(self._master)]))
 
     def wait_for_seats(self, round_: int) -> "Latency":
-        """Until all agents have a seat in this round."""
+        """Wait until all agents have a seat in this round."""
         told = [self._receive(client) for client in self._clients]
         assert all(isinstance(part, AllSeated) and part.round == round_ for part in told), told
         return Latency(max(part.last_join for part in told), sorted(at for part in told for at in part.seats))
@@ -162,13 +162,13 @@ class Scene:
 
 @dataclass(frozen=True)
 class Latency:
-    """When the last join of a round was sent, and when each seat came."""
+    """When the last join of a round was sent, and when each seat arrived."""
 
     last_join: float
     seats: list[float]
 
     def percentile(self, share: float) -> float:
-        """Seconds from the last join until so many of the seats were there."""
+        """Seconds from the last join until that share of the seats had arrived."""
         return self.seats[min(len(self.seats) - 1, int(len(self.seats) * share))] - self.last_join
 
     def __str__(self) -> str:
@@ -190,7 +190,7 @@ Row = tuple[str, str, str, bool | None]
 
 
 def rounds(stage: Scene, rows: list[Row]) -> None:
-    """All join; one dies, all join again."""
+    """All agents join; one dies, and all join again."""
     budget, process = f"p99 < {LATENCY_BUDGET_S:g} s", psutil.Process(stage.process.pid)
     began, before = time.monotonic(), _cpu_seconds(process)
     stage.join_all()
@@ -208,7 +208,7 @@ def rounds(stage: Scene, rows: list[Row]) -> None:
 
 
 def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
-    """Nothing but heartbeats."""
+    """Only heartbeats."""
     process = psutil.Process(stage.process.pid)
     before, beats, began = _cpu_seconds(process), stage.beats(), time.monotonic()
     time.sleep(seconds)
@@ -221,13 +221,13 @@ def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """Seconds of processor time so far."""
+    """CPU seconds so far."""
     times = process.cpu_times()
     return times.user + times.system
 
 
 def main() -> None:
-    """Measure and print the table; exit 1 when a budget is broken."""
+    """Measure and print the table; exit code 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--clients", type=int, default=2, help="processes that simulate the agents")

@@ -1,6 +1,6 @@
-"""The node check on this machine: `python -m benchmarks.node_check`. Budget: 2 nodes on one host, all in all, <= 30 s.
+"""The node check on this machine: `python -m benchmarks.node_check`. Budget: 2 nodes on one host, in total, <= 30 s.
 
-Runs the step as a pipeline does, from a fresh process: imports, processes, every round, the verdict.
+Runs the step as a pipeline does, in a fresh process: imports, processes, every round, the verdict.
 """
 
 import argparse
@@ -17,7 +17,7 @@ BUDGET_S = 30.0
 
 
 def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
-    """Seconds of one whole check, its rounds, and what it found: `healthy`, or the nodes that it names."""
+    """Seconds of one whole check, its rounds, and its result: `healthy`, or the nodes that it names."""
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "faults"
         marks.mkdir()
@@ -32,12 +32,12 @@ def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
 
 
 def silent_fault(node: str, rounds: int) -> str:
-    """A fault that only shows in a group, in each round."""
+    """A fault that appears only in a group, in each round."""
     return ";".join(f"check.all_reduce,node={node},round={number}=raise" for number in range(1, rounds + 1))
 
 
 def main() -> None:
-    """Print the table; exit code 1 when the budget is not held."""
+    """Print the table; exit code 1 if the budget is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.node_check", description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="how often each check runs (default: 5)")
     times = parser.parse_args().times

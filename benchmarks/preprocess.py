@@ -1,10 +1,10 @@
-"""Tokenization beside the dedicated tools and its own limit, on the same text in one run.
+"""Tokenization compared with dedicated tools and its own limit, on the same text in one run.
 
-The limit: as many processes as there are cores read, parse and encode the same input with the same tokenizer and write
-nothing, without Spark. megatron-core's builder is fed as Megatron-LM's tools/preprocess_data.py does it: a pool of
-processes encodes with tokenizers, the parent builds. datatrove tokenizes with its own pipeline. Peers that are not
-installed are left out, which is told (pip install megatron-core 'datatrove[processing]' orjson). On a busy machine look
-at the CPU seconds: they do not count what others took.
+The limit: one process per core reads, parses and encodes the same input with the same tokenizer and writes nothing,
+without Spark. megatron-core's builder is fed as Megatron-LM's tools/preprocess_data.py feeds it: a pool of processes
+encodes with tokenizers, the parent builds. datatrove tokenizes with its own pipeline. Peers that are not installed are
+left out with a message (pip install megatron-core 'datatrove[processing]' orjson). On a busy machine look at the CPU
+seconds: they exclude what other programs took.
 """
 
 import argparse
@@ -35,12 +35,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Input:
-    """What everybody tokenizes."""
+    """The common input."""
 
     text: Path
     """.jsonl"""
     bytes: int
-    """Of text, UTF-8."""
+    """Bytes of text, UTF-8."""
     tokenizer: Path
     """tokenizer.json"""
     cores: int
@@ -48,14 +48,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Figure:
-    """What one of them took."""
+    """The figures of one tool."""
 
     seconds: float
-    """The whole command."""
+    """Seconds of the whole command."""
     job_seconds: float
-    """Of ours from the first byte read to the last written, of the limit the same. Of others: as `seconds`."""
+    """Seconds from the first byte read to the last written, for Everstep and the limit; for others as `seconds`."""
     cpu_seconds: float
-    """User and system, all its processes."""
+    """User and system time of all its processes."""
     tokens: int
     peak_bytes: int
     """PSS of all its processes."""
@@ -63,7 +63,7 @@ class Figure:
 
 @contextmanager
 def memory_of(pid: int, every_s: float = 0.2) -> Iterator[Memory]:
-    """Peak PSS of a process and its children while the block runs."""
+    """Measure the peak PSS of a process and its children while the block runs."""
     seen, over = Memory(), threading.Event()
 
     def sample() -> None:
@@ -83,7 +83,7 @@ def memory_of(pid: int, every_s: float = 0.2) -> Iterator[Memory]:
 
 
 def _pss(pid: int) -> int:
-    """Bytes; 0 for a process that is gone. The kernel's own sum: adding up all mappings of a Java takes long."""
+    """PSS in bytes; 0 for a process that is gone. The kernel's own sum: adding up all mappings of a Java is slow."""
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
@@ -91,7 +91,7 @@ def _pss(pid: int) -> int:
 
 
 def measure_everstep(given: Input, folder: Path) -> Figure:
-    """`python -m everstep.steps.preprocess`, the whole command."""
+    """Time `python -m everstep.steps.preprocess`, the whole command."""
     command = [
         *(sys.executable, "-m", "everstep.steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
         *("--output-prefix", str(folder / "ours"), "--tokenizer-type", "HFTokenizer", "--vocab", str(given.tokenizer)),
@@ -104,9 +104,9 @@ def measure_everstep(given: Input, folder: Path) -> Figure:
 
 
 def measure_peer(name: str, given: Input, folder: Path) -> Figure:
-    """A module of benchmarks/peers as a process, without what it left before.
+    """Time a module of benchmarks/peers as a process, after removing its earlier output.
 
-    It prints the number of tokens, the limit before it the seconds of its job.
+    It prints the number of tokens; the limit first prints the seconds of its job.
     """
     for left in folder.glob(f"{name}*"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -118,7 +118,7 @@ def measure_peer(name: str, given: Input, folder: Path) -> Figure:
 
 
 def _measure(command: list[str], output: Path | None = None) -> Figure:
-    """What it took, but for the tokens. Raises RuntimeError when it fails."""
+    """Time a command; the figure lacks the tokens. Raises RuntimeError if it fails."""
     _adopt_orphans()
     before, started = _children_cpu_seconds(), time.monotonic()
     with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as told:
@@ -136,18 +136,18 @@ def _measure(command: list[str], output: Path | None = None) -> Figure:
 
 
 def _children_cpu_seconds() -> float:
-    """Seconds of CPU of all that this process has started and that has ended."""
+    """CPU seconds of all ended children of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _adopt_orphans() -> None:
-    """Whose parents do not wait for them become this process's children (prctl(2)): else nobody counts their time."""
+    """Make orphans children of this process (prctl(2)); otherwise nobody counts their CPU time."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def prepare_input(folder: Path, megabytes: int, cores: int) -> Input:
-    """Text and a tokenizer that was trained on some of it."""
+    """Write the text, and train a tokenizer on some of it."""
     from everstep.steps.preprocess.vocabulary import train
 
     file = folder / f"{megabytes}.jsonl"
@@ -162,7 +162,7 @@ def prepare_input(folder: Path, megabytes: int, cores: int) -> Input:
 
 
 def has_same_bytes(folder: Path) -> bool:
-    """Are our files those of megatron-core's builder?"""
+    """Do our files equal those of megatron-core's builder?"""
     ours_, theirs = folder / "ours_text_document", folder / "megatron"
     return all(
         subprocess.run(["cmp", "-s", f"{ours_}.{suffix}", f"{theirs}.{suffix}"], check=False).returncode == 0
@@ -171,7 +171,7 @@ def has_same_bytes(folder: Path) -> bool:
 
 
 def measure_all(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
-    """The best of `rounds` of each, taking turns: all of them had the machine at its best once."""
+    """The best of `rounds` for each tool. The tools take turns, so that each has the machine at its best once."""
     peers = {"limit": "tiktoken", "megatron": "megatron.core", "datatrove": "datatrove"}
     best: dict[str, Figure] = {}
     for _ in range(rounds):
@@ -187,7 +187,7 @@ def measure_all(given: Input, folder: Path, rounds: int, names: Sequence[str] = 
 
 
 def rows_of(given: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]:
-    """The figures as rows; budgets where the design has one."""
+    """The figures as rows; with budgets where the design has one."""
     rows = []
     for name, figure in best.items():
         told = f"{given.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"

@@ -1,4 +1,4 @@
-"""kill -9 of one of 2 workers until the next iteration is finished, beside torchrun with torch.save, in one run.
+"""kill -9 of one of 2 workers until the next iteration is finished, compared with torchrun and torch.save, in one run.
 
     python -m benchmarks.recovery --kills 20
 
@@ -27,10 +27,10 @@ from tests.harness import ROOT, TrainStep, kill, wait_until
 T = TypeVar("T")
 
 PAUSE_S = 0.3
-"""Kills come at random moments of an iteration and the next."""
+"""Longer than an iteration, so that kills come at random moments."""
 SAVE_EVERY = 10
 HUNG_S = 30.0
-"""A peer that has not gone on for so long is ended and started anew, as its user would do."""
+"""A peer that makes no progress for so long is killed and restarted, as its user would do."""
 BUDGET_S, BUDGET_LOST = 1.0, 1
 
 
@@ -39,25 +39,25 @@ class Kill:
     """One kill -9 of a worker."""
 
     seconds: float
-    """Until the first iteration that was later than any before had been finished by all ranks."""
+    """Until all ranks had finished an iteration later than any before."""
     lost: int
-    """Iterations that had to be done again."""
+    """Iterations that had to be computed again."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the seconds of one recovery went, one after the other."""
+    """Where the seconds of one recovery went, in order."""
 
     detect: float
-    """Until the fork server saw the death (the kernel takes the process's memory away first)."""
+    """Until the fork server saw the death (the kernel first frees the process's memory)."""
     decide: float
     """Until the master had broken the round."""
     round: float
-    """Until all were killed, had joined again and the new round was journaled."""
+    """Until all were killed, had joined again, and the new round was journaled."""
     group: float
     """Fork, and the process group, on rank 0."""
     build: float
-    """Model, optimizer, DDP, state found and restored."""
+    """Model, optimizer, DDP; the state found and restored."""
     iterations: float
     """From the restored state until a new iteration was finished."""
 
@@ -115,8 +115,10 @@ def _recovery(
 
 
 def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tuple[list[Kill], int]:
-    """The same for torchrun with torch.save every SAVE_EVERY iterations; and how many of the kills it hung after, at
-    once or some iterations later. Raises RuntimeError when it does not train at all."""
+    """The same for torchrun with torch.save every SAVE_EVERY iterations, and after how many kills it hung.
+
+    It may hang at once or some iterations later. Raises RuntimeError if it does not train at all.
+    """
     choose = random.Random(seed)
     place = folder / "torchrun"
     place.mkdir()
@@ -170,7 +172,7 @@ def _wait_for(found: Callable[[], T]) -> T | None:
 
 
 def _kill_at(place: Path, moment: float) -> Kill | None:
-    """What a kill at that moment cost; None while no later iteration has been finished."""
+    """What a kill at that moment cost; None while no later iteration is finished."""
     lines = _lines(place)
     before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
     later = [line for line in lines if line["time"] > moment]
@@ -200,7 +202,7 @@ def format_kills(killed: Sequence[Kill]) -> str:
 
 
 def main() -> None:
-    """Measure both and print the tables; exit code 1 when a budget is missed."""
+    """Measure both and print the tables; exit code 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", help="a token dataset; default: made here from this Python's own text")
     parser.add_argument("--kills", type=int, default=20)

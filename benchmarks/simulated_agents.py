@@ -1,7 +1,7 @@
-"""Agents that only speak: thousands in one process, one connection each, over the master's real HTTP.
+"""Agents that only talk: thousands in one process, one connection each, over the master's real HTTP.
 
-An agent joins until it has a seat, then holds heartbeats; told to rejoin, it joins again. A real one speaks on two
-connections (its heartbeats go on while it joins); its workers and shared memory are of no concern to the master.
+An agent joins until it has a seat, then sends heartbeats; told to rejoin, it joins again. A real agent talks on two
+connections (its heartbeats continue while it joins); its workers and shared memory do not concern the master.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
 CONNECTING = 256
-"""Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""
+"""Connections that one process opens at once, as many as a listener's queue takes."""
 
 _encode = msgspec.json.Encoder().encode
 _seat = msgspec.json.Decoder(Seat).decode
@@ -30,21 +30,21 @@ _directive = msgspec.json.Decoder(Directive).decode
 
 @dataclass(frozen=True)
 class Add:
-    """These agents begin."""
+    """Start these agents."""
 
     names: list[str]
 
 
 @dataclass(frozen=True)
 class Drop:
-    """This agent is no more."""
+    """End this agent."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class AllSeated:
-    """All agents of one process have a seat in this round. Times are of the machine's monotonic clock."""
+    """All agents of one process have a seat in this round. Times are from the machine's monotonic clock."""
 
     round: int
     last_join: float
@@ -53,7 +53,7 @@ class AllSeated:
 
 @dataclass(frozen=True)
 class Beats:
-    """Heartbeats answered so far; also the question for them."""
+    """Heartbeats answered so far; also the request for that number."""
 
     count: int = 0
 
@@ -159,7 +159,7 @@ class _Crowd:
             raise RuntimeError(f"{agent.name} lost its master: {error}")
 
     def on_join(self, after: int) -> None:
-        """Somebody joins: the next round's. A newcomer joins whichever is the newest."""
+        """An agent has joined the next round. A newcomer joins whichever round is the newest."""
         self._last_join[max(after, *self._last_join, 0)] = time.monotonic()
 
     def on_seat(self, round_: int) -> None:
@@ -191,14 +191,14 @@ async def _run(pipe: Connection, address: str, credentials: Credentials) -> None
 
 
 def _end(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """An agent that goes astray makes every figure worthless."""
+    """End the process: an agent that fails makes every figure worthless."""
     print(f"simulated agents: {context['message']}: {context.get('exception')}", flush=True)
     os._exit(1)
 
 
 def serve(pipe: Connection, address: str, credentials: Credentials, cores: set[int]) -> None:
-    """A process of simulated agents: commands and answers through the pipe, until None comes."""
+    """A process of simulated agents: commands and answers go through the pipe, until None comes."""
     os.sched_setaffinity(0, cores)
     gc.freeze()
-    sslproto.SSLProtocol.max_size = 1 << 14  # Of asyncio's 256 KiB for each agent there would be gigabytes.
+    sslproto.SSLProtocol.max_size = 1 << 14  # asyncio's 256 KiB per agent would add up to gigabytes.
     asyncio.run(_run(pipe, address, credentials))

@@ -1,7 +1,7 @@
 """The peer of the recovery benchmark: the default Llama under torchrun, with torch.save every few iterations.
 
-What a careful user writes without Everstep: rank 0 saves to a temporary file and renames it, every rank loads it when
-torchrun has restarted the workers. Each finished iteration is a line of JSON in FOLDER/iterations.jsonl.
+It does what a careful user would without Everstep: rank 0 saves to a temporary file and renames it; every rank loads it
+after torchrun has restarted the workers. Each finished iteration is a line of JSON in FOLDER/iterations.jsonl.
 """
 
 import json
@@ -22,7 +22,7 @@ LENGTH, BATCH = 96, 8
 
 
 def main(dataset: str, folder: Path, iterations: int, save_every: int) -> None:
-    """Train; go on from FOLDER/state.pt if it is there."""
+    """Train; continue from FOLDER/state.pt if it exists."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     data = open_dataset(dataset)

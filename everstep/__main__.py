@@ -1,4 +1,4 @@
-"""`python -m everstep`: the `everstep` command where its script is not on the PATH."""
+"""`python -m everstep`: runs the `everstep` command where its script is not on the PATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A pipeline's manifest on Argo: made fit for a cluster, submitted, and shown here until it ends or is left."""
+"""Runs a pipeline's manifest on Argo: fits it to the cluster, submits it, and shows the run until it ends."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def manifest_for_cluster(manifest: dict[str, Any], name: str, namespace: str, how: Submission) -> dict[str, Any]:
-    """The manifest as that namespace gets it. Raises BadInput."""
+    """The manifest as the cluster's namespace needs it. Raises BadInput."""
     from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
     from everstep.runtime.workflow import ManifestError, check_name
 
@@ -38,23 +38,22 @@ def manifest_for_cluster(manifest: dict[str, Any], name: str, namespace: str, ho
 def run_on_cluster(
     manifest: dict[str, Any], route: "Route", reason: str, how: Submission, another: Callable[[], str] | None
 ) -> int:
-    """Submit, say where it is, and watch it unless --detach: then the process ends here. Raises BadInput for what the
-    Argo refuses.
+    """Submit the manifest and print where it runs; unless --detach, watch it. Ends the process.
 
-    `another` makes up a name in place of one that is taken; None: the name was given.
+    `another` makes up a new name if the name is taken; None: the user chose it. Raises BadInput for what Argo refuses.
     """
     from everstep.runtime.submission.route import ApiError
     from everstep.runtime.submission.submit import submit
 
     try:
-        made = submit(route, manifest, another)
+        submitted = submit(route, manifest, another)
     except ApiError as error:
         raise BadInput(str(error)) from None
-    name = made.workflow["metadata"]["name"]
-    there = " · it runs already" if made.existed else ""
-    print(f"{name} · target argo ({reason}) · {route.link(name)}{there}", file=sys.stderr, flush=True)
+    name = submitted.workflow["metadata"]["name"]
+    note = " · it runs already" if submitted.existed else ""
+    print(f"{name} · target argo ({reason}) · {route.link(name)}{note}", file=sys.stderr, flush=True)
     if how.detach:
         return 0
     from everstep.runtime.submission.run import watch
 
-    return exit_now(watch(route, made.workflow, how.logs))  # Threads may still read the run.
+    return exit_now(watch(route, submitted.workflow, how.logs))  # Threads may still be reading the run.

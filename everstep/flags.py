@@ -1,4 +1,4 @@
-"""Flags from a frozen dataclass (its fields, defaults and the strings below them), for steps and pipelines alike."""
+"""Flags from a frozen dataclass (fields, defaults, and the strings below them), for steps and pipelines."""
 
 import ast
 import contextlib
@@ -16,12 +16,12 @@ C = TypeVar("C")
 
 
 def parse(config: type[C], prog: str, description: str, arguments: Sequence[str] | None = None) -> C:
-    """The config as the command line gives it. A wrong flag is told in one line on stderr: exit code 2."""
+    """The config that the command line gives. A wrong flag ends the process: one line on stderr, exit code 2."""
     import tyro
 
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             return tyro.cli(
                 config,
                 prog=prog,
@@ -31,26 +31,26 @@ def parse(config: type[C], prog: str, description: str, arguments: Sequence[str]
             )
     except SystemExit as end:
         if end.code:
-            print(f"{prog}: {_sentence(told.getvalue())}; see --help", file=sys.stderr)
+            print(f"{prog}: {_sentence(output.getvalue())}; see --help", file=sys.stderr)
         raise
 
 
 def _sentence(box: str) -> str:
-    """The message of tyro's framed text: what stands between the title and the next rule, joined."""
+    """The message inside tyro's frame: the text between the title and the next rule, joined."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮─-+| ") for line in box.splitlines()]
     body = lines[1:] if lines else []
-    said = list(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, body)))
-    return " ".join(said).rstrip(".") or "wrong flags"
+    text = list(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, body)))
+    return " ".join(text).rstrip(".") or "wrong flags"
 
 
 def field_help(config: type[Any], field: str) -> str:
-    """The string that stands below a field in the dataclass's source, in one line; empty when there is none."""
+    """The string below a field in the dataclass's source, as one line; empty if there is none."""
     return _field_helps(config).get(field, "")
 
 
 @lru_cache
 def _field_helps(config: type[Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for part in reversed(config.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -61,5 +61,5 @@ def _field_helps(config: type[Any]) -> dict[str, str]:
                 and isinstance(following, ast.Expr)
                 and isinstance(following.value, ast.Constant)
             ):
-                found[this.target.id] = " ".join(str(following.value.value).split())
-    return found
+                helps[this.target.id] = " ".join(str(following.value.value).split())
+    return helps

@@ -45,12 +45,12 @@ class _Flash:
         self._checkpoints = Checkpoints(checkpoint_dir)
         self._made: Checkpointer | None = None
         self._on_disk = 0
-        """The step that was saved on DISK last."""
+        """The last step saved with DISK."""
 
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
-        """Save `state_dict` as it is after `step`; training waits for one copy in memory. Call it on every rank."""
+        """Save `state_dict` as of `step`; blocks training for one copy in memory. Call it on every rank."""
         state = {"path": str(path), "saved": state_dict}
         if self._made is None:
             self._made = Checkpointer(state, self._checkpoints)
@@ -59,12 +59,12 @@ class _Flash:
         self._on_disk = step if disk else self._on_disk
 
     def wait_latest_checkpoint(self) -> None:
-        """Wait until the state that was saved on DISK last is committed. Raises LinkError, StoreError."""
+        """Wait until the state last saved with DISK is committed. Raises LinkError, StoreError."""
         if self._made is not None and self._on_disk:
             self._made.flush(self._on_disk)
 
     def _shards(self, path: str) -> list[Shard]:
-        """The newest checkpoint, or the newest that was saved as `path`; empty when there is none."""
+        """The shards of the newest checkpoint, or of the newest one saved as `path`; empty if there is none."""
         if not path:
             return self._checkpoints.shards()
         for shards in self._stored():
@@ -73,7 +73,7 @@ class _Flash:
         raise RestoreError(f"{path}: the store has no committed checkpoint that was saved under this path")
 
     def _stored(self) -> Iterator[list[Shard]]:
-        """Every committed checkpoint of the job that is whole, the newest first."""
+        """Every complete committed checkpoint of the job, the newest first."""
         store, prefix = self._checkpoints.store_and_prefix()
         for one in reversed(list_checkpoints(store, prefix)):
             try:
@@ -84,19 +84,19 @@ class _Flash:
 
 
 class DdpCheckpointer(_Flash):
-    """Of a state that is the same on every rank."""
+    """Checkpoints of a state that is the same on every rank."""
 
     def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
-        """The newest state as it was given to `save_checkpoint`, its tensors on the CPU; {} when there is none."""
+        """The newest state as `save_checkpoint` received it, with its tensors on the CPU; {} if there is none."""
         shards = self._shards(resuming_path)
         return assemble_state(shards)[0]["saved"] if shards else {}
 
 
 class FsdpShardCheckpointer(_Flash):
-    """Of FSDP's SHARDED_STATE_DICT; with FSDP1 the state is read through torch.distributed.checkpoint."""
+    """Checkpoints of FSDP's SHARDED_STATE_DICT; with FSDP1, torch.distributed.checkpoint reads the state."""
 
     def get_storage_reader(self, resuming_path: str = "") -> "DcpReader | None":
-        """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None when there is no checkpoint."""
+        """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None if there is no checkpoint."""
         from everstep.runtime.checkpoint.worker.dcp import DcpReader
 
         shards = self._shards(resuming_path)

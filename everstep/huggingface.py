@@ -32,11 +32,10 @@ _EMPTY_FILE = "nothing.safetensors"
 
 
 class EverstepCallback(TrainerCallback):
-    """Saves after every optimizer step (`every`: after so many) and restores when training begins."""
+    """Saves after every optimizer step (or every `every` steps) and restores when training begins."""
 
     def __init__(self, directory: str = "", every: int = 1) -> None:
-        """Under `everstep launch` the agent keeps the checkpoints; else they are in the store `directory`, or
-        EVERSTEP_STORE."""
+        """Under `everstep launch` the agent keeps the checkpoints; else the store `directory`, or EVERSTEP_STORE."""
         self._checkpoints = Checkpoints(directory)
         self._every = every
         self._model: Any = None
@@ -45,12 +44,15 @@ class EverstepCallback(TrainerCallback):
         self._random = _RandomState()
         self._unsettled = False
         self._logs = False
-        """Will the step that ended be logged, before anything else happens?"""
+        """Will this step be logged before anything else happens?"""
         self._folder = ""
 
     def resume(self) -> str | None:
-        """For `trainer.train(resume_from_checkpoint=...)`, once the Trainer is made: a folder that tells it where it
-        was; None when there is nothing to resume. The weights come from the checkpoint itself, when training begins."""
+        """The argument for `trainer.train(resume_from_checkpoint=...)`: a folder with the Trainer's position.
+
+        None if there is nothing to resume. Call it after the Trainer is constructed. The weights come from the
+        checkpoint itself, when training begins.
+        """
         shards = self._checkpoints.shards()
         if not shards:
             return None
@@ -64,7 +66,7 @@ class EverstepCallback(TrainerCallback):
         return self._folder
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raises StateError for what this callback cannot keep."""
+        """Raises StateError for settings whose state this callback cannot keep."""
         if args.fsdp or args.deepspeed:
             kind = "fsdp" if args.fsdp else "deepspeed"
             raise StateError(
@@ -86,9 +88,11 @@ class EverstepCallback(TrainerCallback):
         }
         self._checkpointer = Checkpointer(self._state, self._checkpoints)
         if self._folder:
-            done = self._checkpointer.load(self._state)
-            if done != state.global_step:
-                raise StateError(f"the Trainer resumes after step {state.global_step}, the checkpoint is of {done}")
+            restored_step = self._checkpointer.load(self._state)
+            if restored_step != state.global_step:
+                raise StateError(
+                    f"the Trainer resumes after step {state.global_step}, the checkpoint is of {restored_step}"
+                )
             self._unsettled = True
             shutil.rmtree(self._folder)
             self._folder = ""
@@ -96,22 +100,25 @@ class EverstepCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The first batch after a resume is there: what its fetching drew of random numbers was drawn before, too."""
+        """Restore the random state once the first batch after a resume is there.
+
+        Fetching that batch drew random numbers before the save, too.
+        """
         if self._unsettled and state.epoch and state.epoch % 1:
             self._random.put_back()
         self._unsettled = False
         self._checkpoints.beacon(state.global_step + 1, "step")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stage the state after this step, with what is logged of it."""
+        """Stage the state after this step, with the step's log."""
         self._logs = control.should_log
         if not self._logs:
             self._save(state)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The Trainer's figures are the job's."""
-        told = {name: value for name, value in kwargs["logs"].items() if isinstance(value, float | int)}
-        self._checkpoints.report(state.global_step, told)
+        """Report the Trainer's figures as the job's telemetry."""
+        facts = {name: value for name, value in kwargs["logs"].items() if isinstance(value, float | int)}
+        self._checkpoints.report(state.global_step, facts)
         if self._logs:
             self._logs = False
             self._save(state)
@@ -119,7 +126,7 @@ class EverstepCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The last state is in the store when training ends."""
+        """Wait until the last state is in the store."""
         assert self._checkpointer is not None
         self._save(state, whatever=True)
         self._checkpointer.finish(self._state)
@@ -132,12 +139,12 @@ class EverstepCallback(TrainerCallback):
 
 
 def _trainer_state(state: TrainerState) -> dict[str, Any]:
-    """As the Trainer writes trainer_state.json."""
+    """The state as the Trainer writes it to trainer_state.json."""
     return json.loads(json.dumps(asdict(state)))
 
 
 class _RandomState:
-    """Python's, numpy's and torch's random numbers, as a state to checkpoint."""
+    """The random state of Python, numpy and torch, as a state to checkpoint."""
 
     def __init__(self) -> None:
         self._saved: dict[str, Any] = {}
@@ -160,7 +167,7 @@ class _RandomState:
         self.put_back()
 
     def put_back(self) -> None:
-        """As they were when the restored state was saved."""
+        """Set the random state to what it was when the restored state was saved."""
         saved = self._saved
         version, numbers, gauss = saved["python"]
         random.setstate((version, tuple(numbers), gauss))

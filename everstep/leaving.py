@@ -1,4 +1,4 @@
-"""How a command ends whose threads may still wait for an answer."""
+"""How a command exits while its threads may still wait for an answer."""
 
 import logging
 import os
@@ -7,10 +7,10 @@ from typing import NoReturn
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process with that code, whatever its daemon threads do.
+    """End the process with that exit code, whatever its daemon threads do.
 
-    sys.exit would tear them down: one that gets its answer just then is ended within compiled code, and aborts the
-    process.
+    sys.exit would tear the threads down. A thread that gets its answer at that moment ends within compiled code and
+    aborts the process.
     """
     logging.shutdown()
     sys.stdout.flush()

@@ -59,13 +59,13 @@ class Submission:
     AWS_SESSION_TOKEN); empty: the pods have these variables by other means."""
 
     def check(self, target: str, reason: str) -> None:
-        """Raise BadInput for flags that would have no effect there, or contradict each other."""
+        """Raise BadInput for flags that have no effect on this target, or contradict each other."""
         if self.watch and self.detach:
-            raise BadInput("--watch and --detach: say one of them")
+            raise BadInput("--watch and --detach: give only one of them")
         if self.detach and self.logs:
-            raise BadInput("--logs and --detach: who does not wait sees no logs")
+            raise BadInput("--logs and --detach: without waiting there are no logs to print")
         if self.no_network and not self.sandbox:
-            raise BadInput("--no-network: goes with --sandbox")
+            raise BadInput("--no-network: needs --sandbox, too")
         if target != "local" and self.sandbox:
             raise BadInput(
                 f"--sandbox: only for the target local; pods of a cluster are shut in (target {target}, {reason})"
@@ -74,9 +74,9 @@ class Submission:
             plain = Submission()
             names = ("watch", "detach", "logs", "namespace", "service_account", "image", "image_pull_secret",
                      "store_secret")  # fmt: skip
-            given = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
-            if given:
-                raise BadInput(f"{', '.join(given)}: only for Argo, and the target is local ({reason})")
+            flags = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
+            if flags:
+                raise BadInput(f"{', '.join(flags)}: only for Argo, and the target is local ({reason})")
         elif self.env:
             raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
         elif not self.store.startswith("s3://"):

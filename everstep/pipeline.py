@@ -1,6 +1,6 @@
 """From a pipeline file to a run: `submit(build, Config)` gives it flags, a target, a manifest and a view.
 
-Needs hera only through the workflow it is handed; neither torch, pyspark nor Java.
+It uses hera only through the workflow it receives, and imports no torch, pyspark or Java.
 """
 
 import dataclasses
@@ -29,22 +29,22 @@ C = TypeVar("C")
 
 
 def parameters(config: Any) -> dict[str, str]:
-    """Each field of a pipeline's config, and `store`, as parameters of its workflow: `arguments=parameters(config)`."""
+    """Each field of a pipeline's config, and `store`, as workflow parameters: `arguments=parameters(config)`."""
     values = {entry.name.replace("_", "-"): str(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
     return {**values, "store": "runs/store"}
 
 
 def parameter(name: str) -> str:
-    """The Argo variable of a pipeline's config field."""
+    """The Argo variable that refers to a field of the pipeline's config."""
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
 
 
 ANNOTATION = "workflows.argoproj.io"
-"""Of what Argo's UI shows: a title and a description."""
+"""Prefix of the annotations that Argo's UI shows: title and description."""
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
-    """Parse the flags, build the workflow, run it (or print it), exit: 0 done, 1 failed, 2 bad input, 130 left."""
+    """Parse the flags, build the workflow, run or print it, exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     prog = f"python {sys.argv[0]}"
     both = dataclasses.make_dataclass("Flags", [("pipeline", config_type), ("submission", Submission)], frozen=True)
     text = f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\nExample: {prog} --name first"
@@ -55,7 +55,7 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
         print(f"{prog}: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted before it was known whether it runs", file=sys.stderr)
+        print(f"{prog}: interrupted before it was known whether the run was submitted", file=sys.stderr)
         code = 130
     sys.exit(code)
 
@@ -75,20 +75,20 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     if not how.output:
         _lint(manifest)
     metadata = manifest["metadata"]
-    given = how.name or metadata.get("name")
+    fixed_name = how.name or metadata.get("name")
 
     def another() -> str:
         return f"{metadata['generateName']}{secrets.token_hex(2)}"
 
-    name = given or another()
+    name = fixed_name or another()
     if target.route is None:
         return _print(manifest) if how.output else _run_locally(manifest, name, how, target.reason)
     from everstep.cluster import manifest_for_cluster, run_on_cluster
 
-    made = manifest_for_cluster(manifest, name, target.route.namespace, how)
+    fitted = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if how.output:
-        return _print(made)
-    return run_on_cluster(made, target.route, target.reason, how, None if given else another)
+        return _print(fitted)
+    return run_on_cluster(fitted, target.route, target.reason, how, None if fixed_name else another)
 
 
 def _print(manifest: dict[str, Any]) -> int:
@@ -99,7 +99,7 @@ def _print(manifest: dict[str, Any]) -> int:
 
 
 def _lint(manifest: dict[str, Any]) -> None:
-    """Raise BadInput with all that `everstep workflow lint` calls an error."""
+    """Raise BadInput with all errors that `everstep workflow lint` would print."""
     from everstep.runtime.workflow.lint.findings import findings
     from everstep.runtime.workflow.manifest.library import Library
     from everstep.runtime.workflow.manifest.yaml_source import Document
@@ -110,22 +110,25 @@ def _lint(manifest: dict[str, Any]) -> None:
 
 
 def _first_line() -> str:
-    """What the pipeline's file says of itself."""
+    """The first line of the pipeline file's docstring."""
     return (inspect.getdoc(sys.modules["__main__"]) or "").partition("\n")[0]
 
 
 def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
-    """The manifest as a dict, its parameter `store` set to that URI.
+    """The manifest as a dict, with its parameter `store` set to that URI.
 
-    Argo's UI shows the pipeline's name and the first line of its file, unless the workflow says otherwise.
+    Argo's UI shows the pipeline's name and the first line of its file, unless the workflow has annotations of its own.
     """
     manifest: dict[str, Any] = workflow.to_dict()
     metadata = manifest["metadata"]
     title = (
         (metadata.get("name") or metadata.get("generateName") or "pipeline").strip("-").replace("-", " ").capitalize()
     )
-    told = {f"{ANNOTATION}/title": title, f"{ANNOTATION}/description": _first_line()}
-    metadata["annotations"] = {**{key: text for key, text in told.items() if text}, **metadata.get("annotations", {})}
+    annotations = {f"{ANNOTATION}/title": title, f"{ANNOTATION}/description": _first_line()}
+    metadata["annotations"] = {
+        **{key: text for key, text in annotations.items() if text},
+        **metadata.get("annotations", {}),
+    }
     for entry in manifest["spec"]["arguments"]["parameters"]:
         if entry["name"] == "store":
             entry["value"] = store
@@ -169,7 +172,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     except CannotWriteError as error:
         print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
         return ExitCode.TRY_AGAIN
-    if sandbox is None:  # Else they ended with their pod, and what is told of them is a pod's word.
+    if sandbox is None:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
         end_nodes(folder)
     for name, value in result.outputs.items():
         print(f"{name}: {as_text(value)}", file=sys.stderr)
@@ -177,5 +180,5 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     if report.exists():
         print(f"report: {report}", file=sys.stderr)
     if result.exit_code:
-        print(f"to go on where it stopped: the same command with --name {name}", file=sys.stderr)
+        print(f"to continue where it stopped: the same command with --name {name}", file=sys.stderr)
     return result.exit_code

@@ -1,4 +1,4 @@
-"""Joining and leaving torch's process group: waits that torch does not do, or does with long pauses."""
+"""Joins and leaves torch's process group, with waits that torch lacks or does with long pauses."""
 
 import atexit
 import os
@@ -17,9 +17,9 @@ _KNOCK_EVERY_S = 0.002
 
 
 def join(rank: int, backend: str, timeout: timedelta) -> None:
-    """Join the default group (MASTER_ADDR, MASTER_PORT, as torchrun sets them); it is left when the process ends.
+    """Join the default group (MASTER_ADDR, MASTER_PORT as torchrun sets them); the process leaves it at exit.
 
-    Raises what torch.distributed raises.
+    Raises whatever torch.distributed raises.
     """
     restrict_torch_store()
     if rank and "MASTER_PORT" in os.environ:
@@ -29,20 +29,20 @@ def join(rank: int, backend: str, timeout: timedelta) -> None:
 
 
 def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
-    """Until rank 0's store listens, or the time is over (then torch tells it).
+    """Wait until rank 0's store listens, or the time is over (torch then reports it).
 
-    torch's own client, refused once, comes back only after a pause of up to a second: most of a recovery's time.
+    After one refusal torch's own client pauses for up to a second, which would be most of a recovery's time.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             with socket.create_connection((address, port), timeout=1.0) as met:
-                if met.getsockname() != met.getpeername():  # On one machine a knock can meet itself: TCP allows it.
+                if met.getsockname() != met.getpeername():  # TCP lets a client connect to itself.
                     return
         except ConnectionRefusedError:
             time.sleep(_KNOCK_EVERY_S)
         except OSError:
-            return  # Not a matter of waiting: torch says what is wrong.
+            return  # Waiting cannot help: torch reports what is wrong.
 
 
 def _leave() -> None:
@@ -52,23 +52,23 @@ def _leave() -> None:
 
 
 def _wait_for_gloo(seconds: float = 1.0) -> None:
-    """Until gloo's threads have let go of the last collective's tensors.
+    """Wait until gloo's threads have released the last collective's tensors.
 
-    They take the interpreter's lock for that; where it ends meanwhile, Python ends the thread and C++ the process
-    (SIGABRT, "terminate called without an active exception"). torch joins them only with the last reference to their
-    group, and one that DDP has used keeps some. An agent's workers never meet this: they end without finalization.
+    Releasing needs the interpreter's lock. If the interpreter finalizes meanwhile, Python ends the thread and C++ the
+    process (SIGABRT, "terminate called without an active exception"). torch joins the threads only with the last
+    reference to their group, and DDP keeps some. An agent's workers never meet this: they exit without finalization.
     """
-    seen: list[list[str]] = []
+    before: list[list[str]] = []
     deadline = time.monotonic() + seconds
     while (now := [*_threads("pt_gloo_runloop")]) and time.monotonic() < deadline:
-        if now == seen and all("S (sleeping)" in thread[0] for thread in now):
-            return  # One that waits for the lock would have got it, and run, in the pause.
-        seen = now
+        if now == before and all("S (sleeping)" in thread[0] for thread in now):
+            return  # A thread that waits for the lock would have got it, and run, during the pause.
+        before = now
         time.sleep(0.01)
 
 
 def _threads(name: str) -> Iterator[list[str]]:
-    """For each thread of this process called so: its state and how often it was switched, as Linux tells them."""
+    """For each thread of this process with that name: its state and its context switches, from /proc."""
     for path in sorted(Path("/proc/self/task").glob("*/status")):
         with suppress(FileNotFoundError, ProcessLookupError):
             lines = path.read_text().splitlines()

@@ -1,6 +1,6 @@
 """This process as a worker: its place in the job, its agent, and where its checkpoints are kept.
 
-Like torch.distributed's default group, the session is one a process: `begin` makes it, the others find it.
+There is one session per process, like torch.distributed's default group: `begin` creates it, `current` returns it.
 """
 
 import math
@@ -24,9 +24,9 @@ from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
 from everstep.runtime.store import Store, StoreError, open_store
 
 WATCHED = 3
-"""Iterations after a restore in which a loss that is no number means that the restored state may be broken."""
+"""For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
 DIVERGED = 76
-"""Exit code that says so (see `everstep.runtime.job.policy`)."""
+"""Exit code for a non-finite loss after a restore (see `everstep.runtime.job.policy`)."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Context:
     device: torch.device
     round: int
     link: Link | None = None
-    """To the node's agent; None in a plain `python script.py`."""
+    """Connection to the node's agent; None in a plain `python script.py`."""
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The weighted mean over all ranks, the same on each; every rank must call it (one small all-reduce)."""
+        """The weighted mean over all ranks, the same on each. Every rank must call it (one small all-reduce)."""
         if self.world_size == 1:
             return value
         both = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)
@@ -52,37 +52,40 @@ class Context:
 
 @dataclass
 class Session:
-    """What this process knows of itself as a worker."""
+    """What this process knows about itself as a worker."""
 
     context: Context
     checkpointer: worker.Checkpointer | None = None
     iteration: int = 0
     pending: dict[str, float | int | str] = field(default_factory=dict)
-    """What the next report says beside its own figures; the first one: when the process group stood."""
+    """Sent with the next report besides its own figures; with the first one: when the process group was ready."""
     ahead: SegmentFile | None = None
-    """For the first checkpointer."""
+    """A segment that was mapped in advance, for the first checkpointer."""
 
     def beacon(self, name: str) -> None:
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
 
     def send(self, facts: Mapping[str, float | int | str]) -> None:
-        """One iteration's telemetry, from rank 0 for all."""
+        """Send one iteration's telemetry; rank 0 sends it for all."""
         if self.context.link is not None and self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
-            told = {**facts, "stall_s": stall, **self.pending}
-            self.context.link.tell(Report(self.iteration, told))
-            self._check_finite(told.get("loss", 0.0))
+            line = {**facts, "stall_s": stall, **self.pending}
+            self.context.link.tell(Report(self.iteration, line))
+            self._check_finite(line.get("loss", 0.0))
         if self.checkpointer is not None:
-            self.checkpointer.stall_s = 0.0  # An iteration that saves nothing stalls for nothing.
+            self.checkpointer.stall_s = 0.0  # An iteration that saves nothing has no stall.
         self.pending.clear()
 
     def _check_finite(self, loss: float | int | str) -> None:
-        """A loss that is none right after a restore: what was restored may be broken. The job goes a step back."""
+        """End the process on a non-finite loss right after a restore: the restored state may be broken.
+
+        The job then starts from an earlier state.
+        """
         restored = self.checkpointer.restored if self.checkpointer else 0
         if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
             what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
-            print(f"everstep: {what}; this worker ends so that the job goes back to an earlier one", file=sys.stderr)
+            print(f"everstep: {what}; this worker exits so that the job goes back to an earlier state", file=sys.stderr)
             raise SystemExit(DIVERGED)
 
 
@@ -90,7 +93,7 @@ _session: Session | None = None
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
-    """Make the session. `facts` go with its first report; `ahead`: see `mapped_ahead`."""
+    """Create the session. `facts` are sent with its first report; for `ahead` see `mapped_ahead`."""
     global _session
     _session = Session(context, pending=dict(facts), ahead=ahead)
 
@@ -103,7 +106,7 @@ def current(name: str) -> Session:
 
 
 def context_from_environment() -> Context:
-    """This worker's place as its environment tells it; greets the agent."""
+    """This worker's place according to its environment; says hello to the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
@@ -113,11 +116,13 @@ def context_from_environment() -> Context:
 
 
 class Checkpoints:
-    """Where this worker's checkpoints are kept: by the agent of its node, else by itself in a store."""
+    """Where this worker's checkpoints are kept: by its node's agent, or in a store that it writes itself."""
 
     def __init__(self, directory: str = "") -> None:
-        """Without an agent: in the store `directory`, else in EVERSTEP_STORE. A script that makes its process group
-        itself need not call `init`. Raises LinkError, StoreError."""
+        """Without an agent: the store `directory`, else EVERSTEP_STORE. Raises LinkError, StoreError.
+
+        A script that creates its process group itself need not call `init`.
+        """
         global _session
         if _session is None:
             _session = Session(context_from_environment())
@@ -125,8 +130,11 @@ class Checkpoints:
         self.alone = None if _session.context.link else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
 
     def shards(self) -> list[Shard]:
-        """The shards of what this round starts from; empty: it starts from nothing. What is damaged is passed over: an
-        older checkpoint takes its place, under an agent in another round, before which this process ends."""
+        """The shards that this round starts from; empty if it starts from nothing.
+
+        A damaged checkpoint is skipped and an older one takes its place; under an agent this takes another round,
+        before which this process ends.
+        """
         link = self.session.context.link
         if link is None:
             return (
@@ -142,17 +150,17 @@ class Checkpoints:
         return shards
 
     def beacon(self, iteration: int, phase: str) -> None:
-        """Show what this worker does now, in a loop that is not `batches`."""
+        """Show what this worker does now, in a loop that does not use `batches`."""
         self.session.iteration = iteration
         self.session.beacon(phase)
 
     def report(self, iteration: int, facts: Mapping[str, float | int | str]) -> None:
-        """Telemetry of that iteration, in such a loop."""
+        """Send that iteration's telemetry, in a loop that does not use `batches`."""
         self.session.iteration = iteration
         self.session.send(facts)
 
     def store_and_prefix(self) -> tuple[Store, str]:
-        """The store and what the keys of this job's checkpoints begin with."""
+        """The store, and the prefix of the keys of this job's checkpoints."""
         if self.alone is not None:
             return self.alone.store, self.alone.prefix
         link = self.session.context.link
@@ -165,7 +173,7 @@ class Checkpointer(worker.Checkpointer):
     """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
 
     def __init__(self, state: dict[str, Any], kept: Checkpoints | None = None) -> None:
-        """`kept`: where; by default as `everstep.init` has found. Raises StateError, LinkError."""
+        """`kept`: where they are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
         if kept is None:
             current("Checkpointer")
             kept = Checkpoints()
@@ -188,8 +196,8 @@ def _standalone(uri: str) -> StandaloneKeeper | None:
         )
         return None
     job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
-    print(f"everstep: no agent started this script, it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
-    given = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
-    if not given.isdecimal():
-        raise StoreError(f"EVERSTEP_KEEP_LAST={given}: give the number of checkpoints that stay, 0 for all")
-    return StandaloneKeeper(open_store(uri), job, keep_last=int(given))
+    print(f"everstep: no agent started this script; it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
+    keep_text = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
+    if not keep_text.isdecimal():
+        raise StoreError(f"EVERSTEP_KEEP_LAST={keep_text}: give the number of checkpoints to keep, 0 for all")
+    return StandaloneKeeper(open_store(uri), job, keep_last=int(keep_text))

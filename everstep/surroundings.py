@@ -1,4 +1,4 @@
-"""What a local run takes from the shell that it is started in: variables for its pods, limits of archives."""
+"""What a local run takes from the shell that starts it: variables for its pods, limits of archives."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
-    """What --env has named. Raises BadInput for what is not set here."""
+    """The variables that --env names. Raises BadInput for a variable that is not set here."""
     from everstep.runtime.workflow.pods.inherited import unset_names
 
     for one in unset_names(os.environ, names):
@@ -22,15 +22,17 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def warn_missing_variables(run: str, names: Sequence[str]) -> None:
-    """Of a run that is taken up: say what it once was given and has no more."""
+    """For a run that is resumed: warn about variables that it had before and that are not set here."""
     from everstep.runtime.workflow.pods.inherited import unset_names
 
     for one in unset_names(os.environ, names):
-        print(f"{run}: its pods had the variable {one}, which is not set here: they go on without it", file=sys.stderr)
+        print(
+            f"{run}: its pods had the variable {one}, which is not set here; they continue without it", file=sys.stderr
+        )
 
 
 def archive_limits() -> "UnpackLimits":
-    """As the environment says. Raises BadInput."""
+    """The limits that the environment sets. Raises BadInput."""
     from everstep.runtime.workflow.artifacts.archives import UnpackLimits
 
     try:

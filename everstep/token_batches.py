@@ -1,4 +1,4 @@
-"""Batches of a token dataset: each rank's share, and a position that is checkpointed."""
+"""Batches of a token dataset: each rank's share, with a checkpointed position."""
 
 import hashlib
 import time
@@ -17,17 +17,17 @@ class Batch(NamedTuple):
     """This rank's share of one global batch."""
 
     inputs: torch.Tensor
-    """(n, sequence_length) int64; n differs by at most 1 between ranks; a rank without a sample has one of weight 0."""
+    """(n, sequence_length) int64. n differs by at most 1 between ranks; a rank without a sample has one of weight 0."""
     targets: torch.Tensor
-    """(n, sequence_length) int64: the inputs, one token later."""
+    """(n, sequence_length) int64: the inputs shifted by one token."""
     weight: float
-    """Multiply the mean loss with it: DDP's mean over ranks is then the mean over the global batch."""
+    """Multiply the mean loss by it: DDP's mean over ranks then equals the mean over the global batch."""
     consumed: int
-    """Samples of the stream that are applied once this batch is."""
+    """Samples of the stream that have been applied after this batch."""
     iteration: int
     """From 1."""
     samples: np.ndarray
-    """Which samples of the stream these are: (n,) int64, empty for a rank without one."""
+    """Positions of these samples in the stream: (n,) int64, empty for a rank without one."""
 
 
 class Order(NamedTuple):
@@ -39,8 +39,10 @@ class Order(NamedTuple):
 
 
 class Batches:
-    """An iterator over Batch whose position is checkpointed. Seeds torch before each batch from (seed, consumed, rank),
-    so that dropout repeats after a restart whatever happened before."""
+    """An iterator over Batch whose position is checkpointed.
+
+    Before each batch it seeds torch from (seed, consumed, rank), so that dropout is the same after a restart.
+    """
 
     def __init__(self, session: Session, dataset: str, length: int, order: Order) -> None:
         self._session, self._length, self._order = session, length, order
@@ -57,7 +59,7 @@ class Batches:
 
     @property
     def iteration(self) -> int:
-        """Iterations done or, inside the loop, under way."""
+        """Iterations done; inside the loop, the current one."""
         return self.consumed // self._order.global_batch
 
     def state_dict(self) -> dict[str, int]:
@@ -67,7 +69,7 @@ class Batches:
         self.consumed = int(state_dict["consumed"])
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches that are left; each iteration's telemetry goes out when the next begins."""
+        """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
         order, rank = self._order, self._session.context.rank
         while order.iterations is None or self.iteration < order.iterations:
             began = time.perf_counter()
@@ -91,7 +93,7 @@ class Batches:
         context, length = self._session.context, self._length
         share = self._sampler.share(start, context.rank, context.world_size)
         weight = len(share) * context.world_size / self._order.global_batch
-        # Every rank must take part in the all-reduce: one without a sample reads the first, at weight 0.
+        # Every rank must take part in the all-reduce: a rank without a sample reads the first one, at weight 0.
         read = share if len(share) else self._sampler.indices(start)[:1]
         rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in read]).astype(np.int64)
         inputs, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
@@ -99,5 +101,5 @@ class Batches:
 
 
 def _mix_seed(*numbers: int) -> int:
-    """One seed of several numbers, the same on every machine."""
+    """One seed from several numbers, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1

@@ -29,10 +29,11 @@ __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "ph
 
 
 def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
-    """Join the process group (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: as torchrun sets them), greet the agent, seed
-    torch so that every rank builds the same model. Without WORLD_SIZE: a single process.
+    """Join the process group, greet the agent, and seed torch so that every rank builds the same model.
 
-    Raises LinkError (the agent is gone) and what torch.distributed raises.
+    The variables are torchrun's: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without WORLD_SIZE: a single process.
+
+    Raises LinkError (the agent is gone) and whatever torch.distributed raises.
     """
     context = context_from_environment()
     ahead = map_segment_ahead(context.link)
@@ -48,9 +49,9 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 def batches(
     dataset: str, *, sequence_length: int, global_batch: int, seed: int = 0, iterations: int | None = None
 ) -> Batches:
-    """This rank's share of each global batch of `dataset` (a URI that steps.preprocess made), endless or so many.
+    """This rank's share of each global batch of `dataset` (a URI from steps.preprocess), endless or `iterations` long.
 
-    Put it into the checkpointed state: it goes on after the last applied sample. Raises DatasetError.
+    Put it into the checkpointed state: it continues after the last applied sample. Raises DatasetError.
     """
     return Batches(current("batches"), dataset, sequence_length, Order(global_batch, seed, iterations))
 
@@ -61,5 +62,5 @@ def report(**values: float | int | str) -> None:
 
 
 def phase(name: str) -> None:
-    """Say what this worker does now ("forward", "data"): where it hangs, if it hangs."""
+    """Say what this worker does now ("forward", "data"): if it hangs, the report says where."""
     current("phase").beacon(name)

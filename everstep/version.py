@@ -1,4 +1,4 @@
-"""The version, and the image that carries it on a cluster."""
+"""The version, and the cluster image that carries it."""
 
 VERSION = "0.1.0"
 IMAGE = f"everstep:{VERSION}"

@@ -1,4 +1,4 @@
-"""Fine-tune a Llama on checked machines: corpus -> tokenize -> train -> evaluate, and a report whatever happens."""
+"""Fine-tune a Llama on checked machines: corpus -> tokenize -> train -> evaluate, and always a report."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Config:
 
 
 def build(config: Config) -> Workflow:
-    """The workflow; the same object runs here and on Argo."""
+    """The workflow; the same object runs locally and on Argo."""
     with Workflow(
         generate_name="llama-finetune-", entrypoint="main", arguments=everstep.parameters(config)
     ) as workflow:

@@ -1,5 +1,6 @@
-"""The steps of a pipeline, one folder each: `config.py` (the parameters), `template.py` (the Hera template made from
-them), `__main__.py` (`python -m everstep.steps.<name>`: the same entry on a laptop and in a pod).
+"""The steps of a pipeline, one folder each.
 
-What all steps share stands in `entry` (flags, exit codes, outputs) and `template`.
+`config.py` has the parameters, `template.py` the Hera template made from them, and `__main__.py` is the entry, on a
+laptop and in a pod (`python -m everstep.steps.<name>`). All steps share `entry` (flags, exit codes, outputs) and
+`template`.
 """

@@ -1,7 +1,7 @@
 """How every step begins and ends: flags from its config, outputs to files, errors in one line, exit codes.
 
-Exit codes: 0 done, 1 the training's own error, 2 bad input, 3 no healthy quorum, 75 infrastructure (try again),
-143 told to end (SIGTERM).
+Exit codes: 0 done, 1 the training's own error, 2 bad input, 3 no healthy quorum, 75 infrastructure (try again), 143
+told to end (SIGTERM).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _SOON_S = 0.005
 
 
 class StepError(BadInput):
-    """The step cannot go on: one line that says what, where and how to mend it, and the exit code."""
+    """The step cannot continue: one line that says what, where and how to fix it, and the exit code."""
 
     def __init__(self, message: str, code: int = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class StepError(BadInput):
 
 
 class StepConfig(Protocol):
-    """What each step's frozen dataclass has besides its own parameters."""
+    """The fields of each step's frozen dataclass besides the step's own parameters."""
 
     @property
     def store(self) -> str:
@@ -51,7 +51,7 @@ class StepConfig(Protocol):
 
     @property
     def task(self) -> str:
-        """Name of the task in that run: two tasks of one step are told apart by it."""
+        """Name of the task in that run; it distinguishes two tasks of one step."""
         ...
 
     @property
@@ -60,20 +60,20 @@ class StepConfig(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise StepError for what can be known before anything starts. Cheap; standard library only."""
+        """Raise StepError for errors that can be known before anything starts. Cheap; standard library only."""
         ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gives."""
+    """What a step returns."""
 
     summary: str
     """One line for a person: `214 documents  11.8 MB`."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Output parameters by name."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Anything the report tells of this step (JSON)."""
+    """Anything that the report shows about this step (JSON)."""
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     """Output artifacts by name: a file or a folder."""
 
@@ -94,9 +94,9 @@ class Terminated(BaseException):
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Raises Terminated, but not between two steps of Python's import, whose lock would stay taken for other threads.
+    """Raise Terminated, but not inside Python's import system, whose lock would stay locked for other threads.
 
-    There what is raised may even be lost: the import system has callbacks that the garbage collector calls.
+    An exception raised there may even be lost: the garbage collector calls some of the import system's callbacks.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -107,9 +107,9 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """SIGTERM and Ctrl-C that arrive within the block take effect at its end: what it starts has its name by then.
+    """Defer SIGTERM and Ctrl-C to the end of the block, so that what it starts is known by then.
 
-    Raises ValueError outside of the main thread.
+    Raises ValueError outside the main thread.
     """
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -130,7 +130,7 @@ def main(
     run: Callable[[C], Result],
     parse: Callable[[type[C], str, str], C] = flags.parse,
 ) -> NoReturn:
-    """Run a step as a process: parse the flags, check them, work, write the outputs and the summary, exit."""
+    """Run a step as a process: parse and check the flags, work, write outputs and summary, exit."""
     config = parse(config_type, f"python -m steps.{step}", _help(step, config_type))
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminate)
@@ -148,17 +148,17 @@ def main(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        told = disk_error_line(error, config.store)
-        if told is None:
+        message = disk_error_line(error, config.store)
+        if message is None:
             raise
-        print(f"{step}: {told}", file=sys.stderr)
+        print(f"{step}: {message}", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)
     print(result.summary, file=sys.stderr)
     sys.exit(0)
 
 
 def disk_error_line(error: OSError, store: str) -> str | None:
-    """The one line for a store that cannot be written; None for what is not the disk's."""
+    """The one line for a store that cannot be written; None if the disk is not the reason."""
     from everstep.runtime.store import StoreError
 
     place = error.filename or store
@@ -177,7 +177,7 @@ def _help(step: str, config_type: type[Any]) -> str:
 
 
 def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:
-    """Outputs as files, each under its final name only when whole; then the summary for the report."""
+    """Write the outputs as files, each under its final name only when complete; then the summary for the report."""
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in result.outputs.items():
@@ -193,11 +193,11 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
 
     from everstep.runtime.store import open_store
 
-    told = {
+    summary = {
         "step": step,
         "summary": result.summary,
         "seconds": round(seconds, 3),
         "facts": dict(result.facts),
         "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
     }
-    open_store(config.store).put(f"runs/{config.run}/steps/{config.task}.json", json.dumps(told, indent=1).encode())
+    open_store(config.store).put(f"runs/{config.run}/steps/{config.task}.json", json.dumps(summary, indent=1).encode())

@@ -1,4 +1,4 @@
-"""What a step's package offers to pipelines, without what it costs: hera is imported when a pipeline asks for it."""
+"""Lazy attributes for a step's package: hera is imported only when a pipeline asks for them."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazily(module: str, *names: str) -> Callable[[str], Any]:
-    """A package's `__getattr__`: these names are found in `module`, which is imported with the first of them."""
+    """A package's `__getattr__`: these names are in `module`, which is imported on first use."""
     package = module.rpartition(".")[0]
 
     def found(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Progress of a step for a person: plain lines on stderr, at most two a second."""
+"""A step's progress for a person: plain lines on stderr, at most two a second."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Progress:
-    """Says what it is told, unless it has just spoken."""
+    """Prints lines, except those that come too soon after the last one."""
 
     interval_s: float = 0.5
     _next: float = 0.0

@@ -1,4 +1,4 @@
-"""Each step as an Argo WorkflowTemplate: anybody's workflow calls it by `templateRef`, or a person submits it alone."""
+"""Each step as an Argo WorkflowTemplate: any workflow can call it by `templateRef`, and people can submit it alone."""
 
 import copy
 import re
@@ -18,7 +18,7 @@ from everstep.steps.train.template import template as train
 
 STEPS = (model, corpus, preprocess, check, train, evaluate, report)
 CALLER_VARIABLE = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")
-"""Variables that another workflow has not, or only in its exit handler: here they are inputs."""
+"""Variables that another workflow lacks, or has only in its exit handler: here they are inputs."""
 DESCRIPTIONS = {
     "store": "URI of the store that the steps share: s3://bucket/prefix",
     "status": "The caller's workflow.status, which only an exit handler knows",
@@ -28,29 +28,29 @@ DESCRIPTIONS = {
 
 
 def workflow_templates() -> list[dict[str, Any]]:
-    """`everstep-<step>` for each step, as manifests without namespace. Their images are the step templates' own."""
+    """`everstep-<step>` for each step, as manifests without a namespace. Images are those of the step templates."""
     return [_workflow_template(template()) for template in STEPS]
 
 
 def _workflow_template(template: Container) -> dict[str, Any]:
-    """One WorkflowTemplate. Its arguments are the template's inputs, so that it can also be submitted by itself."""
+    """One WorkflowTemplate. The template's inputs are its arguments, so that it can also be submitted alone."""
     own: Any = template.inputs or []
-    wanted = sorted({name for argument in template.args or [] for name in CALLER_VARIABLE.findall(str(argument))})
-    inputs = [*(Parameter(name=name, description=DESCRIPTIONS[name]) for name in reversed(wanted)), *own]
+    variables = sorted({name for argument in template.args or [] for name in CALLER_VARIABLE.findall(str(argument))})
+    inputs = [*(Parameter(name=name, description=DESCRIPTIONS[name]) for name in reversed(variables)), *own]
     title: Mapping[str, str] = template.annotations or {}
-    made = WorkflowTemplate(
+    result = WorkflowTemplate(
         name=f"everstep-{template.name}",
         annotations={name: text for name, text in title.items() if name != ACCOUNT},
         entrypoint=template.name,
         arguments=inputs,
         templates=[_with_inputs(template, inputs)],
     )
-    manifest: dict[str, Any] = made.to_dict()
+    manifest: dict[str, Any] = result.to_dict()
     return manifest
 
 
 def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:
     arguments = [CALLER_VARIABLE.sub(r"{{inputs.parameters.\1}}", str(one)) for one in template.args or []]
-    made = copy.copy(template)
-    made.args, made.inputs = arguments, inputs
-    return made
+    result = copy.copy(template)
+    result.args, result.inputs = arguments, inputs
+    return result

@@ -25,7 +25,7 @@ from everstep.version import IMAGE
 OUTPUTS = "/tmp/outputs"
 """Where a pod's step leaves its outputs."""
 COMMON_ARGUMENTS = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
-"""The fields that every config has, and what they are in any workflow. The workflow has a parameter `store`."""
+"""The fields that every config has, and their values in any workflow. The workflow has a parameter `store`."""
 STEP = "everstep/step"
 """Label of the pods that may reach each other (templates/chart/files/network.yaml); its value is the step."""
 RETRY = RetryStrategy(
@@ -34,7 +34,7 @@ RETRY = RetryStrategy(
     expression="lastRetry.status == 'Error' || !(asInt(lastRetry.exitCode) in [0, 1, 2, 3])",
     backoff=argo.Backoff(duration="1", factor=argo.IntOrString(root=2)),
 )
-"""Again after whatever is not the user's: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would come again."""
+"""Retry what is not the user's fault: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would repeat."""
 
 POD_SECURITY = argo.PodSecurityContext(
     run_as_non_root=True,
@@ -43,7 +43,7 @@ POD_SECURITY = argo.PodSecurityContext(
     seccomp_profile=argo.SeccompProfile(type="RuntimeDefault"),
 )
 SECURITY = argo.SecurityContext(allow_privilege_escalation=False, capabilities=argo.Capabilities(drop=["ALL"]))
-"""Together what Kubernetes calls the restricted pod security standard."""
+"""Together these satisfy Kubernetes' restricted pod security standard."""
 
 
 class StepTask(Task):
@@ -78,10 +78,10 @@ def step_template(
 ) -> Container:
     """The template that runs `python -m everstep.steps.<step>` with a flag for each field of `config`.
 
-    `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` a /dev/shm of that size.
-    `account`: what the name of its service account ends with, where the step needs rights that others must not have.
+    `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a /dev/shm.
+    `account`: suffix of its service account's name, if the step needs rights that others must not have.
     """
-    told = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
+    annotations = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
     given = {**COMMON_ARGUMENTS, **fixed}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
@@ -101,7 +101,7 @@ def step_template(
         args=arguments,
         inputs=inputs,
         outputs=files,
-        annotations={**told, **({ACCOUNT: account} if account else {})},
+        annotations={**annotations, **({ACCOUNT: account} if account else {})},
         labels={STEP: step},
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,
@@ -122,8 +122,8 @@ def _shared_memory(size: str) -> list[EmptyDirVolume]:
 
 def step_task(template: Container, name: str, arguments: Mapping[str, Any]) -> StepTask:
     """A task of that template; argument names are the config's fields."""
-    given: Any = template.inputs or []
-    known = {str(parameter.name) for parameter in given if isinstance(parameter, Parameter)}
+    inputs: Any = template.inputs or []
+    known = {str(parameter.name) for parameter in inputs if isinstance(parameter, Parameter)}
     values = {"task": name} if name != template.name else {}
     values |= {_flag(key): str(value) for key, value in arguments.items()}
     if unknown := sorted(set(values) - known):

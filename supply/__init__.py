@@ -1,5 +1,5 @@
-"""What Everstep consists of besides its own code, and what follows from that. No part of what is installed.
+"""What Everstep consists of besides its own code: packages, their licences, bills of materials. Not installed.
 
-`lock` reads constraints.txt, `carried` says which packages an image gets, `licences` what those allow
+`lock` reads constraints.txt, `carried` says which packages an image gets, `licences` what their licences allow
 (docs/licences.md), `sbom` lists them for scanners. Imports no other part of Everstep.
 """

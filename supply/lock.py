@@ -16,7 +16,7 @@ class LockedPackage:
     """A package as it may be installed."""
 
     name: str
-    """Canonical: small letters, with `-`."""
+    """Canonical: lower case, with `-`."""
     version: str
     hashes: tuple[str, ...]
     """SHA-256 of each file of that version."""
@@ -24,7 +24,7 @@ class LockedPackage:
 
 def parse_lock(text: str) -> list[LockedPackage]:
     """The packages of a lock, in their order. Raises ValueError for one without exact version or hashes."""
-    found = []
+    packages = []
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in filter(None, re.sub(r"\\\n", "", lines).splitlines()):
         requirement = Requirement(line.partition("--hash")[0].strip())
@@ -32,25 +32,25 @@ def parse_lock(text: str) -> list[LockedPackage]:
         hashes = tuple(HASH.findall(line))
         if not exact or more or requirement.url or not hashes or len(hashes) != line.count("--hash"):
             raise ValueError(f"{requirement.name}: give one version with ==, and the sha256 of each of its files")
-        found.append(LockedPackage(canonicalize_name(requirement.name), exact, hashes))
-    return found
+        packages.append(LockedPackage(canonicalize_name(requirement.name), exact, hashes))
+    return packages
 
 
 def requirements(project: Mapping[str, Any]) -> list[Requirement]:
-    """What pyproject.toml asks for, itself and by all its extras."""
+    """The requirements of pyproject.toml, its own and those of all its extras."""
     lists: Iterable[list[str]] = [project["dependencies"], *project["optional-dependencies"].values()]
     requirements = [Requirement(line) for lines in lists for line in lines]
     return [one for one in requirements if one.name != project["name"]]
 
 
 def disagreements(project: Mapping[str, Any], packages: Iterable[LockedPackage]) -> list[str]:
-    """Where that table `project` of pyproject.toml and the lock contradict each other; mended by `make lock`."""
+    """Where the table `project` of pyproject.toml and the lock contradict each other; `make lock` fixes it."""
     versions = {one.name: one.version for one in packages}
-    told = []
+    problems = []
     for one in requirements(project):
         version = versions.get(canonicalize_name(one.name))
         if version is None:
-            told.append(f"{one.name} is not in constraints.txt")
+            problems.append(f"{one.name} is not in constraints.txt")
         elif not one.specifier.contains(version, prereleases=True):
-            told.append(f"pyproject.toml asks for {one}, constraints.txt has {version}")
-    return told
+            problems.append(f"pyproject.toml asks for {one}, constraints.txt has {version}")
+    return problems

@@ -1,6 +1,6 @@
 """A bill of materials of each image for scanners, CycloneDX 1.6: `python -m supply.sbom FOLDER` (make sbom).
 
-It lists the Python packages; those of Debian below them `dpkg-query --show` tells in the image.
+It lists the Python packages; for the Debian packages below them run `dpkg-query --show` in the image.
 """
 
 import json
@@ -18,7 +18,7 @@ from supply.licences import licence
 
 
 def bill(image: str) -> dict[str, Any]:
-    """The document. The same packages give the same one. Raises LicenceError, NotInstalledError."""
+    """The document; the same for the same packages. Raises LicenceError, NotInstalledError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = image_packages(image)
     root = _purl("everstep", project["version"])
@@ -29,20 +29,20 @@ def bill(image: str) -> dict[str, Any]:
     components = [_component(name, package) for name, package in packages.items()]
     edges = [{"ref": root, "dependsOn": [one["bom-ref"] for one in components]}]
     edges += [_edge(name, package, packages) for name, package in packages.items()]
-    said = json.dumps([own, components, edges])
+    content = json.dumps([own, components, edges])
     return {
         "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, said)}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, content)}",
         "metadata": {"component": own}, "components": components, "dependencies": edges,
     }  # fmt: skip
 
 
 def _component(name: str, package: Distribution) -> dict[str, Any]:
-    made = _purl(name, package.version)
-    said = licence(name, package)
+    purl = _purl(name, package.version)
+    expression = licence(name, package)
     return {
-        "type": "library", "bom-ref": made, "name": name, "version": package.version, "purl": made,
-        "licenses": [{"expression": said}],
+        "type": "library", "bom-ref": purl, "name": name, "version": package.version, "purl": purl,
+        "licenses": [{"expression": expression}],
     }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _purl(name: str, version: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """One file for each image."""
+    """Write one file for each image."""
     folder.mkdir(parents=True, exist_ok=True)
     for image in IMAGES:
         path = folder / f"{image}.cdx.json"

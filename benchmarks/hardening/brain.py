@@ -1,4 +1,4 @@
-"""Lines of the brain, the agent's talk with its master, and the memory of peers."""
+"""Promises about the brain, the agent's talk with its master, and the memory of peers."""
 
 import argparse
 import os

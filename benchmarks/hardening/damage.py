@@ -1,4 +1,4 @@
-"""Damaged checkpoints and what killed writers leave: what tests prove, and trainings killed whole and damaged."""
+"""Damaged checkpoints and debris of killed writers: what tests prove, and trainings that are killed and damaged."""
 
 import argparse
 import json
@@ -58,11 +58,11 @@ _FLAGS = {
     "persist-interval": "10",
 }  # fmt: skip
 _COMMITS = 3
-"""After so many a training is killed."""
+"""A training is killed after so many commits."""
 
 
 Damage = Callable[[Store, list[str]], None]
-"""Of a store with committed checkpoints in these folders, the oldest first."""
+"""Damages a store with committed checkpoints in these folders, the oldest first."""
 
 
 def flip(store: Store, folders: list[str]) -> None:
@@ -113,7 +113,7 @@ def forget_and_flip(store: Store, folders: list[str]) -> None:
 
 
 def shard(store: Store, folders: list[str]) -> str:
-    """A shard of the newest."""
+    """A shard of the newest checkpoint."""
     return next(entry.key for entry in store.list(f"{folders[-1]}/rank-"))
 
 
@@ -127,13 +127,13 @@ KINDS: dict[str, tuple[Damage, int]] = {
     "moved away": (move, 2), "two commits swapped": (swap, 3), "of a later version": (of_the_future, 2),
     "journal gone": (forget, 1), "journal gone, a bit flipped": (forget_and_flip, 2),
 }  # fmt: skip
-"""What is done to the newest checkpoint, and which one from the end is to be begun from then."""
+"""The damage to the newest checkpoint, and which one from the end the next training must start from."""
 ANSWERS = {"404 for one object for good": Trouble.GONE, "500 for one object for good": Trouble.BROKEN}
-"""What a store says of a shard of the newest, which it lists."""
+"""The store's answers for a shard of the newest checkpoint, which it still lists."""
 
 
 def series(_: argparse.Namespace) -> Iterator[Line]:
-    """One training in a directory, killed whole; for each kind of damage the same store damaged, the step started."""
+    """Kill one training in a directory; for each kind of damage, damage a copy of the store and start the step."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         killed = KilledTraining(Path(name), str(Path(name) / "store"))
         wrong = {
@@ -143,7 +143,7 @@ def series(_: argparse.Namespace) -> Iterator[Line]:
 
 
 def answers(_: argparse.Namespace) -> Iterator[Line]:
-    """The same in MinIO, whose answers for one object are others."""
+    """The same in MinIO, which gives wrong answers for one object."""
     wrong: dict[str, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="everstep-accept-") as name,
@@ -173,7 +173,7 @@ def _line(promise: str, kinds: int, wrong: Mapping[str, str]) -> Line:
 
 
 class KilledTraining:
-    """A training that was killed whole after some commits, and what it had left then."""
+    """A training that was killed after some commits, and what it left."""
 
     def __init__(self, folder: Path, uri: str, environment: Mapping[str, str] = {}) -> None:
         self._folder = folder
@@ -186,7 +186,7 @@ class KilledTraining:
         self._kept = {entry.key: self._store.get(entry.key) for entry in self._store.list("")}
 
     def resume_damaged(self, damage: Damage, wanted: int) -> str:
-        """Damage what was left and start the step again: what is wrong with what it does, if anything is."""
+        """Damage what was left and start the step again; returns what the step does wrong, if anything."""
         self._restore()
         before, training, store = self._committed_folders(), self._training, self._store
         job = before[-1].split("/")[1]
@@ -222,7 +222,7 @@ class KilledTraining:
 
 
 def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
-    """A step that trains the tiny model on this repository's own words for seconds."""
+    """A step that trains the tiny model on this repository's text for some seconds."""
     data, told = folder / "dataset", {}
     data.mkdir()
     text = (ROOT / "runtime/protocol/messages.py").read_bytes() * 5
@@ -237,4 +237,4 @@ def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SERIES: series, IN_MINIO: answers}
-"""Promise -> what measures it."""
+"""Promise -> its measurement."""

@@ -16,16 +16,16 @@ from benchmarks.memory import peak_bytes
 from tests.workflow import fuzz
 
 CASES, CHUNK = 100_000, 500
-"""So many, in pieces of so many."""
+"""The number of cases, and of cases per process."""
 FIRST = 1_000_000
-"""The first seed: those of the tests are others."""
+"""The first seed; the tests use others."""
 PROCESSES = 2
 MEMORY_BYTES = 1 << 30
 NICE = 10
 
 
 class Chunk(NamedTuple):
-    """What some cases came to."""
+    """The results of some cases."""
 
     ends: Counter[str]
     findings: list[str]
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
 
 
 def run_chunk(first: int, count: int) -> Chunk:
-    """Those cases, in this process."""
+    """Run those cases in this process."""
     ends, findings = Counter[str](), list[str]()
     for seed in range(first, first + count):
         try:
@@ -44,7 +44,7 @@ def run_chunk(first: int, count: int) -> Chunk:
 
 
 def run_fuzz(options: argparse.Namespace) -> Iterator[Line]:
-    """Random manifests, parameters and outputs; a case that hangs or fills its process is a finding."""
+    """Random manifests, parameters and outputs; a case that hangs or exceeds its memory is a finding."""
     cases = getattr(options, "cases", CASES)
     context = get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, context, initializer=os.nice, initargs=(NICE,)) as pool:

@@ -61,7 +61,7 @@ BOMB_BYTES = 3 << 30
 
 
 def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
-    """Archives with bytes changed at random, as inputs with a mode for all that is in them."""
+    """Archives with bytes changed at random, as inputs with a mode for all members."""
     dice = random.Random(20)
     seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested()), ({"zip": {}}, good_zip())]
     escaped, traceback = 0, ""
@@ -72,7 +72,7 @@ def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
             archive, seed = dice.choice(seeds)
             content = bytearray(seed)
             for _ in range(dice.randint(1, 12)):
-                # Heads of a tar's members are what says most.
+                # Changes in the headers of a tar's members have the most effect.
                 content[dice.randrange(min(len(content), 4096))] = dice.choice((dice.randrange(256), *b"./0127lLx\0"))
             packed = bytes(content) if "zip" in archive else gzip.compress(content, 1)
             try:
@@ -87,7 +87,7 @@ def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def _nested() -> bytes:
-    """A tar of every kind of member."""
+    """A tar with every kind of member."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as packed:
         for name, kind, target in (
@@ -102,7 +102,7 @@ def _nested() -> bytes:
 
 
 def bomb(options: argparse.Namespace) -> Iterator[Line]:
-    """3 GiB of zeros in 3 MB."""
+    """Unpack 3 GiB of zeros from 3 MB."""
     with tempfile.TemporaryDirectory() as folder:
         packed, out = Path(folder, "bomb"), Path(folder, "out")
         member = tarfile.TarInfo("x")

@@ -1,6 +1,6 @@
-"""The journal, its readers, logs and stores of a job that runs for a month: what holds, and what it takes.
+"""The journal, its readers, logs and stores of a job that runs for a month: what holds, and what it costs.
 
-Alone: `python -m benchmarks.hardening.journal [WORD...]` prints what is measured here.
+Alone: `python -m benchmarks.hardening.journal [WORD...]` prints the measurements.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def start_and_takeover(_: argparse.Namespace) -> Iterator[Line]:
 
 
 def report(folder: str, wanted: int) -> Iterator[Line]:
-    """The report, in a process of its own; it must tell of so many commits."""
+    """Make the report in a process of its own; it must contain so many commits."""
     run = subprocess.run([sys.executable, "-c", _REPORT, folder], cwd=ROOT, capture_output=True, text=True, check=True)
     elapsed, seconds, mb, commits = map(float, run.stdout.split())
     holds = seconds <= REPORT_S and mb <= REPORT_MB and commits == wanted
@@ -114,7 +114,7 @@ def report(folder: str, wanted: int) -> Iterator[Line]:
 
 
 def takeover_requests(uri: str, environment: Mapping[str, str]) -> Line:
-    """What a master asks MinIO for until it serves: opening the store, a look for the other, taking over, a survey."""
+    """A master's requests to MinIO until it serves: open the store, look for another master, take over, survey."""
     with _count_requests() as count:
         began = time.monotonic()
         store = open_store(uri, environment=environment)
@@ -132,7 +132,7 @@ def _take_over(store: Store) -> tuple[journal.ReplayCost, Survey]:
 
 
 def _copy(source: Store, target: Store) -> None:
-    """All objects, as they are: what a year of a master's requests leaves is there within seconds."""
+    """Copy all objects directly: so a year of a master's requests is there within seconds."""
     with ThreadPoolExecutor(8) as threads:
         for _ in threads.map(lambda entry: target.put(entry.key, source.get(entry.key)), [*source.list("")]):
             pass
@@ -150,8 +150,10 @@ MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
 
 
 def grow(store: Store, events: int) -> int:
-    """A job of so many records at least, a checkpoint a segment, its commits: snapshots and archive as they are due,
-    the last snapshot as long ago as can be, and the newest checkpoints in the store."""
+    """Write a job of at least so many records, with a checkpoint per segment, its commits, snapshots and archive.
+
+    The last snapshot is as old as it can be, and the newest checkpoints are in the store.
+    """
     book, state = journal.claim(store, JOB, "127.0.0.1:1", time.time())
     waiting = records = commits = 0
     now = time.time()
@@ -184,8 +186,10 @@ def _checkpoint(at: int, now: float) -> list[Record]:
 
 @contextmanager
 def _count_requests() -> Iterator[list[int]]:
-    """How many requests went out by HTTP: pages of listings go by urllib3, all else by http.client, which urllib3
-    itself calls."""
+    """Count the HTTP requests.
+
+    Pages of listings use urllib3, everything else http.client, which urllib3 itself calls.
+    """
     count, send = [0], http.client.HTTPConnection.putrequest
 
     def counted(*arguments: Any, **more: Any) -> None:
@@ -206,12 +210,12 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _memory_folder() -> str | None:
-    """Where files lie in memory, if there is such a place: a disk's fsync is not what is measured."""
+    """A folder in memory, if there is one: a disk's fsync is not part of the measurement."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def main() -> None:
-    """Print what is measured here."""
+    """Print the measurements."""
     words = sys.argv[1:]
     for promise, measure in MEASURED.items():
         if is_asked(promise, words):

@@ -1,6 +1,6 @@
 """Listening sockets: hostile connections while a job trains, and what TLS costs (see `tls`).
 
-python -m benchmarks.hardening.sockets        # what is measured, alone
+python -m benchmarks.hardening.sockets        # the measurements alone
 """
 
 import argparse
@@ -31,7 +31,7 @@ AGENTS = 100
 CONNECTIONS = 20_000
 AT_ONCE = 4000
 DESCRIPTORS = 1024
-"""What the master may open: the usual limit of a shell."""
+"""Descriptors that the master may open: a shell's usual limit."""
 GROWTH_MIB = 100
 DOOR = "tests/test_door.py"
 PROVEN: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
 
 
 def _hostile(pipe: Connection, port: int, kinds: Mapping[str, bytes]) -> None:
-    """A process that comes as a crowd, and tells what became of it."""
+    """A process that is the crowd, and reports what became of it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     crowd = Crowd(kinds)
@@ -80,7 +80,7 @@ def _hostile(pipe: Connection, port: int, kinds: Mapping[str, bytes]) -> None:
 
 @dataclass
 class _Watch:
-    """Looks at a master from time to time, in a thread."""
+    """Queries a master from time to time, in a thread."""
 
     address: str
     credentials: Credentials
@@ -91,7 +91,7 @@ class _Watch:
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Until it is over."""
+        """Query until told to stop."""
         while not self.over.wait(0.2):
             self.most_bytes = max(self.most_bytes, self.process.memory_info().rss)
             began = time.monotonic()
@@ -111,12 +111,12 @@ class _Watch:
 
 
 def attacks_in_clear(_: argparse.Namespace) -> Iterator[Line]:
-    """Agents that train, and a crowd at the same port."""
+    """Agents train while a crowd attacks the same port."""
     yield from _attacks("sockets", KINDS, by_tls=False)
 
 
 def attacks_by_tls(_: argparse.Namespace) -> Iterator[Line]:
-    """The same at a master between machines."""
+    """The same, with a master that other machines can reach."""
     yield from _attacks("sockets: TLS", AT_TLS, by_tls=True)
 
 

@@ -1,4 +1,4 @@
-"""What is installed and carried, and what pods may do: promises, and what proves each."""
+"""What is installed and carried, and what pods may do: promises, and their proofs."""
 
 import argparse
 import subprocess
@@ -43,7 +43,7 @@ INSTALLED = "supply: an image's packages are installed by hash into an empty env
 
 
 def install_image(_: argparse.Namespace) -> Iterator[Line]:
-    """The image `preprocess`, without its code, as templates/Containerfile installs it (300 MB to fetch)."""
+    """Install the image `preprocess`, without its code, as templates/Containerfile does (downloads 300 MB)."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
         venv.create(folder / "new", with_pip=False)

@@ -32,7 +32,7 @@ SIZE = 1 << 30
 ROUNDS = 5
 BUDGET = 1.10
 GBIT = 10
-"""A second, of the network that is made for the second measurement."""
+"""Gbit/s of the network that is made for the second measurement."""
 HANDSHAKES = 500
 NETWORK = f"""
 set -e
@@ -40,7 +40,7 @@ ip link set lo up
 tc qdisc add dev lo root tbf rate {GBIT}gbit burst 1mb latency 10ms
 exec "$@"
 """
-"""This machine's loopback, in a network of its own, as slow as a network."""
+"""Gives this process a network of its own, whose loopback is as slow as a network."""
 
 
 class _Holder:
@@ -51,12 +51,12 @@ class _Holder:
 
     @contextmanager
     def open_shard(self, *_: int) -> Iterator[memoryview]:
-        """All of it."""
+        """Fetch the whole shard."""
         yield self._shard[:]
 
 
 def _filled(size: int) -> memoryview:
-    """Memory that is there."""
+    """Memory that has been touched."""
     memory, some = memoryview(mmap.mmap(-1, size)), os.urandom(MIB)
     for start in range(0, size, MIB):
         memory[start : start + MIB] = some[: size - start]
@@ -64,7 +64,7 @@ def _filled(size: int) -> memoryview:
 
 
 def _peer(pipe: Connection, size: int, tls: bool) -> None:
-    """A process with an agent's server; tells its port, then whenever it is asked its processor seconds."""
+    """A process with an agent's server; reports its port, then its CPU seconds whenever asked."""
 
     async def serve() -> None:
         credentials, listener = credentials_of(TOKEN, JOB, tls=tls), listen("127.0.0.1", 0)
@@ -80,7 +80,7 @@ def _peer(pipe: Connection, size: int, tls: bool) -> None:
 
 
 class _Way:
-    """To one peer, in clear or by TLS."""
+    """Connections to one peer, in clear or with TLS."""
 
     def __init__(self, size: int, tls: bool) -> None:
         self._process, self._pipe = start_process(_peer, size, tls)
@@ -89,14 +89,14 @@ class _Way:
         self._source = Holding(1, 1, size=size, node="peer", address=f"127.0.0.1:{self._port}")
 
     def fetch(self, buffer: memoryview) -> "Cost":
-        """The whole shard."""
+        """Fetch the whole shard."""
         before, began = self._own_cpu_seconds(), time.perf_counter()
         read(self._source, 0, buffer, cast(Any, None), self.credentials)
         took = time.perf_counter() - began
         return Cost(took, self._own_cpu_seconds() - before)
 
     def shake_hands(self, count: int) -> "Cost":
-        """So many connections, each with a request; what they cost the peer."""
+        """Make so many connections, each with one request; returns what they cost the peer."""
         before, began = self._peer_cpu_seconds(), time.perf_counter()
         for _ in range(count):
             connection = self.credentials.connection(f"127.0.0.1:{self._port}", 30.0)
@@ -120,7 +120,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one way."""
+    """The cost of one transfer."""
 
     seconds: float
     processor_s: float
@@ -138,7 +138,7 @@ def _both(size: int) -> Iterator[tuple[_Way, _Way]]:
 
 
 def compare() -> tuple[Cost, Cost]:
-    """Medians of a shard's way in clear and by TLS, one after the other in turn."""
+    """Medians of a shard's transfer in clear and with TLS, taking turns."""
     buffer = _filled(SIZE)
     with _both(SIZE) as ways:
         costs = [[way.fetch(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
@@ -157,13 +157,13 @@ def _verdict(clear: Cost, tls: Cost) -> tuple[str, bool]:
 
 
 def on_loopback(_: argparse.Namespace) -> Iterator[Line]:
-    """Within this machine: nothing but the processors bounds it."""
+    """Within this machine: only the processors limit the transfer."""
     what = f"sockets: TLS: a peer sends a shard of 1 GiB within this machine, {os.cpu_count()} cores for both ends"
     yield Line(what, f"<= {BUDGET:.2f} x in clear", *_verdict(*compare()))
 
 
 def over_network(_: argparse.Namespace) -> Iterator[Line]:
-    """The same where a network is what bounds it."""
+    """The same where a network limits the transfer."""
     what = f"sockets: TLS: a peer sends a shard of 1 GiB through {GBIT} Gbit/s"
     command = ["unshare", "-n", "sh", "-c", NETWORK, "sh", sys.executable, "-m", "benchmarks.hardening.tls", "--here"]
     if os.geteuid() or not shutil.which("tc"):
@@ -175,7 +175,7 @@ def over_network(_: argparse.Namespace) -> Iterator[Line]:
 
 
 def handshakes(_: argparse.Namespace) -> Iterator[Line]:
-    """New connections, each with a request."""
+    """New connections, each with one request."""
     with _both(MIB) as (clear, tls):
         for way in (clear, tls):
             way.shake_hands(20)

@@ -1,1 +1,1 @@
-"""What the tokenization is measured beside, each a process of its own: FILE.jsonl TOKENIZER.json OUTPUT CORES."""
+"""The peers of the tokenization, each a process of its own: FILE.jsonl TOKENIZER.json OUTPUT CORES."""

@@ -1,4 +1,4 @@
-"""datatrove's own pipeline: its reader and its tokenizer, a task for each core."""
+"""datatrove's own pipeline: its reader and its tokenizer, one task per core."""
 
 import sys
 from importlib import import_module

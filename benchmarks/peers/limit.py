@@ -1,6 +1,6 @@
 """Processes that read, parse and encode an equal share of the lines each, and write nothing: the tokenizer's limit.
 
-Prints the seconds that it took them once they were ready, and the number of tokens.
+Prints the seconds that they took once all were ready, and the number of tokens.
 """
 
 import sys
@@ -16,17 +16,17 @@ from everstep.steps.preprocess.encoding import EncodingMethod, Recipe, encoder
 from everstep.steps.preprocess.plan import Shard, shards
 
 _encode: dict[str, Callable[[str], np.ndarray]] = {}
-"""Of this process."""
+"""This process's encoder."""
 
 
 def make_encoder(tokenizer: str, all_are: Barrier) -> None:
-    """Make the encoder, and wait until all have one."""
+    """Make the encoder, and wait until all processes have one."""
     _encode["text"] = encoder(Recipe(EncodingMethod.TIKTOKEN, tokenizer)).encode
     all_are.wait()
 
 
 def tokens_of(shard: Shard) -> int:
-    """Tokens in a shard, with one at the end of each document."""
+    """Tokens in a shard, including one at the end of each document."""
     encode, reader, count = _encode["text"], DocumentReader(("text",)), 0
     for piece in shard.pieces:
         for (text,) in reader.read(piece):

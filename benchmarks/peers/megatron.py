@@ -16,14 +16,14 @@ CHUNK = 32
 
 @lru_cache
 def load_tokenizer(file: str) -> Any:
-    """The tokenizer, once in each process of the pool."""
+    """The tokenizer, loaded once in each process of the pool."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(file)
 
 
 def encode(file: str, line: str) -> list[int]:
-    """One document."""
+    """Encode one document."""
     ids = load_tokenizer(file).encode(json.loads(line)["text"]).ids
     return [*ids, load_tokenizer(file).token_to_id("<|endoftext|>")] if ids else []
 

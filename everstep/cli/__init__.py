@@ -1,3 +1,5 @@
-"""The `everstep` command. `main` reads the verb; each verb is a module here: `configure(parser)` adds its flags,
-`run(arguments)` does it. `find_job` finds the job that a verb is about, `run_views` prints runs.
+"""The `everstep` command. `main` reads the verb; each verb is a module here.
+
+A verb's module has `configure(parser)`, which adds its flags, and `run(arguments)`. `find_job` finds the job that a
+verb names, `run_views` prints runs.
 """

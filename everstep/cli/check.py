@@ -1,4 +1,4 @@
-"""`everstep check`: are these machines fit to train? Nodes as processes here, or one on each of several machines."""
+"""`everstep check`: are these machines fit to train? Checks processes of this machine, or one node per machine."""
 
 import argparse
 import asyncio
@@ -39,10 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def flag(name: str, **options: Any) -> None:
         parser.add_argument(name, name.replace("-", "_").replace("__", "--", 1), **options)
 
-    parser.add_argument("--nodes", type=int, help="check so many nodes as processes of this machine (default: 2)")
+    parser.add_argument("--nodes", type=int, help="nodes to check, as processes of this machine (default: 2)")
     flag("--min-nodes", type=int, help="with --nodes: exit 3 when fewer are usable (default: all)")
     flag("--rdzv-endpoint", metavar="HOST:PORT", help="where node 0 coordinates (default: $DLROVER_MASTER_ADDR)")
-    parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="how many machines take part")
+    parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="number of machines that take part")
     flag("--node-rank", type=int, help="number of this machine, from 0 (default: $NODE_RANK)")
     flag("--rdzv-id", default="none", help="name of this check, the same on all machines")
     flag("--join-timeout", type=float, default=600.0, metavar="S", help="wait so long for the others (default: 600)")
@@ -60,21 +60,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check; returns the exit code."""
+    """Run the check; returns the exit code."""
     from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
     from everstep.runtime.diagnosis.switchbox import SwitchboxError
 
     try:
         return _check(arguments)
     except (BadInput, RefusedError, SwitchboxError) as error:
-        code, told = 2, str(error)
+        code, message = 2, str(error)
     except NoQuorumError as error:
-        code, told = ExitCode.NO_QUORUM, str(error)
+        code, message = ExitCode.NO_QUORUM, str(error)
     except (CoordinatorLostError, MeasurementError) as error:
-        code, told = ExitCode.TRY_AGAIN, str(error)
+        code, message = ExitCode.TRY_AGAIN, str(error)
     except KeyboardInterrupt:
         return 130
-    print(f"everstep check: {told}", file=sys.stderr)
+    print(f"everstep check: {message}", file=sys.stderr)
     return code
 
 
@@ -128,7 +128,7 @@ def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -
 def _across_options(
     arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "SwitchboxSpec | None"
 ) -> "MultiMachineCheck":
-    """Raises BadInput that names the flag or the variable."""
+    """The flags of a check across machines. Raises BadInput that names the flag or the variable."""
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.multi_machine import Endpoint, MultiMachineCheck, shared_token
 
@@ -137,10 +137,12 @@ def _across_options(
         raise BadInput(f"--rdzv-endpoint {endpoint}: write HOST:PORT, as in 10.0.0.1:29400")
     rank = arguments.node_rank
     if rank is None:
-        given = environment.get("NODE_RANK", "")
-        if not given.isdigit():
-            raise BadInput(f"NODE_RANK={given!r}: give --node-rank, or set NODE_RANK, to this machine's number from 0")
-        rank = int(given)
+        rank_text = environment.get("NODE_RANK", "")
+        if not rank_text.isdigit():
+            raise BadInput(
+                f"NODE_RANK={rank_text!r}: give --node-rank, or set NODE_RANK, to this machine's number from 0"
+            )
+        rank = int(rank_text)
     least, most = _bounds(arguments.nnodes)
     if not 0 <= rank < most:
         raise BadInput(f"--node-rank {rank}: must be from 0 to {most - 1}, below --nnodes")
@@ -196,24 +198,21 @@ def _check_across_machines(options: "MultiMachineCheck") -> int:
         print(report.summary(outcome.verdicts, outcome.rounds), file=sys.stderr)
     if outcome.refused:
         print(f"everstep check: {outcome.refused} requests without the token were refused", file=sys.stderr)
-    code, told = exit_code_of(outcome.over, options.min_nodes if options.min_nodes < options.max_nodes else 1)
-    print(f"everstep check: {told}", file=sys.stderr)
+    code, reason = exit_code_of(outcome.over, options.min_nodes if options.min_nodes < options.max_nodes else 1)
+    print(f"everstep check: {reason}", file=sys.stderr)
     return code
 
 
 def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
-    """This node's exit code, and why. With --nnodes MIN:MAX nobody can train when fewer than MIN are usable."""
+    """This node's exit code, and why. With --nnodes MIN:MAX every node fails when fewer than MIN are usable."""
     own = over.verdict
     if own.avoid and own.node in over.stragglers:
-        return (
-            ExitCode.NO_QUORUM,
-            f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}",
-        )
-    told = f"this node ({own.node}) is {'a ' * (own.node in over.stragglers)}{own.health}: {own.reason}"
+        return ExitCode.NO_QUORUM, f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}"
+    reason = f"this node ({own.node}) is {'a ' * (own.node in over.stragglers)}{own.health}: {own.reason}"
     if own.avoid:
-        return ExitCode.NO_QUORUM, told
+        return ExitCode.NO_QUORUM, reason
     if over.usable < quorum:
-        return ExitCode.NO_QUORUM, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {told}"
+        return ExitCode.NO_QUORUM, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {reason}"
     others = {"faulty": over.faulty, "stragglers": over.stragglers, "undecided": over.undecided}
     named = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in others.items() if nodes)
-    return 0, f"{told} ({named})" if named else told
+    return 0, f"{reason} ({named})" if named else reason

@@ -1,5 +1,4 @@
-"""`everstep checkpoint ls|verify|export|drop|gc URI`: what a store keeps of a training, whether it is whole, out of it,
-and away with what nobody needs."""
+"""`everstep checkpoint ls|verify|export|drop|gc URI`: list, verify, export, delete a store's checkpoints."""
 
 import argparse
 import json
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from everstep.runtime.store import Store
 
 _PREFIXES = ["jobs/", "datasets/", "models/", "runs/"]
-"""All that Everstep keeps in a store."""
+"""The prefixes of everything that Everstep keeps in a store."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     drop.add_argument("uri", metavar="URI", nargs="+", help="one checkpoint: STORE/jobs/JOB/checkpoints/NAME")
     gc = below.add_parser("gc", help="remove what killed writers left, and checkpoints that were never whole, when old")
     gc.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
-    gc.add_argument("--dry-run", action="store_true", help="only tell what would be removed")
+    gc.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.epilog = "example: everstep checkpoint export runs/store/jobs/JOB model.safetensors"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
+    """Run the verb; returns the exit code."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.store import StoreError
 
@@ -62,19 +61,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ls(uri: str, output: str) -> int:
-    _, found = _stored_below(uri)
+    _, entries = _stored_below(uri)
     if output == "json":
-        told = [
+        described = [
             {
                 "checkpoint": entry.folder, "round": entry.round, "iteration": entry.iteration, "shards": entry.shards,
                 "bytes": entry.size, "committed": entry.commit is not None, "wrong": entry.wrong,
             }
-            for entry in found
+            for entry in entries
         ]  # fmt: skip
-        print(json.dumps(told, indent=1))
+        print(json.dumps(described, indent=1))
         return 0
     rows = [["CHECKPOINT", "ROUND", "ITERATION", "SHARDS", "MB", "COMMITTED"]]
-    for entry in found:
+    for entry in entries:
         place = [entry.folder, str(entry.round), str(entry.iteration), str(entry.shards), f"{entry.size / 1e6:.1f}"]
         rows.append([*place, "DAMAGED" if entry.wrong else "yes" if entry.commit else "no"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -86,9 +85,9 @@ def _ls(uri: str, output: str) -> int:
 def _verify(uri: str) -> int:
     from everstep.runtime.checkpoint.stored.verify import find_problems
 
-    store, found = _stored_below(uri)
+    store, entries = _stored_below(uri)
     damaged = 0
-    for entry in found:
+    for entry in entries:
         if entry.commit is None and not entry.wrong:
             print(f"{entry.folder}: not committed")
             continue
@@ -103,8 +102,8 @@ def _verify(uri: str) -> int:
 def _export(uri: str, target: str) -> int:
     from everstep.runtime.checkpoint.errors import RestoreError
 
-    store, found = _stored_below(uri)
-    committed = [entry for entry in found if entry.commit or entry.wrong]
+    store, entries = _stored_below(uri)
+    committed = [entry for entry in entries if entry.commit or entry.wrong]
     if not committed:
         raise BadInput(f"{uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
     if len({entry.folder.rpartition("/")[0] for entry in committed}) > 1:
@@ -134,11 +133,11 @@ def _drop(uris: list[str]) -> int:
     from everstep.runtime.checkpoint.stored.retention import delete_checkpoints
 
     dropped = []
-    for uri in uris:  # Nothing goes before all of them are known.
-        store, found = _stored_below(uri)
-        if len(found) != 1 or not parse_folder(uri.rstrip("/")):
+    for uri in uris:  # Nothing is removed before all of them are known.
+        store, entries = _stored_below(uri)
+        if len(entries) != 1 or not parse_folder(uri.rstrip("/")):
             raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
-        dropped.append((store, found[0]))
+        dropped.append((store, entries[0]))
     for store, entry in dropped:
         delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
         print(f"{entry.folder}: dropped, {len(entry.keys)} objects, {entry.size} bytes")
@@ -174,7 +173,7 @@ def _gc(uri: str, dry_run: bool) -> int:
 
 
 def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
-    """The tensors of the state's `model`, under its own names; of a state without one, all by their key paths."""
+    """The tensors of the state's `model` under its own names; without a `model`, all tensors under their key paths."""
     from safetensors.torch import save_file
 
     from everstep.runtime.checkpoint.state.flatten import flatten
@@ -183,7 +182,7 @@ def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
     assert entry.commit is not None
     state, _ = read_committed(store, entry.folder, entry.commit)
     tree = flatten(state.get("model", state))
-    # One name a tensor is enough for the file, but readers look for all of them.
+    # The file needs one name per tensor, but readers look for all of them.
     tensors = {
         name: tree.tensors[own].clone() if name != own else tree.tensors[own] for name, own in tree.name_by_path.items()
     }
@@ -205,14 +204,14 @@ def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None
 
 
 def _write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Written whole beside it, then renamed."""
+    """Write to a temporary file beside `path`, then rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write(temporary)
     temporary.rename(path)
 
 
 def _stored_below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
-    """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
+    """The store, and what it has below the URI. Raises BadInput if that contains no checkpoint."""
     from everstep.runtime.checkpoint.stored.verify import list_checkpoints
     from everstep.runtime.store import open_store
 
@@ -220,8 +219,8 @@ def _stored_below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
     above, jobs, rest = uri.rpartition("/jobs/")
     folder, _, name = uri.rpartition("/")
     places = [(uri, "jobs/"), *([(above, f"jobs/{rest}/")] if jobs else []), (folder or ".", f"{name}/")]
-    for place, prefix in places:  # The last: a checkpoint that somebody copied out of a store.
+    for place, prefix in places:  # The last case: a checkpoint that somebody copied out of a store.
         store = open_store(place, read_only=True)
-        if found := list_checkpoints(store, prefix):
-            return store, found
+        if entries := list_checkpoints(store, prefix):
+            return store, entries
     raise BadInput(f"{uri}: no checkpoint there; give STORE, STORE/jobs/JOB or STORE/jobs/JOB/checkpoints/NAME")

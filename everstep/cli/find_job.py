@@ -1,4 +1,4 @@
-"""The job that a verb's RUN[/STEP] names: found by its run's folder or on a cluster, read from its journal."""
+"""Finds the job that a verb's RUN[/STEP] names, in the run's folder or on a cluster, and reads its journal."""
 
 import json
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FoundJob(NamedTuple):
-    """A job that has begun."""
+    """A job that has started, with its state."""
 
     job: str
     token: str
@@ -30,11 +30,11 @@ class ClusterJob(NamedTuple):
     route: "CustomResource"
     workflow: Mapping[str, Any]
     sizes: Mapping[str, Any]
-    """The ConfigMap with its size."""
+    """The ConfigMap that holds the job's size."""
 
 
 def find_on_cluster(namespace: str, name: str) -> ClusterJob:
-    """The job of RUN[/STEP] in that namespace of the kube context. Raises BadInput, ApiError."""
+    """Find the job of RUN[/STEP] in that namespace of the kube context. Raises BadInput, ApiError."""
     from everstep.runtime.platform.kubernetes.pods import JOB, NAME
     from everstep.runtime.submission.custom_resource import CustomResource
 
@@ -51,19 +51,19 @@ def find_on_cluster(namespace: str, name: str) -> ClusterJob:
 
 
 def store_of(workflow: Mapping[str, Any]) -> str:
-    """URI of the store of a run."""
+    """URI of the run's store."""
     parameters = workflow["spec"]["arguments"]["parameters"]
     return next(entry["value"] for entry in parameters if entry["name"] == "store")
 
 
 def _step_hint(steps: Iterable[str]) -> str:
-    """What to say instead."""
-    told = ", ".join(sorted(steps))
-    return f"say RUN/STEP with one of its steps that train: {told}" if told else "no step of it trains, or not yet"
+    """A hint at what to write instead."""
+    names = ", ".join(sorted(steps))
+    return f"say RUN/STEP with one of its steps that train: {names}" if names else "no step of it trains, or not yet"
 
 
 def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
-    """What the job's journal says, and where it lies. Raises BadInput."""
+    """The job's store, and the state that its journal gives. Raises BadInput."""
     from everstep.runtime.journal.journal import JournalError, read_state
     from everstep.runtime.store import StoreError, open_store
 
@@ -77,13 +77,13 @@ def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     return store, state
 
 
-def newest_master(found: FoundJob, name: str) -> str:
-    """host:port of its newest master, which need not live. Raises BadInput."""
+def newest_master(job: FoundJob, name: str) -> str:
+    """host:port of the newest master, which may be dead. Raises BadInput."""
     from everstep.runtime.journal.journal import JournalError, find_master
     from everstep.runtime.store import StoreError
 
     try:
-        master = find_master(found.store, found.job)
+        master = find_master(job.store, job.job)
     except (JournalError, StoreError) as error:
         raise BadInput(f"{name}: {error}") from None
     assert master is not None, "a job that has begun has had a master"
@@ -91,7 +91,7 @@ def newest_master(found: FoundJob, name: str) -> str:
 
 
 def find(runs: Path, name: str) -> FoundJob:
-    """The job of RUN[/STEP]. Raises BadInput where there is none, it has not begun, or its journal cannot be read."""
+    """Find the job of RUN[/STEP]. Raises BadInput: there is none, it has not started, or its journal cannot be read."""
     folder = runs / name.partition("/")[0]
     uri, job = _locate(folder, name)
     store, state = read_started(uri, job, name)

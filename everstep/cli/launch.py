@@ -1,4 +1,4 @@
-"""`everstep launch`: torchrun by another word. The command line is read by `runtime.launch`, as torch reads it."""
+"""`everstep launch`: torchrun under another name. `runtime.launch` reads the command line as torch does."""
 
 import os
 import sys
@@ -20,4 +20,4 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, StoreError) as error:
         print(f"everstep launch: {error}", file=sys.stderr)
         return 2
-    return exit_now(code)  # A thread may still wait for a store that does not answer.
+    return exit_now(code)  # A thread may still be waiting for a store that does not answer.

@@ -1,4 +1,4 @@
-"""The `everstep` command: one verb a file beside this one, imported only when it is called."""
+"""The `everstep` command: each verb is a module beside this one, imported only when it is called."""
 
 import importlib
 import sys
@@ -30,21 +30,21 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the verb, hand over; returns the exit code (0 done, 2 bad input)."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["launch"]:  # torchrun's command line is its own parser's to read: abbreviations, what follows.
-        return importlib.import_module("everstep.cli.launch").main(given[1:])
+    """Parse the verb and run it; returns the exit code (0 done, 2 bad input)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["launch"]:  # torchrun's command line needs its own parser.
+        return importlib.import_module("everstep.cli.launch").main(words[1:])
     parser = Flags(prog="everstep", description="Training pipelines that survive.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"everstep {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    called = next((word for word in given if not word.startswith("-")), None)
+    called = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == called:
             module = importlib.import_module(f"everstep.cli.{verb}")
             module.configure(below)
             below.set_defaults(run=module.run)
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_args(words)
     return chosen.run(chosen)
 
 

@@ -1,4 +1,4 @@
-"""The runs of this machine as the `argo` command prints them: `argo get`, `argo list`, `argo logs`."""
+"""Views of this machine's runs, formatted as the `argo` command does: `argo get`, `argo list`, `argo logs`."""
 
 import json
 import time
@@ -13,11 +13,11 @@ from everstep.runtime.display.terminal import as_text
 UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
 FILES = ("manifest.json", "workflow.json")
-"""A run begins with the first; the second is written before any of its pods is started."""
+"""A run begins with the first file; the second is written before any of its pods starts."""
 
 
 def run_folder(runs: Path, name: str) -> Path:
-    """The folder of a run, from its manifest on. Raises BadInput when there is none."""
+    """The folder of a run that has at least a manifest. Raises BadInput when there is none."""
     folder = runs / name
     if not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
@@ -25,9 +25,9 @@ def run_folder(runs: Path, name: str) -> Path:
 
 
 def read_workflow(folder: Path) -> dict[str, Any]:
-    """The run as Argo's object; Pending, without nodes, where its launcher has not come further than its manifest.
+    """The run as Argo's object; Pending and without nodes if its launcher has only written the manifest.
 
-    Raises BadInput for a file that is no JSON.
+    Raises BadInput for a file that is not JSON.
     """
     try:
         return json.loads((folder / "workflow.json").read_text())
@@ -35,10 +35,10 @@ def read_workflow(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run writes it anew") from None
     except FileNotFoundError:
         known = folder / "manifest.json"
-        given, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
-        metadata = {key: value for key, value in (given.get("metadata") or {}).items() if key != "generateName"}
+        manifest, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
+        metadata = {key: value for key, value in (manifest.get("metadata") or {}).items() if key != "generateName"}
         told = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
-        return {**given, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
+        return {**manifest, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
 
 
 def run_view(workflow: Mapping[str, Any], now: float) -> str:
@@ -84,15 +84,15 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
 
 
 def list_view(runs: Path, now: float) -> str:
-    """What `argo list` prints; the newest last, where the eye is."""
+    """What `argo list` prints, with the newest run last."""
     from everstep.runtime.submission.tree import unix_time
 
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    found = [read_workflow(folder) for folder in folders]
-    if not found:
+    workflows = [read_workflow(folder) for folder in folders]
+    if not workflows:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
-    for one in sorted(found, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
+    for one in sorted(workflows, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
         status, began = one["status"], unix_time(one["status"].get("startedAt"))
         lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
         age, message = short_duration(now - _creation_time(one)), as_text(status.get("message") or "")
@@ -102,16 +102,16 @@ def list_view(runs: Path, now: float) -> str:
 
 
 def _creation_time(workflow: Mapping[str, Any]) -> float:
-    """When it was given to a launcher."""
+    """When the run was created."""
     from everstep.runtime.submission.tree import unix_time
 
     return unix_time(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
 def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
-    """Lines as `argo logs` prints them, `POD: LINE`; those of `wanted` only: a pod, or steps whose name begins so.
+    """Lines as `argo logs` prints them, `POD: LINE`. `wanted` selects a pod, or steps whose name begins with it.
 
-    `follow`: until the run has ended.
+    `follow`: go on until the run has ended.
     """
     from everstep.runtime.system.rotate import read_on
     from everstep.runtime.workflow.run.run_folder import launcher_pid
@@ -134,7 +134,7 @@ def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
 
 
 def _pod_logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
-    """(log, pod) of the pods that are meant, those that began first first."""
+    """(log, pod) of the selected pods, in the order in which they started."""
     nodes = [one for one in read_workflow(folder)["status"]["nodes"].values() if one.get("log")]
     for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "", one["name"])):
         path = folder / "logs" / Path(node["log"]).name
@@ -144,7 +144,7 @@ def _pod_logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
 
 
 def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:
-    """Rows of equal length as lines, each column as wide as it has to be."""
+    """The rows (all of one length) as lines, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
     return [
         "".join(cell.ljust(width + gap) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip()
@@ -153,16 +153,16 @@ def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:
 
 
 def short_duration(seconds: float) -> str:
-    """`4s`, `2m`, `3h`: in the largest unit."""
+    """`4s`, `2m`, `3h`: only the largest unit."""
     letter, _, length = next((one for one in UNITS if seconds >= one[2]), UNITS[-1])
     return f"{max(0, int(seconds / length))}{letter}"
 
 
 def long_duration(seconds: float) -> str:
-    """`20 seconds`, `1 minute 3 seconds`: in the two largest units."""
-    left, said = max(0, int(seconds)), list[str]()
+    """`20 seconds`, `1 minute 3 seconds`: the two largest units."""
+    remaining, words = max(0, int(seconds)), list[str]()
     for _, name, length in UNITS:
-        count, left = divmod(left, length)
+        count, remaining = divmod(remaining, length)
         if count:
-            said.append(f"{count} {name}{'s' * (count != 1)}")
-    return " ".join(said[:2]) or "0 seconds"
+            words.append(f"{count} {name}{'s' * (count != 1)}")
+    return " ".join(words[:2]) or "0 seconds"

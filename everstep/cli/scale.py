@@ -1,6 +1,6 @@
 """`everstep scale RUN[/STEP] --nodes N`: change how many nodes of a running job train together.
 
-Here its master is asked; on a cluster the ConfigMap is edited that it reads.
+On this machine it asks the job's master; on a cluster it edits the ConfigMap that the master reads.
 """
 
 import argparse
@@ -17,26 +17,28 @@ from everstep.errors import BadInput
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
-    parser.add_argument("--nodes", type=int, required=True, help="between the job's minimum and maximum")
-    parser.add_argument("--role", default="worker", help="kind of node (default: worker)")
+    parser.add_argument(
+        "--nodes", type=int, required=True, help="number of nodes, between the job's minimum and maximum"
+    )
+    parser.add_argument("--role", default="worker", help="role of the nodes (default: worker)")
     parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
     parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
     parser.epilog = "examples: everstep scale llama-finetune-x7k2 --nodes 1; everstep scale RUN --nodes 4 -n ml"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask the job's master; returns the exit code."""
+    """Resize the job; returns the exit code."""
     name: str = arguments.job
     try:
         if arguments.namespace:
             _edit(name, arguments.namespace, arguments.role, arguments.nodes)
-            asked = f"{arguments.nodes} {arguments.role} nodes"
-            print(f"{name}: {asked} asked for; the step's log says what follows", file=sys.stderr)
+            request = f"{arguments.nodes} {arguments.role} nodes"
+            print(f"{name}: {request} asked for; the step's log says what follows", file=sys.stderr)
             return 0
-        found = find(Path(arguments.runs), name)
-        if ended := found.state.ended:
+        job = find(Path(arguments.runs), name)
+        if ended := job.state.ended:
             raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
-        _post(name, newest_master(found, name), found.token, {"nodes": arguments.nodes, "role": arguments.role})
+        _post(name, newest_master(job, name), job.token, {"nodes": arguments.nodes, "role": arguments.role})
     except BadInput as error:
         print(f"everstep scale: {error}", file=sys.stderr)
         return 2
@@ -45,16 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
-    """Write it into the ConfigMap that the job's master reads. Raises BadInput."""
+    """Write the size into the ConfigMap that the job's master reads. Raises BadInput."""
     from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
     from everstep.runtime.submission.route import ApiError
 
     try:
-        there = find_on_cluster(namespace, name)
-        sizes = parse_sizes(there.sizes)
+        job = find_on_cluster(namespace, name)
+        sizes = parse_sizes(job.sizes)
         if role not in sizes:
             raise BadInput(f"{name}: role: the job has no {role!r}, only {', '.join(sizes)}")
-        there.route.edit_config_map(there.sizes["metadata"]["name"], {KEY: format_sizes({**sizes, role: nodes})})
+        job.route.edit_config_map(job.sizes["metadata"]["name"], {KEY: format_sizes({**sizes, role: nodes})})
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None
 
@@ -79,7 +81,7 @@ def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:
 
 
 def _reason(answer: bytes) -> str:
-    """The error of a master's answer; else its first words."""
+    """The error in a master's answer; if there is none, its first words."""
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master need not live.
+"""`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master may be dead.
 
-The journal is read from its newest snapshot on: a job of many days is told as soon as one of minutes. On a cluster it
-is found by its Workflow, whose steps' pods may sit on a machine that is dead: that is told, for Argo does not.
+The journal is read from its newest snapshot on, so the length of the job does not matter. On a cluster the job is found
+through its Workflow. If pods of its steps sit on a dead machine, the status says so, because Argo does not.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-"""The taint by which somebody says that a machine is off, and its pods with it (Kubernetes, "Node Shutdowns")."""
+"""The taint that declares a machine, and so its pods, shut down (Kubernetes, "Node Shutdowns")."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the journal says; returns the exit code."""
+    """Print the status; returns the exit code."""
     try:
         name: str = arguments.job
         status = read_on_cluster(arguments.namespace, name) if arguments.namespace else read(Path(arguments.runs), name)
@@ -43,33 +43,33 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`everstep.runtime.job.status`), with its name. Raises BadInput."""
     from everstep.runtime.job.status import job_status
 
-    found = find(runs, name)
-    return {"job": found.job, **job_status(found.state)}
+    job = find(runs, name)
+    return {"job": job.job, **job_status(job.state)}
 
 
 def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
-    """The same of a job on a cluster, with the steps' pods that have not ended although they were told to.
+    """The status of a job on a cluster, with the steps' pods that were told to end and have not.
 
-    Its store is found by this environment. Raises BadInput.
+    This environment's variables give access to the store. Raises BadInput.
     """
     from everstep.runtime.job.status import job_status
     from everstep.runtime.submission.lost import overdue_pods, run_selector
     from everstep.runtime.submission.route import ApiError
 
     try:
-        found = find_on_cluster(namespace, name)
-        late = overdue_pods(found.route.pods(run_selector(name.partition("/")[0])), time.time())
+        job = find_on_cluster(namespace, name)
+        late = overdue_pods(job.route.pods(run_selector(name.partition("/")[0])), time.time())
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
     try:
-        _, state = read_started(store_of(found.workflow), found.job, name)
+        _, state = read_started(store_of(job.workflow), job.job, name)
     except BadInput as error:
         raise BadInput("; ".join([str(error), *map(_overdue, late)])) from None
-    return {"job": found.job, **job_status(state), "overduePods": late}
+    return {"job": job.job, **job_status(state), "overduePods": late}
 
 
 def text(status: dict[str, Any]) -> str:
-    """The same for people."""
+    """The status as text for people."""
     now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
     lines = [f"{status['job']}: {now['type']} since {now['lastTransitionTime']}", f"  {status['reason']}"]
     if round_:

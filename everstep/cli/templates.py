@@ -1,4 +1,4 @@
-"""`everstep templates`: the steps as Argo WorkflowTemplates, to `kubectl apply` and to call by `templateRef`."""
+"""`everstep templates`: the steps as Argo WorkflowTemplates, for `kubectl apply` and `templateRef`."""
 
 import argparse
 import sys
@@ -24,16 +24,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them; returns the exit code."""
+    """Print the templates; returns the exit code."""
     import yaml
 
     from everstep.runtime.submission.manifest import ClusterOptions, fit_templates
     from everstep.steps.reuse import workflow_templates
 
     options = ClusterOptions(arguments.image, arguments.service_account, store_secret=arguments.store_secret)
-    made = workflow_templates()
-    for one in made:
+    templates = workflow_templates()
+    for one in templates:
         fit_templates(one["spec"], options, IMAGE)
     sys.stdout.write(HEAD)
-    yaml.safe_dump_all(made, sys.stdout, sort_keys=False, width=120)
+    yaml.safe_dump_all(templates, sys.stdout, sort_keys=False, width=120)
     return 0

@@ -43,48 +43,54 @@ def configure(parser: argparse.ArgumentParser) -> None:
         return below
 
     ran = verb("run", "run a workflow here, to its end", "file+")
-    ran.add_argument("-n", "--name", default="", help="name of the run; empty: the workflow's, or made up")
+    ran.add_argument("-n", "--name", default="", help="name of the run; empty: the workflow's name, or a generated one")
     ran.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter's value")
     ran.add_argument("--parameter-file", type=Path, metavar="FILE", help="YAML or JSON map of parameters")
-    ran.add_argument("--entrypoint", default="", metavar="TEMPLATE", help="another template to begin with")
-    ran.add_argument("-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run at its end")
+    ran.add_argument("--entrypoint", default="", metavar="TEMPLATE", help="entrypoint instead of the manifest's")
+    ran.add_argument(
+        "-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run when it has ended"
+    )
     ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
-                     help="programs that only an image brings, for every pod's PATH")  # fmt: skip
+                     help="programs that images would bring, added to every pod's PATH")  # fmt: skip
     ran.add_argument("--env", action="append", default=[], metavar="NAME",
-                     help="a variable of this shell that pods get besides the usual ones; NAME* for more")  # fmt: skip
+                     help="a variable of this shell to pass to pods, too; NAME* matches several")  # fmt: skip
     ran.add_argument("--sandbox", action="store_true", help="shut pods in: they see no home, no other process, write "
                      "only to folders of their own, and have no privileges")  # fmt: skip
-    ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network, either")
-    ran.add_argument("--work-dir", type=Path, default=None, metavar="DIR", help="where the pods work; empty: here")
+    ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network either")
+    ran.add_argument(
+        "--work-dir", type=Path, default=None, metavar="DIR", help="the pods' working directory; empty: this one"
+    )
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
     checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
     for below in (ran, checked):
         below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
                            help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
         below.add_argument("--image", action="append", default=[], metavar="NAME=COMMAND",
-                           help="what an image runs whose container names no command")  # fmt: skip
-    shown = verb("get", "what a run's steps do, or did", "name")
-    shown.add_argument(
-        "-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status"
-    )
+                           help="the command of an image, for containers that name none")  # fmt: skip
+    get = verb("get", "what a run's steps do, or did", "name")
+    get.add_argument("-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status")
     logs = verb("logs", "what a run's pods have printed", "name")
-    logs.add_argument("pod", nargs="?", default="", help="only this pod's, or of steps whose name begins so")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    logs.add_argument("pod", nargs="?", default="", help="only this pod, or steps whose name begins with it")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow until the run has ended")
     verb("list", "the runs, newest last")
     _add_selector(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
     again = _add_selector(
         verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
     )
     again.add_argument("--restart-successful", action="store_true",
-                                   help="also steps of --node-field-selector, and what came after them")  # fmt: skip
-    again.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="another value")
+                                   help="also rerun steps of --node-field-selector, and those after them")  # fmt: skip
+    again.add_argument(
+        "-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="change a parameter"
+    )
     stopped = _add_selector(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
-    stopped.add_argument("--message", default="", help="of the suspended steps that --node-field-selector fails")
+    stopped.add_argument(
+        "--message", default="", help="message of the suspended steps that --node-field-selector fails"
+    )
     verb("terminate", "stop a run at once, without its exit handler", "name")
-    given = _add_selector(verb("set", "give a suspended step its outputs, or its end", "name"))
-    given.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
-    given.add_argument("--message", default="")
-    given.add_argument("--output-parameter", action="append", default=[], metavar="NAME=VALUE")
+    set_ = _add_selector(verb("set", "give a suspended step its outputs, or its end", "name"))
+    set_.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
+    set_.add_argument("--message", default="")
+    set_.add_argument("--output-parameter", action="append", default=[], metavar="NAME=VALUE")
 
 
 def _add_selector(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -93,7 +99,7 @@ def _add_selector(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code (0 done, 1 failed, 2 bad input, 75 nothing can be written, 130 stopped)."""
+    """Run the verb; returns the exit code: 0 done, 1 failed, 2 bad input, 75 cannot write, 130 stopped."""
     verbs = {
         "run": _run, "lint": _lint, "get": _get, "logs": _logs, "list": _list, "resume": _resume, "retry": _retry,
         "stop": _stop, "terminate": _stop, "set": _set,
@@ -132,7 +138,7 @@ def _parse_pairs(texts: list[str], flag: str) -> dict[str, str]:
             raise BadInput(f"{flag} {name or value!r}: write NAME=VALUE")
     for name, _, value in pairs:
         if not f"{name}{value}".isascii() and any("\ud800" <= one <= "\udfff" for one in f"{name}{value}"):
-            raise BadInput(f"{flag} {name!r}: is no UTF-8 text")
+            raise BadInput(f"{flag} {name!r}: not UTF-8 text")
     return {name: value for name, _, value in pairs}
 
 
@@ -143,12 +149,12 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
     values: dict[str, str] = {}
     if arguments.parameter_file:
         try:
-            found = read(arguments.parameter_file)
+            values_of_file = read(arguments.parameter_file)
         except ReadError as error:
             raise BadInput(str(error)) from None
-        if len(found) != 1 or not isinstance(found[0].value, Mapping):
-            raise BadInput(f"{arguments.parameter_file}: is no map of parameters")
-        entries = found[0].value.items()
+        if len(values_of_file) != 1 or not isinstance(values_of_file[0].value, Mapping):
+            raise BadInput(f"{arguments.parameter_file}: not a map of parameters")
+        entries = values_of_file[0].value.items()
         values = {str(name): value if isinstance(value, str) else go_json(value) for name, value in entries}
     return {**values, **_parse_pairs(arguments.parameter, "-p")}
 
@@ -172,19 +178,19 @@ def _run(arguments: argparse.Namespace) -> int:
     name = arguments.name or metadata.get("name") or made_up
     folder = arguments.runs.absolute()
     if arguments.no_network and not arguments.sandbox:
-        raise BadInput("--no-network: goes with --sandbox")
+        raise BadInput("--no-network: needs --sandbox, too")
     sandbox = Sandbox(network=not arguments.no_network) if arguments.sandbox else None
     path = tuple(one.absolute() for one in arguments.path)
     for one in path:
         if not one.is_dir():
-            raise BadInput(f"--path {one}: is no folder")
+            raise BadInput(f"--path {one}: not a folder")
     if arguments.work_dir:
         try:
             os.chdir(arguments.work_dir)
         except OSError as error:
             raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    given = RunInputs(loaded.library, path, checked_variables(arguments.env), sandbox)
-    code = _execute(manifest, name, folder, given)
+    inputs = RunInputs(loaded.library, path, checked_variables(arguments.env), sandbox)
+    code = _execute(manifest, name, folder, inputs)
     _print_run(folder / name, arguments.output)
     return code
 
@@ -223,9 +229,9 @@ def _execute(
         except OSError as error:
             raise BadInput(f"--runs {error.filename}: {error.strerror}; choose another folder") from None
         with watch() as show:
-            shown = _announce_name(name, show)
+            show_named = _announce_name(name, show)
             options = RunOptions(
-                name, folder, beside.library, beside.path, shown, restart, beside.sandbox, parameters or {},
+                name, folder, beside.library, beside.path, show_named, restart, beside.sandbox, parameters or {},
                 beside.variables, archive_limits(),
             )  # fmt: skip
             result = run_workflow(manifest, options)
@@ -234,14 +240,14 @@ def _execute(
     except CannotWriteError as error:
         print(f"everstep workflow: {error}", file=sys.stderr)
         return ExitCode.TRY_AGAIN
-    if not beside.sandbox:  # Else they ended with their pod, and what is told of them is a pod's word.
+    if not beside.sandbox:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
         end_nodes(result.folder)
     print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
 
 def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callable[[Engine, Path], None]":
-    """Show what a run does, its name first: a run that is refused is not named."""
+    """Wrap `show` so that it prints the run's name first; a run that is refused prints no name."""
     unsaid = [name]
 
     def shown(engine: "Engine", folder: Path) -> None:
@@ -256,16 +262,16 @@ def _lint(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
 
     loaded = _load(arguments, templates=True)
-    found = findings(loaded.document, loaded.library, loaded.others)
+    problems = findings(loaded.document, loaded.library, loaded.others)
     if arguments.format == "text":
-        for one in found:
+        for one in problems:
             print(one.text_with_place, file=sys.stderr)
-        warnings = sum(not one.error for one in found)
-        print(f"{loaded.document.file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
+        warnings = sum(not one.error for one in problems)
+        print(f"{loaded.document.file}: {len(problems) - warnings} errors, {warnings} warnings", file=sys.stderr)
     else:
-        shown = as_json(found) if arguments.format == "json" else as_sarif(found)
-        print(json.dumps(shown, indent=2))
-    return 2 if any(one.error for one in found) else 0
+        output = as_json(problems) if arguments.format == "json" else as_sarif(problems)
+        print(json.dumps(output, indent=2))
+    return 2 if any(one.error for one in problems) else 0
 
 
 def _get(arguments: argparse.Namespace) -> int:
@@ -299,27 +305,27 @@ def _send_request(arguments: argparse.Namespace, wish: "ControlRequest") -> int:
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
     try:
-        left = submit_request(folder, wish)
+        request = submit_request(folder, wish)
     except ControlRequestError as error:
         raise BadInput(str(error)) from None
-    while left.exists():
-        if launcher_pid(folder) is None and _withdraw(folder, left):
+    while request.exists():
+        if launcher_pid(folder) is None and _withdraw(folder, request):
             raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
         time.sleep(0.05)
-    if why := take_refusal(left):
+    if why := take_refusal(request):
         raise BadInput(f"{arguments.name}: {why}")
     print(f"{arguments.name}: asked process {holder} to {arguments.what}", file=sys.stderr)
     return 0
 
 
-def _withdraw(folder: Path, left: Path) -> bool:
-    """Remove what was asked, so that no later launcher does it. False: one has done it, or will."""
+def _withdraw(folder: Path, request: Path) -> bool:
+    """Remove the request, so that no later launcher follows it. False: a launcher has followed it, or will."""
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.run.run_folder import lock
 
     try:
         with lock(folder):
-            left.unlink()
+            request.unlink()
     except (ManifestError, FileNotFoundError):
         return False
     return True
@@ -340,7 +346,7 @@ def _retry(arguments: argparse.Namespace) -> int:
     status = run_views.read_workflow(run_views.run_folder(arguments.runs, arguments.name))["status"]
     if status["phase"] == "Succeeded" and not arguments.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
-        raise BadInput(f"{arguments.name}: has succeeded; {mend}")
+        raise BadInput(f"{arguments.name}: has already succeeded; {mend}")
     return _take_over(arguments, arguments.node_field_selector, _parse_pairs(arguments.parameter, "-p"))
 
 
@@ -349,9 +355,9 @@ def _take_over(arguments: argparse.Namespace, restart: str = "", parameters: "Ma
 
     folder = run_views.run_folder(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    given = read_inputs(folder)
-    warn_missing_variables(arguments.name, given.variables)
-    return _execute(manifest, arguments.name, arguments.runs, given, restart, parameters)
+    stored = read_inputs(folder)
+    warn_missing_variables(arguments.name, stored.variables)
+    return _execute(manifest, arguments.name, arguments.runs, stored, restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -367,10 +373,9 @@ def _stop(arguments: argparse.Namespace) -> int:
         return _send_request(arguments, ControlRequest(arguments.what))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
-        raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
-    submit_request(
-        folder, ControlRequest(arguments.what)
-    )  # Its launcher was killed, its pods go on: it is taken up to be ended.
+        raise BadInput(f"{arguments.name}: has already ended: {status['phase']}")
+    # The launcher was killed, but its pods still run: take the run over to end it.
+    submit_request(folder, ControlRequest(arguments.what))
     _take_over(arguments)
     return 0
 

@@ -1,1 +1,1 @@
-"""What people read: text of others in a terminal, HTML pages, the help of command lines."""
+"""What people read: other people's text in a terminal, HTML pages, the help of command lines."""

@@ -1,4 +1,4 @@
-"""Command lines by argparse: a help that fits the terminal, a mistake told in one line."""
+"""Command lines with argparse: help that fits the terminal, mistakes in one line."""
 
 import argparse
 import textwrap
@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 class Help(argparse.HelpFormatter):
-    """Each flag once, by its spelling with dashes; paragraphs are wrapped, but not those that begin with a `title:`."""
+    """Shows each flag once, spelled with dashes; wraps paragraphs, except those that begin with a `title:`."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -27,11 +27,11 @@ class Help(argparse.HelpFormatter):
 
 
 class Flags(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong, on stderr: exit code 2."""
+    """A parser that reports a mistake in one line on stderr: exit code 2."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**{"formatter_class": Help, **more})
 
     def error(self, message: str) -> NoReturn:
-        """What is wrong, and where to read what would be right."""
+        """Print what is wrong, and where the right usage is."""
         self.exit(2, f"{self.prog}: {message}; see --help\n")

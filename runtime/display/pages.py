@@ -1,4 +1,4 @@
-"""HTML pages of one file: what is written into them is escaped, and a name that is not there is an error."""
+"""Self-contained HTML pages: values are escaped, and an undefined name is an error."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ import jinja2
 
 
 def environment(folder: Path, filters: Mapping[str, Callable[..., str]]) -> jinja2.Environment:
-    """For the templates of that folder, with these filters besides jinja2's own."""
+    """An environment for the templates of that folder, with these filters besides jinja2's own."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,

@@ -1,9 +1,9 @@
-"""Text of others in a terminal: what would move the cursor, set a title or turn the line around is shown as text."""
+"""Untrusted text in a terminal: what would move the cursor, set a title or reverse the line is shown as text."""
 
 import re
 
 _CONTROL = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters but tabs: C0, DEL, C1 (ECMA-48)
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters except tab: C0, DEL, C1 (ECMA-48)
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions and separators (Unicode, "Bidirectional Algorithm")
     "\ud800-\udfff]"  # no characters at all
 )

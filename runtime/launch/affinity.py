@@ -1,4 +1,4 @@
-"""--numa-binding: on which CPUs each worker of this node runs, by torch's own rules (`torch.numa.binding`)."""
+"""--numa-binding: the CPUs of each worker on this node, by torch's own rules (`torch.numa.binding`)."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 Cpus = tuple[tuple[int, ...], ...]
 """Logical CPUs of each local rank; empty: no worker is bound."""
 
-# A process of its own, as nothing else of a launcher needs torch. torch has no public function for it.
+# A process of its own, because nothing else in a launcher needs torch. torch has no public function for it.
 _ASK = """
 import json, sys
 from torch.numa import binding
@@ -20,12 +20,12 @@ print(json.dumps([
 
 
 def cpus_of(mode: str, slots: int) -> Cpus:
-    """The CPUs near the device of each of `slots` workers, whose index is the worker's local rank.
+    """The CPUs near the device of each of `slots` workers; a device's index is the worker's local rank.
 
-    Raises ValueError with what torch says where it can bind none: no accelerator, no numactl, no CPU left.
+    Raises ValueError with torch's message if torch can bind none: no accelerator, no numactl, no CPU left.
     """
-    asked = subprocess.run([sys.executable, "-c", _ASK, mode, str(slots)], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        why = (asked.stderr.strip().splitlines() or ["torch ended without a word"])[-1].partition(": ")
+    answer = subprocess.run([sys.executable, "-c", _ASK, mode, str(slots)], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        why = (answer.stderr.strip().splitlines() or ["torch ended without a word"])[-1].partition(": ")
         raise ValueError(f"--numa-binding {mode}: {why[2] or why[0]}; leave the flag out to bind no worker")
-    return tuple(tuple(cpus) for cpus in json.loads(asked.stdout))
+    return tuple(tuple(cpus) for cpus in json.loads(answer.stdout))

@@ -1,7 +1,7 @@
-"""The last words of a master: its job is over, and nodes that come by themselves must still hear it.
+"""The last answers of a master: its job is over, and nodes that joined by themselves must still hear it.
 
-Nobody can look whether such nodes have ended. Each that still asks is told to leave, and then asks how the job ended;
-who has heard it says nothing more, so that silence means that nobody is left.
+Nobody can check whether such nodes have ended. Each node that still asks is told to leave, and then asks how the job
+ended. After that answer it stays silent, so silence means that nobody is left.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 
 SILENCE_S = 4.0
-"""An agent that waits for its master asks more often."""
+"""An agent that waits for its master asks more often than this."""
 _LAST = 1 << 40
-"""A directive's number that no agent has seen."""
+"""A directive number that no agent has seen."""
 
 
 @dataclass
 class EndNotice:
-    """Answers for a job that is over."""
+    """The server that answers for a job that is over."""
 
     outcome: Outcome
     epoch: int
@@ -33,7 +33,7 @@ class EndNotice:
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until nobody asks any more; the listener is closed then."""
+        """Answer until nobody asks any more, then close the listener."""
         door = Door(self.credentials)
         app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
         app.router.add_route("*", "/v1/{what:.*}", self._answer)
@@ -46,18 +46,23 @@ class EndNotice:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self._asked.set()
-        what, told = request.match_info["what"], self.outcome
+        what, outcome = request.match_info["what"], self.outcome
         if what == "status":
-            end = {"result": told.state, "reason": told.reason, "error": told.error, "exit_code": told.exit_code}
+            end = {
+                "result": outcome.state,
+                "reason": outcome.reason,
+                "error": outcome.error,
+                "exit_code": outcome.exit_code,
+            }
             return _json({"ended": end})
         if what == "heartbeat":
             try:
                 msgspec.json.decode(await read_body(request), type=Heartbeat)
             except (msgspec.DecodeError, BadBody) as error:
                 return web.Response(status=400, text=f"Heartbeat: {error}")
-            return _json(Directive(self.epoch, _LAST, Action.LEAVE, told.reason))
-        over = {"error": f"the job is over: {told.reason}"}
-        # A node that comes now asks first whether a master is here (see probe): it shall hear that one was.
+            return _json(Directive(self.epoch, _LAST, Action.LEAVE, outcome.reason))
+        over = {"error": f"the job is over: {outcome.reason}"}
+        # A node that comes now first probes for a master (see probe): it must hear that there was one.
         return _json(over, 404 if what.startswith("rounds/") else 409)
 
 

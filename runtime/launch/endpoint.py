@@ -1,6 +1,6 @@
-"""How the nodes of a job find each other: the endpoint's address, who hosts the master there, the job's secret.
+"""How the nodes of a job find each other: the endpoint's address, the host of the master, the job's secret.
 
-"Is the endpoint this machine" is judged as torch's c10d backend does (torch.distributed.elastic.rendezvous.utils).
+"Is the endpoint this machine?" is decided as torch's c10d backend does (torch.distributed.elastic.rendezvous.utils).
 """
 
 import ipaddress
@@ -19,13 +19,13 @@ _PAUSE_S = 0.5
 
 
 def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -> str:
-    """The address of `host`, asked again for some seconds. Raises ValueError when it has none."""
+    """The address of `host`, retried for some seconds. Raises ValueError when it has none."""
     tries = int(_RESOLVE_S / _PAUSE_S)
-    for left in reversed(range(tries)):
+    for tries_left in reversed(range(tries)):
         try:
             return str(socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0][4][0])
         except OSError as error:
-            if not left:
+            if not tries_left:
                 raise ValueError(
                     f"{host}:{port}: the master's name cannot be resolved ({error}); check the name"
                 ) from None
@@ -55,9 +55,9 @@ def is_local(address: str) -> bool:
 
 
 def own_address(towards: str, port: int) -> str:
-    """The address of this machine from which it reaches `towards`. Raises ValueError when there is no way."""
+    """This machine's address on the route to `towards`. Raises ValueError when there is no route."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # Nothing is sent: the kernel only chooses the way.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # Sends nothing: the kernel only picks a route.
         try:
             probe.connect((towards, port or 9))
         except OSError as error:
@@ -66,18 +66,18 @@ def own_address(towards: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Is it reachable from this machine alone?"""
+    """Is the address reachable from this machine alone?"""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def token_of(environment: Mapping[str, str], address: str | None, job: str) -> str:
-    """The job's secret: as the user set it; else made for this machine alone.
+    """The job's secret: the user's, or one made for this machine alone.
 
-    Raises ValueError where several machines would need one that nobody set.
+    Raises ValueError if several machines need one and the user has set none.
     """
-    given = environment.get(TOKEN_VARIABLE, "")
-    if given:
-        return given
+    token = environment.get(TOKEN_VARIABLE, "")
+    if token:
+        return token
     if address is None:
         return secrets.token_urlsafe(32)
     if not is_loopback(address):
@@ -90,6 +90,6 @@ def token_of(environment: Mapping[str, str], address: str | None, job: str) -> s
 
 def _addresses(host: str) -> set[str]:
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
     except OSError:
         return set()

@@ -1,8 +1,8 @@
 """--event-log-handler: torch's events of a launch, as `torch.distributed.elastic.agent.server.api` records them.
 
-A line of JSON each: RENDEZVOUS and ASSIGN_WORKER_RANKS with their duration and each worker's START in every round; at
-the end each worker's SUCCEEDED, FAILED or TERMINATED, then the agent's own. (Ranks come with the place in a round here,
-so assigning them takes no time.)
+Each event is a line of JSON. In every round: RENDEZVOUS and ASSIGN_WORKER_RANKS with their duration, and each worker's
+START. At the end: each worker's SUCCEEDED, FAILED or TERMINATED, then the agent's own. (The master assigns ranks
+together with the seat, so ASSIGN_WORKER_RANKS takes no time here.)
 """
 
 import json
@@ -22,31 +22,32 @@ AGENT, WORKER = "AGENT", "WORKER"
 
 
 def logger_of(handler: str) -> logging.Logger | None:
-    """Where the events go; None: nowhere. Raises ValueError for a name that torch does not know.
+    """The logger for the events; None: they are dropped. Raises ValueError for a name that torch does not know.
 
-    Names other than null and console are asked of torch, whose table of handlers a plug-in of it may have added to.
+    For names other than null and console torch's own table is consulted, because a torch plug-in may have added a
+    handler.
     """
     if handler == "null":
         return None
-    found: logging.Handler
+    handler_object: logging.Handler
     if handler == "console":
-        found = logging.StreamHandler()
+        handler_object = logging.StreamHandler()
     else:
         try:
             from torch.distributed.elastic.events.handlers import get_logging_handler
 
-            found = get_logging_handler(handler)
+            handler_object = get_logging_handler(handler)
         except (ImportError, KeyError):
             why = "torch has none of this name; use null or console"
             raise ValueError(f"--event-log-handler {handler}: {why}") from None
     logger = logging.Logger(f"torchelastic-events-{handler}", os.environ.get("LOGLEVEL", "INFO").upper())
-    logger.addHandler(found)
+    logger.addHandler(handler_object)
     return logger
 
 
 @dataclass(frozen=True)
 class LaunchMetadata:
-    """What every event of a node's launch carries."""
+    """The fields that all events of a node's launch share."""
 
     run_id: str
     role: str
@@ -55,7 +56,7 @@ class LaunchMetadata:
 
 
 class EventLog:
-    """Tells the events of one node."""
+    """Writes the events of one node."""
 
     def __init__(
         self, logger: logging.Logger | None, about: LaunchMetadata, clock: Callable[[], float] = time.monotonic
@@ -71,14 +72,14 @@ class EventLog:
         self._host = socket.getfqdn(socket.gethostname()) if logger else ""
 
     def record_seat(self, seat: Seat, seconds: float) -> None:
-        """A place in a round was waited for so long."""
+        """The node got a seat in a round after waiting `seconds`."""
         self._restarts = seat.restart_count
         self._record("RENDEZVOUS", AGENT, duration_ms=seconds * 1000)
         self._record("ASSIGN_WORKER_RANKS", AGENT, duration_ms=0.0)
         self._seat, self._pids = seat, {}
 
     def record_start(self, local_rank: int, pid: int) -> None:
-        """A worker of the round runs."""
+        """A worker of the round has started."""
         self._pids[local_rank] = pid
         self._record("START", WORKER, local_rank)
 
@@ -94,9 +95,9 @@ class EventLog:
         if broken_off:
             self._record("FAILED", AGENT, raw_error=broken_off)
             return
-        found = {end.local_rank: end for end in failures}
+        ends = {end.local_rank: end for end in failures}
         for local_rank in sorted(self._pids):
-            end = found.get(local_rank)
+            end = ends.get(local_rank)
             if end is None:
                 self._record("TERMINATED" if failed else "SUCCEEDED", WORKER, local_rank)
             else:
@@ -152,7 +153,7 @@ class EventLog:
 
 
 def _error_data(end: WorkerEnd) -> Mapping[str, Any]:
-    """What `torch.distributed.elastic.multiprocessing.errors.ProcessFailure` makes of it."""
+    """The error as `torch.distributed.elastic.multiprocessing.errors.ProcessFailure` renders it."""
     with suppress(ValueError):
         return json.loads(end.reply)
     traits = {"category": "system_terminated_error", "retryability": "False"}

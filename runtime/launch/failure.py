@@ -1,4 +1,4 @@
-"""What a person is told when the workers of this node failed, and torch's hand-on of the error file."""
+"""What a launch prints when workers of this node failed, and the copy of the error file for its own parent."""
 
 import json
 import os
@@ -28,17 +28,17 @@ def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -
 
 
 def copy_error_file(failures: Sequence[WorkerEnd], environment: Mapping[str, str]) -> None:
-    """Write the first failure's error file to our own, with its exit code, as torch's `record` does for torchrun."""
+    """Copy the first failure's error file to our own, with its exit code, as torch's `record` does for torchrun."""
     own = environment.get(ERROR_FILE_VARIABLE)
     if not own or not failures or not failures[0].reply:
         return
     with suppress(OSError, ValueError):
-        told = json.loads(failures[0].reply)
-        if isinstance(told.get("message"), dict):
-            told["message"]["errorCode"] = failures[0].exit_code
+        report = json.loads(failures[0].reply)
+        if isinstance(report.get("message"), dict):
+            report["message"]["errorCode"] = failures[0].exit_code
         with suppress(FileNotFoundError):
             os.unlink(own)
-        Path(own).write_text(json.dumps(told))
+        Path(own).write_text(json.dumps(report))
 
 
 def _signal(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The command line of `everstep launch`: torch's flags, dlrover-run's, ours; then the script with its arguments."""
+"""The command line of `everstep launch`: torch's, dlrover-run's and Everstep's flags, then the script."""
 
 import argparse
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Exit codes: 0 done, 1 the script's error, 2 bad input, 3 too few nodes, 75 no ma
 
 
 class Parser(Flags):
-    """Abbreviations mean what they mean to torchrun: a flag that is only ours never makes one ambiguous."""
+    """Abbreviations mean what they mean to torchrun: Everstep's own flags never make one ambiguous."""
 
     def __init__(self, environment: Mapping[str, str], prog: str = "everstep launch") -> None:
         super().__init__(
@@ -39,9 +39,9 @@ class Parser(Flags):
         self._added = frozenset(self._option_string_actions) - known
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        found = super()._get_option_tuples(option_string)
-        theirs = [match for match in found if match[1] not in self._added]
-        return theirs or found
+        matches = super()._get_option_tuples(option_string)
+        theirs = [match for match in matches if match[1] not in self._added]
+        return theirs or matches
 
 
 def _add_check_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
@@ -71,10 +71,10 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("of everstep")
     group.add_argument(
         *torchrun.both_spellings("node-unit"), type=int, default=1, metavar="N",
-        help="as dlrover-run has it: a round has a multiple of so many nodes (1)",
+        help="as dlrover-run has it: the size of a round is a multiple of this (1)",
     )  # fmt: skip
     group.add_argument(
-        "--store", default="", metavar="URI", help="shared by all nodes: checkpoints, and the master's takeover"
+        "--store", default="", metavar="URI", help="shared by all nodes: for checkpoints, and for the master's takeover"
     )
     group.add_argument(
         "--job-spec", default="", metavar="FILE", help="YAML of the job's roles and policies; --role is this node's"
@@ -84,15 +84,19 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="all ranks that call everstep stand still for so long: they hang; all stacks are written (300)",
+        help="ranks that call everstep hang when none makes progress for so long; all stacks are written (300)",
     )
     group.add_argument(
         "--on-hang",
         choices=["report", "restart", "fail"],
-        help="what then follows (default: restart; fail with --max-restarts 0)",
+        help="what follows a hang (default: restart; fail with --max-restarts 0)",
     )
     group.add_argument(
-        "--cooldown", type=float, default=30.0, metavar="SECONDS", help="a changed round is not broken up to grow (30)"
+        "--cooldown",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a round is not broken again for growth so soon after a change (30)",
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
     group.add_argument(
@@ -100,21 +104,26 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=KEEP_LAST,
         metavar="N",
-        help=f"checkpoints that stay in the store, the newest ({KEEP_LAST}; 0: all)",
+        help=f"newest checkpoints to keep in the store ({KEEP_LAST}; 0: all)",
     )
     group.add_argument(
-        "--keep-every", type=int, default=0, metavar="M", help="beside those, each whose iteration is a multiple of M"
+        "--keep-every",
+        type=int,
+        default=0,
+        metavar="M",
+        help="besides those, keep each whose iteration is a multiple of M",
     )
     group.add_argument(
-        "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
+        "--checkpoint-overhead",
+        default="",
+        metavar="1%",
+        help="instead: persist as often as takes this share of the time",
     )
     group.add_argument(
-        "--persist-bytes-per-s", type=float, default=0.0, help="what this node may write to the store (0: no limit)"
+        "--persist-bytes-per-s", type=float, default=0.0, help="how fast this node may write to the store (0: no limit)"
     )
     group.add_argument(
-        "--preload", action="append", default=[], metavar="MODULE", help="one more import made once a node"
+        "--preload", action="append", default=[], metavar="MODULE", help="one more module to import once per node"
     )
-    group.add_argument(
-        "--no-tls", action="store_true", help="speak in clear between machines: where the network encrypts by itself"
-    )
-    group.add_argument("--no-fork-server", action="store_true", help="start each worker anew, importing by itself")
+    group.add_argument("--no-tls", action="store_true", help="no TLS between machines, if the network itself encrypts")
+    group.add_argument("--no-fork-server", action="store_true", help="start each worker anew, with imports of its own")

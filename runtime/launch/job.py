@@ -1,4 +1,4 @@
-"""The job that a command line describes: by its flags alone, as torchrun counts, or with a job spec."""
+"""The job that a command line describes: from its flags alone, counted as torchrun does, or from a job spec."""
 
 from msgspec.structs import replace
 
@@ -7,21 +7,21 @@ from everstep.runtime.launch.job_spec import ROLE
 from everstep.runtime.launch.options import Launch
 
 
-def job_of(told: Launch, job: str) -> JobSpec:
-    """What the master is given, under the job's name."""
-    if told.spec is not None:
-        return replace(told.spec, job=job, hosts="")
+def job_of(options: Launch, job: str) -> JobSpec:
+    """The spec that the master gets, under the job's name."""
+    if options.spec is not None:
+        return replace(options.spec, job=job, hosts="")
     patience = Patience(
-        join_window_s=told.rendezvous.last_call_s,
-        join_timeout_s=told.rendezvous.join_timeout_s,
-        cooldown_s=told.cooldown_s,
-        silence_s=told.rendezvous.silence_s,
-        max_restarts=told.max_restarts,
+        join_window_s=options.rendezvous.last_call_s,
+        join_timeout_s=options.rendezvous.join_timeout_s,
+        cooldown_s=options.cooldown_s,
+        silence_s=options.rendezvous.silence_s,
+        max_restarts=options.max_restarts,
         same_error=0,
         no_progress=0,
     )
-    # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
-    limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
-    role = RoleSpec(told.nodes, told.min_nodes, told.slots, node_unit=told.node_unit, **limits)
-    spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
-    return replace(spec, keep_last=told.keep_last, keep_every=told.keep_every)
+    # As torchrun counts: every failure of a worker costs a restart, also a kill; a change of membership costs none.
+    limits = {"restart_limit": options.max_restarts, "fail_policy": EndingPolicy.ANY}
+    role = RoleSpec(options.nodes, options.min_nodes, options.slots, node_unit=options.node_unit, **limits)
+    spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=options.hang)
+    return replace(spec, keep_last=options.keep_last, keep_every=options.keep_every)

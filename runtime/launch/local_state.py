@@ -1,6 +1,6 @@
-"""What a launch keeps on its machine: who its nodes are, and a store where the user named none.
+"""What a launch keeps on its machine: which nodes it has, and a store if the user named none.
 
-What killed launches left is removed by the next one of the same user.
+A launch removes what killed launches of the same user left behind.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
 _STARTING_S = 3600.0
-"""So long a job's secret is kept although none of its nodes is there yet."""
+"""A job's secret is kept for so long although it has no node yet."""
 
 
 class LocalState:
@@ -36,7 +36,7 @@ class LocalState:
             known = registry.get(node)
             if known is not None and known.is_alive():
                 raise ValueError(
-                    f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
+                    f"{node} of job {job} already runs here, as process {known.pid}; give each its own NODE_RANK"
                 )
             began = processes.start_time(os.getpid()) or 0
             entry = Registration(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
@@ -44,13 +44,13 @@ class LocalState:
         return entry
 
     def unregister(self, entry: Registration) -> None:
-        """This node has cleaned up behind itself."""
-        with suppress(OSError), self._lock():  # Other nodes of the job are there, or the whole folder is gone.
+        """Unregister this node; its files are already cleaned up."""
+        with suppress(OSError), self._lock():  # The job has other nodes, or the whole folder is gone.
             Registry(self._nodes / entry.job).remove(entry)
             (self._nodes / entry.job).rmdir()
 
     def make_store_folder(self) -> Path:
-        """A folder for a store that goes with its owners."""
+        """Make a folder for a store, which is removed with its last owner."""
         folder = self._stores / secrets.token_hex(8)
         with self._lock():
             folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ class LocalState:
 
     def sweep(self) -> None:
         """Remove what killed nodes and masters left behind."""
-        with self._lock():  # What begins meanwhile, with a dead node's name or without an owner yet, would go too.
+        with self._lock():  # A node that starts meanwhile would lose its files.
             for folder in self._nodes.glob("*/"):
                 _sweep_nodes(folder)
             for folder in self._stores.glob("*/"):
@@ -72,7 +72,7 @@ class LocalState:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """No other launch of this user reads or changes meanwhile what is there."""
+        """Lock the folder against other launches of this user."""
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -82,13 +82,13 @@ class LocalState:
 
 
 def add_owner(folder: Path) -> None:
-    """From now on the store lives at least as long as this process."""
+    """Keep the store at least as long as this process lives."""
     with folder.with_suffix(".owners").open("a") as file:
         file.write(f"{os.getpid()} {processes.start_time(os.getpid())}\n")
 
 
 def remove_store(folder: Path) -> None:
-    """Nobody needs the store any more."""
+    """Remove a store that nobody needs any more."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".owners").unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ def _sweep_nodes(folder: Path) -> None:
         if not entry.is_alive():
             debris.remove_debris(entry.job, entry.name)
             registry.remove(entry)
-    with suppress(OSError):  # Some live.
+    with suppress(OSError):  # Some nodes are alive.
         folder.rmdir()
 
 

@@ -1,9 +1,9 @@
 """`python -m everstep.runtime.launch.master_main`: the master of a launched job, a process beside one of the nodes.
 
-It outlives its node where other nodes need it, and is started again by that node when it is killed. What it must know
-comes on stdin (the token must not stand in a command line); lines for people go to stderr. SIGTERM ends the job,
-SIGINT too and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad input (the
-address cannot be had), 76 another master has taken the job over.
+The process outlives its node if other nodes need it; if it is killed, that node starts it again. Its configuration
+comes on stdin, because the token must not appear in a command line; lines for people go to stderr. SIGTERM ends the
+job; SIGINT does, too, and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad
+input (the address is taken), 76 another master has taken the job over.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from everstep.runtime.store import Store, open_store
 
 FENCED = 76
 REFUSED = "refused: "
-"""In front of the line that says why a master did not begin."""
+"""Prefix of the line that says why a master did not start."""
 
 
 class MasterConfig(msgspec.Struct, frozen=True):
-    """What a master is started with."""
+    """The configuration of a master."""
 
     spec: JobSpec
     store: str
@@ -47,25 +47,25 @@ class MasterConfig(msgspec.Struct, frozen=True):
     host: str
     port: int
     parent: int
-    """Process that it must not outlive; 0: it may."""
+    """Process that the master must not outlive; 0: none."""
     admission: Admission | None = None
-    """The node check that stands before the job; None: there is none."""
+    """The node check before the job; None: there is none."""
     remove: str = ""
     """Folder to remove when the job is over: a store that nobody else needs."""
 
 
 def _print_line(text: str) -> None:
-    with suppress(OSError):  # Who listened may be dead; the job goes on.
+    with suppress(OSError):  # The reader of stderr may be dead; the job continues.
         print(text, file=sys.stderr, flush=True)
 
 
 class _Lines:
-    """A line for each new reason; a job of one node in its first round is left in peace."""
+    """Prints a line for each new reason; says nothing for a job of one node in its first round."""
 
-    def __init__(self, told: MasterConfig) -> None:
-        self._many = any(role.nodes > 1 for role in told.spec.roles.values())
+    def __init__(self, config: MasterConfig) -> None:
+        self._many = any(role.nodes > 1 for role in config.spec.roles.values())
         self._reason = ""
-        self._first = told.remove
+        self._first = config.remove
 
     def show(self, progress: Progress) -> None:
         if progress.reason != self._reason and (self._many or progress.round > 1):
@@ -74,50 +74,50 @@ class _Lines:
 
 
 @contextlib.asynccontextmanager
-async def _admit_nodes(told: MasterConfig, credentials: Credentials) -> AsyncIterator[None]:
-    """The check of nodes beside the master, where it was asked for. Raises CannotListen."""
-    if told.admission is None:
+async def _admit_nodes(config: MasterConfig, credentials: Credentials) -> AsyncIterator[None]:
+    """Serve the node check beside the master, if there is one. Raises CannotListen."""
+    if config.admission is None:
         yield
         return
-    port = node_check_port(told.port)
+    port = node_check_port(config.port)
     try:
-        async with serve_admission(told.admission, told.host, port, credentials, _print_line):
+        async with serve_admission(config.admission, config.host, port, credentials, _print_line):
             yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         raise CannotListen(
-            f"cannot listen on {told.host}:{port}, where nodes are checked; choose another port"
+            f"cannot listen on {config.host}:{port}, where nodes are checked; choose another port"
         ) from None
 
 
-async def _run(told: MasterConfig) -> Outcome:
+async def _run(config: MasterConfig) -> Outcome:
     stop, alone = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
-    lines, store = _Lines(told), open_store(told.store)
-    credentials = credentials_of(told.token, told.spec.job, tls=told.tls)
-    with open_listener(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
-        outcome = await _run_master(told, store, credentials, listener.dup(), stop, lines)
+    lines, store = _Lines(config), open_store(config.store)
+    credentials = credentials_of(config.token, config.spec.job, tls=config.tls)
+    with open_listener(config.host, config.port) as listener:  # Kept until the last answer is sent.
+        outcome = await _run_master(config, store, credentials, listener.dup(), stop, lines)
         if outcome.state != "fenced":
-            master = await asyncio.to_thread(find_master, store, told.spec.job)
+            master = await asyncio.to_thread(find_master, store, config.spec.job)
             farewell = EndNotice(outcome, master.epoch if master else 0, credentials)
             await _wait_for_first(farewell.serve(listener), alone.wait())
     return outcome
 
 
 async def _run_master(
-    told: MasterConfig,
+    config: MasterConfig,
     store: Store,
     credentials: Credentials,
     listener: socket.socket,
     stop: asyncio.Event,
     lines: _Lines,
 ) -> Outcome:
-    async with _admit_nodes(told, credentials):
+    async with _admit_nodes(config, credentials):
         return await run(
-            told.spec,
+            config.spec,
             store,
             JoinedPlatform(),
             credentials=credentials,
@@ -125,13 +125,13 @@ async def _run_master(
             agent_environment={},
             stop=stop,
             on_progress=lines.show,
-            host=told.host,
+            host=config.host,
             listener=listener,
         )
 
 
 async def _wait_for_first(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them has ended; the others are cancelled."""
+    """Wait until one of them has ended, and cancel the others."""
     tasks = [asyncio.create_task(one) for one in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -141,22 +141,22 @@ async def _wait_for_first(*waits: Coroutine[Any, Any, object]) -> None:
 
 def main() -> None:
     """Run one master to its end."""
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=MasterConfig)
-    if told.parent:
-        die_with_parent(told.parent)
-    if told.remove:
-        add_owner(Path(told.remove))
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=MasterConfig)
+    if config.parent:
+        die_with_parent(config.parent)
+    if config.remove:
+        add_owner(Path(config.remove))
     try:
-        outcome = asyncio.run(_run(told))
+        outcome = asyncio.run(_run(config))
     except (CannotListen, ValueError) as error:
         _print_line(f"{REFUSED}{error}")
         sys.exit(ExitCode.BAD_INPUT)
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         with suppress(OSError):
             traceback.print_exc()
-        sys.exit(ExitCode.TRY_AGAIN)
-    if told.remove and outcome.state != "fenced":
-        remove_store(Path(told.remove))
+        sys.exit(75)
+    if config.remove and outcome.state != "fenced":
+        remove_store(Path(config.remove))
     sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)
 
 

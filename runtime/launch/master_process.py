@@ -1,4 +1,4 @@
-"""The master's process as the launching node sees it: started, started again when it dies, ended or left behind."""
+"""The master's process as its node sees it: started, restarted when it dies, ended or left running."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from everstep.runtime.launch.master_main import REFUSED, MasterConfig
 
 _PAUSE_S = 1.0
 _NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
-"""By these a node's processes are found when it ends: the master is none of them."""
+"""A node's processes are found by these variables when it ends; the master must not be found."""
 
 
 class Master:
@@ -27,18 +27,18 @@ class Master:
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self.refused = ""
-        """Why it did not begin."""
+        """Why it did not start."""
         self.stopped = False
-        """Was it told to end?"""
+        """Has it been told to end?"""
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Pid of the process that was started last."""
         assert self._process is not None, "it was started"
         return self._process.pid
 
     async def run(self) -> int:
-        """Until the master has ended by itself; its exit code. A killed or failing one is started again."""
+        """Run until the master has ended by itself; returns its exit code. A killed or failed master is restarted."""
         while True:
             code = await self._run_once()
             if self.stopped or (code >= 0 and code != ExitCode.TRY_AGAIN):
@@ -46,11 +46,11 @@ class Master:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
             self._say(f"the master {how}; another one takes over")
             await asyncio.sleep(_PAUSE_S if code >= 0 else 0)
-            if self.stopped:  # Meanwhile; another one would never hear of it.
+            if self.stopped:  # Checked during the pause, because a new master would never hear of the stop.
                 return code
 
     def stop(self) -> None:
-        """End the job, or what is left of it: no node is there any more."""
+        """End the job: no node of it is left."""
         self.stopped = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)

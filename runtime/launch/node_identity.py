@@ -1,4 +1,4 @@
-"""Where a node stands: its job, its name, its address, who hosts the master, which store."""
+"""A node's identity: its job, its name, its address, the master's host, the store."""
 
 import hashlib
 import random
@@ -20,7 +20,7 @@ from everstep.runtime.store import Store, open_store
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Where this node stands, once the machine and the network were looked at."""
+    """This node's identity, after a look at the machine and the network."""
 
     job: str
     node: str
@@ -29,44 +29,46 @@ class NodeIdentity:
     """Address of the master."""
     port: int
     address: str
-    """Of this node, for the others."""
+    """This node's address for the others."""
     hosts_master: bool
     """This node starts the master."""
     store: Store
     private_store: Path | None
-    """The folder of the store, where the user named none: for this node, and the master it starts."""
+    """The store's folder if the user named none: for this node, and the master that it starts."""
 
 
 def identify_node(
-    told: Launch, environment: Mapping[str, str], scratch: LocalState, chance: random.Random
+    options: Launch, environment: Mapping[str, str], scratch: LocalState, chance: random.Random
 ) -> NodeIdentity:
-    """Look at the machine and the network. Raises ValueError, StoreError with one line."""
-    node = f"{told.role}-{told.index}" if told.index >= 0 else f"{told.role}-{secrets.token_hex(4)}"
-    if told.endpoint is None:
-        job = _job_name(told.run_id)
+    """Find out this node's identity from the machine and the network. Raises ValueError, StoreError with one line."""
+    node = f"{options.role}-{options.index}" if options.index >= 0 else f"{options.role}-{secrets.token_hex(4)}"
+    if options.endpoint is None:
+        job = _job_name(options.run_id)
         credentials = Credentials(endpoint.token_of(environment, None, job))
-        private = None if told.store else scratch.make_store_folder()
-        store = open_store(told.store or str(private), bytes_per_s=told.persist_bytes_per_s)
+        private = None if options.store else scratch.make_store_folder()
+        store = open_store(options.store or str(private), bytes_per_s=options.persist_bytes_per_s)
         return NodeIdentity(
             job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private
         )
-    host, port = told.endpoint.host, told.endpoint.port
+    host, port = options.endpoint.host, options.endpoint.port
     ip = endpoint.resolve(host, port)
-    job = _job_name(told.run_id if told.store else f"{told.run_id}-{port}")
+    job = _job_name(options.run_id if options.store else f"{options.run_id}-{port}")
     token = endpoint.token_of(environment, ip, job)
-    credentials = credentials_of(token, job, tls=told.tls and not endpoint.is_loopback(ip))
-    address = told.local_addr or ("127.0.0.1" if endpoint.is_loopback(ip) else endpoint.own_address(ip, port))
-    hosts = told.endpoint.is_host
+    credentials = credentials_of(token, job, tls=options.tls and not endpoint.is_loopback(ip))
+    address = options.local_addr or ("127.0.0.1" if endpoint.is_loopback(ip) else endpoint.own_address(ip, port))
+    hosts = options.endpoint.is_host
     if hosts is None:
-        hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else endpoint.is_this_machine(host)
-    store = open_store(told.store, bytes_per_s=told.persist_bytes_per_s) if told.store else None
+        hosts = options.rendezvous.is_host if options.rendezvous.is_host is not None else endpoint.is_this_machine(host)
+    store = open_store(options.store, bytes_per_s=options.persist_bytes_per_s) if options.store else None
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
-        there, _, at = moved.address.rpartition(":")
-        if probe_endpoint(there, int(at), credentials, job) is Answer.MASTER:  # It is where a takeover brought it.
-            ip, port, hosts = there, int(at), False
+        newest_host, _, at = moved.address.rpartition(":")
+        if (
+            probe_endpoint(newest_host, int(at), credentials, job) is Answer.MASTER
+        ):  # A takeover moved the master there.
+            ip, port, hosts = newest_host, int(at), False
     if hosts:
-        ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on what is ours.
+        ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on our own.
         hosts = is_endpoint_free(ip, port, credentials, job)
     private = None if store else scratch.make_store_folder()
     return NodeIdentity(job, node, credentials, ip, port, address, hosts, store or open_store(str(private)), private)
@@ -76,10 +78,10 @@ def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> 
     """Is the endpoint free? False: this job's master is there. Raises ValueError for anything else. Blocking."""
     answer = probe_endpoint(ip, port, credentials, job)
     if answer is Answer.OTHER:
-        raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
+        raise ValueError(f"{ip}:{port}: in use by something other than a master of this job; choose another port")
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(
-            f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} as it has it"
+            f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} to the one that it has"
         )
     if answer is Answer.IN_TLS:
         raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {TLS_HINT}")
@@ -89,6 +91,6 @@ def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> 
 
 
 def _job_name(run_id: str) -> str:
-    """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
+    """The job's name from the run's id: illegal characters are replaced, and a digest keeps such names distinct."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
     return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Who listens at the endpoint already?"""
+"""Is somebody listening at the endpoint already?"""
 
 import http.client
 import ssl
@@ -13,7 +13,7 @@ _LONGEST = 1000
 
 
 class Answer(StrEnum):
-    """What was found there."""
+    """What listens there."""
 
     NOBODY = "nobody"
     MASTER = "this job's master"
@@ -24,7 +24,7 @@ class Answer(StrEnum):
 
 
 def probe_endpoint(address: str, port: int, credentials: Credentials, job: str) -> Answer:
-    """Ask for a round that never is: a master says so. Who accepts and is slow to answer is taken for one."""
+    """Ask for a round that never exists: a master says so. A listener that times out is assumed to be a master."""
     host = f"[{address}]" if ":" in address else address
     connection = credentials.connection(f"{host}:{port}", _TIMEOUT_S)
     try:

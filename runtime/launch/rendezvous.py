@@ -1,4 +1,4 @@
-"""Endpoints and `--rdzv-conf`, read as torch reads them, and what they mean for the master's patience."""
+"""Endpoints and `--rdzv-conf`, read as torch reads them, and the master's patience that follows."""
 
 import math
 import re
@@ -9,31 +9,31 @@ _HOST = re.compile(r"[\w.:-]+")
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 _BOUNDS = ("close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds")
-"""Limits of what torch's c10d backend does inside itself: here nothing takes so long."""
+"""Limits inside torch's c10d backend; nothing here takes as long."""
 _SECONDS = ("join_timeout", "last_call_timeout", "read_timeout", "timeout", "pend_timeout")
 _NUMBERS = ("keep_alive_interval", "keep_alive_max_attempt")
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How patient the nodes are with each other."""
+    """How patient the nodes are with each other. All times are in seconds."""
 
     join_timeout_s: float = 600.0
-    """Without the minimum for so long the job ends."""
+    """The job ends after so long without the minimum of nodes."""
     last_call_s: float = 30.0
-    """With the minimum, so long from the last join until the round begins without the rest."""
+    """Once the minimum is there, the round begins so long after the last join."""
     connect_s: float = 60.0
-    """So long a node tries to reach the master for the first time."""
+    """How long a node tries to reach the master for the first time."""
     pend_timeout_s: float = math.inf
-    """dlrover-run's: a node that no round has a place for leaves after so long."""
+    """dlrover-run's: a node without a seat in any round leaves after so long."""
     silence_s: float = 30.0
-    """A node that is not heard for so long is lost."""
+    """A node that is silent for so long is lost."""
     is_host: bool | None = None
     """This node hosts the master; None: if the endpoint is this machine."""
 
 
 def split_endpoint(endpoint: str, default_port: int, what: str) -> tuple[str, int]:
-    """HOST[:PORT] or [IPV6][:PORT]; localhost where it is empty. Raises ValueError."""
+    """HOST[:PORT] or [IPV6][:PORT]; localhost if empty. Raises ValueError."""
     text = endpoint.strip()
     if not text:
         return "localhost", default_port
@@ -49,7 +49,7 @@ def split_endpoint(endpoint: str, default_port: int, what: str) -> tuple[str, in
 
 
 def parse_conf(text: str, static: bool) -> Rendezvous:
-    """`KEY=VALUE,...` -> patience. Raises ValueError for an unknown key or a value that is none."""
+    """`KEY=VALUE,...` -> patience. Raises ValueError for an unknown key or an invalid value."""
     conf = _pairs(text)
     known = {*_SECONDS, *_NUMBERS, *_BOUNDS, "is_host", "store_type", "rank"}
     if unknown := sorted(set(conf) - known):
@@ -61,7 +61,7 @@ def parse_conf(text: str, static: bool) -> Rendezvous:
         if key in conf and key != "cas_backoff_max_seconds":
             _positive(key, conf[key])
     usual = Rendezvous()
-    # torch's static rendezvous knows one limit, `timeout` (900 s by default); the dynamic one has `join_timeout`.
+    # torch's static rendezvous has one limit, `timeout` (900 s by default); the dynamic one has `join_timeout`.
     join = seconds.get("timeout", 900.0) if static else seconds.get("join_timeout", usual.join_timeout_s)
     silence = usual.silence_s
     if any(key in seconds for key in _NUMBERS):
@@ -77,13 +77,13 @@ def parse_conf(text: str, static: bool) -> Rendezvous:
 
 
 def _pairs(text: str) -> Mapping[str, str]:
-    found = {}
+    pairs = {}
     for pair in text.split(",") if text.strip() else ():
         key, _, value = (part.strip() for part in pair.partition("="))
         if not key or not value:
             raise ValueError(f"--rdzv-conf {text}: {pair!r} is not KEY=VALUE")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
 def _positive(key: str, text: str) -> float:

@@ -43,41 +43,42 @@ if TYPE_CHECKING:
 
 _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
-"""So long (up to twice, by chance) after the last answer of a master a node starts the next one."""
+"""Seconds (up to twice as long, at random) without a master's answer until a node starts the next master."""
 _CHECK_EVERY_S = 1.0
 NOTICE_S = 20.0
-"""From a signal until the node is gone, where other nodes are there to take its state over."""
+"""Seconds from a signal until the node exits, if other nodes are there to take over its state."""
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 
-def launch(told: Launch, environment: Mapping[str, str]) -> int:
-    """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
+def launch(options: Launch, environment: Mapping[str, str]) -> int:
+    """Run this node to its end; returns the exit code. Raises ValueError, StoreError with one line for bad input."""
     chance, scratch = random.Random(), LocalState(own_folder())
     scratch.sweep()
-    _make_log_folder(told.logs.folder)
-    if told.virtual_local_rank:
-        own_device(environment, told.slots - 1)
-    layout = load(told.logs_specs, told.logs) if told.logs_specs else None
+    _make_log_folder(options.logs.folder)
+    if options.virtual_local_rank:
+        own_device(environment, options.slots - 1)
+    layout = load(options.logs_specs, options.logs) if options.logs_specs else None
     events = EventLog(
-        logger_of(told.events), LaunchMetadata(told.run_id, told.role_name, told.backend, told.entry_point)
+        logger_of(options.events),
+        LaunchMetadata(options.run_id, options.role_name, options.backend, options.entry_point),
     )
-    place = identify_node(told, environment, scratch, chance)
-    os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
-    entry = scratch.register(place.job, place.node, told.role)
+    place = identify_node(options, environment, scratch, chance)
+    os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # Its processes are found by these variables.
+    entry = scratch.register(place.job, place.node, options.role)
     try:
-        return asyncio.run(_Node(told, place, chance, environment, layout, events).run())
+        return asyncio.run(_Node(options, place, chance, environment, layout, events).run())
     finally:
         scratch.unregister(entry)
 
 
 def say(text: str) -> None:
-    """For whoever started this node."""
+    """Print to whoever started this node."""
     for line in text.splitlines():
-        sys.stderr.write(f"everstep: {line}\n")  # One write, also unbuffered: workers write there too.
+        sys.stderr.write(f"everstep: {line}\n")  # One write, even if unbuffered: workers write there, too.
 
 
 def note(text: str) -> None:
-    """The usual course of things: torch's LOGLEVEL shows it."""
+    """Print what happens normally; only with torch's LOGLEVEL."""
     if os.environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG"):
         say(text)
 
@@ -91,27 +92,27 @@ def _make_log_folder(folder: str) -> None:
 
 
 class _Node:
-    """The agent of this node, beside it the master where this node hosts it."""
+    """This node's agent and, if the node hosts it, the master."""
 
     def __init__(
         self,
-        told: Launch,
+        options: Launch,
         place: NodeIdentity,
         chance: random.Random,
         environment: Mapping[str, str],
         layout: "LogsSpecs | None",
         events: EventLog,
     ) -> None:
-        """`layout`: where the logs go, by a class of the user's; None: as by default."""
-        self._told = told
-        self._place = place
+        """`layout`: a user's class that lays out the logs; None: the default layout."""
+        self._options = options
+        self._identity = place
         self._chance = chance
         self._environment = environment
         self._master: Master | None = None
         self._hosting: asyncio.Task[int] | None = None
         self._layout = layout
-        self._tells = events
-        around = Dependencies(
+        self._events = events
+        dependencies = Dependencies(
             credentials=place.credentials,
             make_keeper=self._make_keeper,
             find_master=self._find_master,
@@ -119,25 +120,25 @@ class _Node:
             keep_log=self._keep_log,
             say=say,
             note=note,
-            on_seat=self._tells.record_seat,
-            on_start=self._tells.record_start,
+            on_seat=self._events.record_seat,
+            on_start=self._events.record_start,
         )
-        self._agent = Agent(self._settings(), around, chance)
+        self._agent = Agent(self._settings(), dependencies, chance)
 
     async def run(self) -> int:
-        """Until this node is done; the exit code."""
-        told, place = self._told, self._place
+        """Run until this node is done; returns the exit code."""
+        options, place = self._options, self._identity
         loop = asyncio.get_running_loop()
-        for signum in told.signals:
+        for signum in options.signals:
             loop.add_signal_handler(signum, self._agent.leave, signum)
-        if told.sets_threads:
-            say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
+        if options.sets_threads:
+            say(f"OMP_NUM_THREADS=1 for each of the {options.slots} workers, as torchrun sets it; set it to have more")
         acting = asyncio.create_task(self._run_agent())
         watching = asyncio.create_task(self._watch_masters())
         try:
             await asyncio.wait([acting, watching], return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
-                watching.result()  # Raises what forbids to begin.
+                watching.result()  # Raises what prevents the start.
             return await self._finish(await acting)
         except ValueError:
             if self._master is not None:
@@ -153,9 +154,9 @@ class _Node:
                 remove_store(place.private_store)
 
     async def _run_agent(self) -> Ending:
-        """Be checked, where that is asked for; then be the agent."""
-        told, place = self._told, self._place
-        if not told.check:
+        """Check the node if asked to, then run the agent."""
+        options, place = self._options, self._identity
+        if not options.check:
             return await self._agent.run()
         checked = AdmissionClient(
             place.node,
@@ -163,8 +164,8 @@ class _Node:
             place.address,
             place.credentials,
             self._check_address,
-            told.rendezvous.connect_s,
-            told.box,
+            options.rendezvous.connect_s,
+            options.box,
         )
         try:
             return await run_checked(self._agent, checked, ExitCode.NO_QUORUM)
@@ -178,18 +179,20 @@ class _Node:
         return host, node_check_port(port)
 
     async def _watch_masters(self) -> None:
-        """Host the first master where that is ours to do; start the next where a shared store lets us, until cancelled.
+        """Host the first master if that is this node's task; start later ones if the store is shared.
 
-        Any number of nodes may start one: the journal lets a single master decide.
+        Runs until cancelled.
+
+        Any number of nodes may start a master: the journal lets only one decide.
         """
-        place = self._place
+        place = self._identity
         if place.hosts_master:
             await self._host_master(place.host, place.port)
             assert self._master is not None, "it was started"
             if self._master.refused:
                 await self._check_another_hosts(self._master.refused)
         limit_s = _TAKE_OVER_S * self._chance.uniform(1, 2)
-        while self._told.store and self._told.endpoint:
+        while self._options.store and self._options.endpoint:
             await asyncio.sleep(_CHECK_EVERY_S)
             if self._agent.client.silent_s > limit_s:
                 say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
@@ -197,21 +200,21 @@ class _Node:
         await asyncio.Event().wait()
 
     async def _host_master(self, host: str, port: int) -> None:
-        """Have a master in a process of its own, until it ends."""
+        """Run a master in a process of its own, until it ends."""
         self._master = Master(self._master_config(host, port), say)
         self._hosting = asyncio.create_task(self._master.run())
         await asyncio.shield(self._hosting)
 
     async def _check_another_hosts(self, refused: str) -> None:
-        """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
-        place = self._place
+        """Raise ValueError unless another node's master took the address from ours at the same moment."""
+        place = self._identity
         if await asyncio.to_thread(is_endpoint_free, place.host, place.port, place.credentials, place.job):
             raise ValueError(refused)
 
     async def _finish(self, ending: Ending) -> int:
-        """The agent is done: let the master end too, or leave it to the others."""
+        """The agent is done: let the master end too, or leave it to the other nodes."""
         if self._master is not None and self._hosting is not None and not self._hosting.done():
-            alone = self._told.nodes == 1
+            alone = self._options.nodes == 1
             if alone:
                 self._master.stop()
             if not alone and ending.job is not None:
@@ -221,12 +224,12 @@ class _Node:
         return self._exit_code(ending)
 
     def _exit_code(self, ending: Ending) -> int:
-        agent, script = self._agent, self._told.command[-1 if len(self._told.command) == 1 else 0]
-        script = next((word for word in self._told.command if not word.startswith("-")), script)
-        first_rank = agent.status.seat.first_rank if agent.status.seat else 0
+        agent, script = self._agent, self._options.command[-1 if len(self._options.command) == 1 else 0]
+        script = next((word for word in self._options.command if not word.startswith("-")), script)
+        first_rank = agent.record.seat.first_rank if agent.record.seat else 0
         job = ending.job
         well = job is not None and job.exit_code == 0 and ending.code == 0
-        self._tells.record_end([] if well else agent.status.failures, not well, "" if job else ending.reason)
+        self._events.record_end([] if well else agent.record.failures, not well, "" if job else ending.reason)
         if well:
             return 0
         for line in failure_lines(script, agent.status.failures, first_rank):
@@ -243,11 +246,11 @@ class _Node:
         return ExitCode.TRY_AGAIN if ending.by_master and ending.reason not in _GRACEFUL else ending.code
 
     def _master_config(self, host: str, port: int) -> MasterConfig:
-        told, place = self._told, self._place
-        spec, admission = job_of(told, place.job), None
-        if told.check:
+        options, place = self._options, self._identity
+        spec, admission = job_of(options, place.job), None
+        if options.check:
             window_s, timeout_s = spec.patience.join_window_s, spec.patience.join_timeout_s
-            admission = Admission(told.nodes, told.min_nodes, window_s, timeout_s, told.exclude_straggler)
+            admission = Admission(options.nodes, options.min_nodes, window_s, timeout_s, options.exclude_straggler)
             spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + TIMEOUT_S))
         return MasterConfig(
             spec=spec,
@@ -256,13 +259,13 @@ class _Node:
             tls=place.credentials.tls,
             host=host,
             port=port,
-            parent=os.getpid() if told.endpoint is None else 0,
+            parent=os.getpid() if options.endpoint is None else 0,
             admission=admission,
             remove=str(place.private_store or ""),
         )
 
     def _settings(self) -> Settings:
-        told, place = self._told, self._place
+        options, place = self._options, self._identity
         host = f"[{place.host}]" if ":" in place.host else place.host
         return Settings(
             job=place.job,
@@ -270,28 +273,28 @@ class _Node:
             master=f"{place.credentials.scheme}://{host}:{place.port}",
             store=place.store.uri,
             node=place.node,
-            role=told.role,
+            role=options.role,
             host=socket.gethostname(),
-            slots=told.slots,
-            command=told.command,
-            threads=told.threads,
-            preload=told.preload,
-            plain=told.plain,
+            slots=options.slots,
+            command=options.command,
+            threads=options.threads,
+            preload=options.preload,
+            plain=options.plain,
             python=self._environment.get("PYTHON_EXEC") or sys.executable,
-            max_restarts=told.max_restarts,
-            connect_s=told.rendezvous.connect_s,
-            pend_s=told.rendezvous.pend_timeout_s,
-            notice_s=0.0 if told.endpoint is None else min(NOTICE_S, told.shutdown_s),
-            grace_s=told.shutdown_s,
+            max_restarts=options.max_restarts,
+            connect_s=options.rendezvous.connect_s,
+            pend_s=options.rendezvous.pend_timeout_s,
+            notice_s=0.0 if options.endpoint is None else min(NOTICE_S, options.shutdown_s),
+            grace_s=options.shutdown_s,
             address=place.address,
-            ip="" if told.endpoint is None else place.address,
-            index=told.index,
-            run_id=told.run_id,
-            role_name=told.role_name,
-            meet=told.workers_endpoint,
-            virtual_local_rank=told.virtual_local_rank,
-            cpus=told.cpus,
-            variables=told.environment,
+            ip="" if options.endpoint is None else place.address,
+            index=options.index,
+            run_id=options.run_id,
+            role_name=options.role_name,
+            meet=options.workers_endpoint,
+            virtual_local_rank=options.virtual_local_rank,
+            cpus=options.cpus,
+            variables=options.environment,
             asks_end=True,
             any_script=True,
             persists=self._persists,
@@ -299,36 +302,36 @@ class _Node:
 
     @property
     def _persists(self) -> bool:
-        """The store outlives this node, or there is no other one."""
-        return bool(self._told.store) or self._told.endpoint is None
+        """The store outlives this node, or there is no other node."""
+        return bool(self._options.store) or self._options.endpoint is None
 
     def _make_keeper(
         self, on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
     ) -> Keeper:
-        place = self._place
+        place = self._identity
         return Keeper(
             job=place.job,
             node=place.node,
             store=place.store,
             credentials=place.credentials,
-            persist_interval=self._told.persist_interval,
-            overhead=self._told.checkpoint_overhead,
+            persist_interval=self._options.persist_interval,
+            overhead=self._options.checkpoint_overhead,
             on_persisted=on_persisted,
             on_unrestored=on_unrestored,
-            workers=self._told.slots,
+            workers=self._options.slots,
             persists=self._persists,
         )
 
     def _make_outputs(self, folder: Path) -> Outputs:
-        told = self._told
+        options = self._options
         if self._layout is not None:
-            return SpecifiedLogs(self._layout, told.logs, told.role_name)
-        return LaunchLogs(told.logs, told.role_name, folder)
+            return SpecifiedLogs(self._layout, options.logs, options.role_name)
+        return LaunchLogs(options.logs, options.role_name, folder)
 
     def _find_master(self) -> tuple[int, str] | None:
-        """Only a store that all nodes read tells where the next master is; else it is where the first one was."""
-        return find_master(self._place.store, self._place.job) if self._told.store else None
+        """A store that all nodes read tells where the next master is; without one it is where the first one was."""
+        return find_master(self._identity.store, self._identity.job) if self._options.store else None
 
     def _keep_log(self, name: str, data: bytes) -> None:
-        if self._told.store:
-            self._place.store.put(f"jobs/{self._place.job}/logs/{self._place.node}/{name}", data)
+        if self._options.store:
+            self._identity.store.put(f"jobs/{self._identity.job}/logs/{self._identity.node}/{name}", data)

@@ -13,7 +13,7 @@ AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
 
 class ValueAction(argparse.Action):
-    """A flag with a value, whose default is PET_<DEST> where the environment has it."""
+    """A flag with a value. Its default is PET_<DEST> if that variable is set."""
 
     def __init__(self, *, environment: Mapping[str, str], dest: str, default: Any = None, **more: Any) -> None:
         super().__init__(dest=dest, default=environment.get(f"PET_{dest.upper()}", default), **more)
@@ -29,16 +29,16 @@ class ValueAction(argparse.Action):
 
 
 class SwitchAction(argparse.Action):
-    """A flag without a value; PET_<DEST>=1 in the environment turns it on as well. Raises ValueError for no number."""
+    """A flag without a value; PET_<DEST>=1 also turns it on. Raises ValueError if the variable is no number."""
 
     def __init__(self, *, environment: Mapping[str, str], dest: str, default: bool = False, **more: Any) -> None:
         name = f"PET_{dest.upper()}"
         on = environment.get(name, "1" if default else "0")
         try:
-            told = bool(int(on))
+            is_on = bool(int(on))
         except ValueError:
             raise ValueError(f"{name}={on}: not a number; 1 turns the flag on, 0 off") from None
-        super().__init__(dest=dest, const=True, default=told, nargs=0, **more)
+        super().__init__(dest=dest, const=True, default=is_on, nargs=0, **more)
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ class SwitchAction(argparse.Action):
 
 
 class PrintCompletion(argparse.Action):
-    """Prints a completion script of this command by the optional package shtab, and exits."""
+    """Prints this command's completion script with the optional package shtab, and exits."""
 
     def __call__(
         self,
@@ -70,17 +70,17 @@ class PrintCompletion(argparse.Action):
 
 
 def comma_separated(value: str) -> list[str]:
-    """`a,b,,c` -> ["a", "b,c"]: a doubled comma is one in a word."""
+    """`a,b,,c` -> ["a", "b,c"]: a doubled comma stands for one comma."""
     return [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
 
 
 def both_spellings(name: str) -> tuple[str, ...]:
-    """A long flag as torch spells it, with dashes and with underscores."""
+    """The two spellings of a long flag that torch accepts, with dashes and with underscores."""
     return (f"--{name}", f"--{name.replace('-', '_')}") if "-" in name else (f"--{name}",)
 
 
 def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """All flags, then the script and its arguments."""
+    """Add all flags, then the script and its arguments."""
 
     def taking(name: str, text: str, *short: str, default: Any = None, kind: Any = str, **more: Any) -> None:
         parser.add_argument(
@@ -131,7 +131,7 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
         help="print a shell's completion script",
     )
     parser.add_argument("training_script", type=str, help="the script (with -m a module, with --no-python a program)")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments, as they are")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments, unchanged")
 
 
 def _add_rendezvous(taking: Any, switch: Any) -> None:

@@ -1,12 +1,13 @@
-"""The door of every HTTP server of ours: a connection that has not shown the token gets little room and little time.
+"""The gate of every HTTP server: a connection that has not shown the token gets little room and little time.
 
-Until then it is a stranger's, also while it shakes hands for TLS. There are at most `STRANGERS` of them; one more sends
-the oldest away, so that a crowd that says nothing keeps nobody out: whoever belongs to the job shows the token with the
-first bytes, and the oldest of a crowd has had its turn by then (`AT_ONCE`). After `HEAD_S` a stranger is sent away in
-any case, whatever it has said.
+Until then it is a stranger, also during the TLS handshake. There are at most `MOST_STRANGERS`; one more closes the
+oldest. So a silent crowd keeps nobody out: a process of the job shows the token with its first bytes, and by the time
+it is the oldest it has had its turn (`MOST_ACCEPTS`). After `HEAD_S` a stranger is closed in any case, whatever it has
+sent.
 
-Descriptors are kept for the job's own work. Where they run short all the same, strangers make room, nothing ends, and
-it is told once a minute. asyncio's own way (a traceback for each of `backlog` attempts, each second) writes gigabytes.
+Descriptors are reserved for the job's own work. If they run out all the same, strangers are closed, nothing exits, and
+one line a minute reports it. asyncio's own behaviour (a traceback for each of `backlog` attempts, every second) writes
+gigabytes.
 """
 
 import asyncio
@@ -27,26 +28,28 @@ from everstep.runtime.net.token import Bearer
 from everstep.runtime.system.processes import is_shortage
 
 HEAD_S = 10.0
-"""So long after it was accepted a connection must have shown the token."""
+"""A connection must have shown the token so long after it was accepted."""
 BODY_S = 15.0
-"""A body that has not come within so long, as long as an agent waits for an answer, does not come any more."""
+"""A body must arrive within so long. An agent does not wait longer for its answer either."""
 MOST_STRANGERS = 256
 """Connections that have not shown the token."""
 MOST_ACCEPTS = 16
-"""Connections that are accepted before the loop looks at those that are there: of 256 strangers the oldest has been
-looked at 16 times, and 6 are enough to read its head and answer it."""
+"""Connections accepted before the loop serves the existing ones.
+
+The oldest of 256 strangers has then been served 16 times; 6 are enough to read its head and answer it.
+"""
 RESERVED_DESCRIPTORS = 256
-"""Descriptors that connections leave to the rest of the process; a quarter, where it may have less than 1024."""
+"""Descriptors that connections leave to the rest of the process; a quarter, if its limit is below 1024."""
 LEAST_CONNECTIONS = 32
-"""Connections that are taken even if the rest of the process has used up its share."""
+"""Connections that are accepted even if the rest of the process has used up its share."""
 BACKLOG = 4096
 """Connections that may wait to be accepted: all agents of a job may come at once."""
 KEEPALIVE_S = 75.0
 TELL_S = 60.0
 _SHORT_S = 1.0
-"""So long nothing is accepted when there is nothing left to accept it with."""
+"""Nothing is accepted for so long when descriptors have run out."""
 END_S = 0.2
-"""What is being answered when a server ends has so long."""
+"""How long answers in progress may take when a server ends."""
 _KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -59,24 +62,24 @@ HTTP: Mapping[str, Any] = {
     "logger": _log,
     "keepalive_timeout": KEEPALIVE_S,
     "lingering_time": 1.0,
-    # A stranger's head is kept while it comes: 64 KiB at most. Ours have seven short lines.
+    # A stranger's head is buffered while it arrives: 64 KiB at most. Ours have seven short lines.
     "max_line_size": 2048,
     "max_field_size": 2048,
     "max_headers": 32,
-    # What is compressed is not looked into: our agents compress nothing, and a small body stays small.
+    # Compressed bodies are not unpacked: our agents compress nothing, and a small body stays small.
     "auto_decompress": False,
 }
-"""How aiohttp's servers are to be made that stand behind a door."""
+"""Arguments for every aiohttp server behind a door."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BadBody(ValueError):  # noqa: N818 (a name that reads well in `except`)
-    """A request's body is too large, too slow or broken off; one line."""
+    """A request's body is too large, too slow or incomplete; one line."""
 
 
 class RateLimitedLog:
-    """Says at once what happens for the first time, and once a minute how often it has happened since."""
+    """Logs an event at once the first time, then once a minute how often it has happened since."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = TELL_S) -> None:
         self._say, self._every_s = say, every_s
@@ -84,7 +87,7 @@ class RateLimitedLog:
         self._quiet: asyncio.TimerHandle | None = None
 
     def log(self, what: str) -> None:
-        """It has happened; called on an event loop."""
+        """Count the event; called on an event loop."""
         if self._quiet is None:
             self._say(what)
             self._start_interval()
@@ -92,7 +95,7 @@ class RateLimitedLog:
             self._counts[what] += 1
 
     def close(self) -> None:
-        """Say what is left to say."""
+        """Log the remaining counts."""
         if self._quiet is not None:
             self._quiet.cancel()
         self._log_counts()
@@ -113,7 +116,7 @@ class RateLimitedLog:
 
 
 class Door:
-    """Of one server, on one event loop.
+    """The gate of one server, on one event loop.
 
     Invariant: at most `strangers` connections have not shown the token, none of them for longer than `head_s`.
     """
@@ -130,16 +133,16 @@ class Door:
         self._most, self._head_s = strangers, head_s
         self._seldom = RateLimitedLog(say)
         self._connections: dict[object, _Connection] = {}
-        """By their sockets."""
+        """By socket."""
         self._strangers: dict[_Connection, float] = {}
-        """Since when on the loop's clock; the oldest first."""
+        """Since when, on the loop's clock; the oldest first."""
         self._sweep: asyncio.TimerHandle | None = None
         self._accepting: set[asyncio.Task[None]] = set()
         self.refused = 0
         """Requests without the token."""
 
     def admits(self, request: web.BaseRequest) -> bool:
-        """Does the request show the token? Its connection is no stranger's from then on."""
+        """Does the request show the token? If so, its connection is no longer a stranger."""
         if not self._bearer.is_shown(request.headers):
             self.refused += 1
             return False
@@ -148,7 +151,7 @@ class Door:
         return True
 
     def guard(self, what: str, answer: Callable[[str], web.Response]) -> Any:
-        """A middleware that lets in who shows the token. The others get `answer` of why not, and are hung up on."""
+        """A middleware that admits requests with the token. Others get `answer` with the reason, and are closed."""
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -162,7 +165,7 @@ class Door:
 
     @asynccontextmanager
     async def serve(self, runner: web.BaseRunner, listener: socket.socket) -> AsyncIterator[None]:
-        """Whoever comes to `listener` is answered by what `runner` runs while the block does; both end with it."""
+        """Serve connections to `listener` with `runner` while the block runs; both end with it."""
         await runner.setup()
         _log.addFilter(_is_own_error)
         loop = asyncio.get_running_loop()
@@ -210,7 +213,7 @@ class Door:
                 self._seldom.log("a connection was refused: all descriptors but those for the job's own work are used")
 
     def _has_room(self, descriptor: int) -> bool:
-        """For a connection with that descriptor, the lowest that was free; perhaps only now."""
+        """Is there room for a connection with that descriptor (the lowest free one)? May close a stranger."""
         if len(self._strangers) >= self._most:
             self._seldom.log(f"a connection was closed: more than {self._most} had not shown this job's token")
             self._make_room()
@@ -219,7 +222,7 @@ class Door:
         return not few or len(self._connections) < LEAST_CONNECTIONS or self._make_room()
 
     def _make_room(self) -> bool:
-        """Send the oldest stranger away; False when there is none."""
+        """Close the oldest stranger; False if there is none."""
         oldest = next(iter(self._strangers), None)
         if oldest is not None:
             self._hang_up(oldest)
@@ -252,7 +255,7 @@ class Door:
 
 
 class _Connection(asyncio.Protocol):
-    """Hands everything on to the server's own protocol, and knows when it ends."""
+    """Passes everything on to the server's own protocol, and notices its end."""
 
     def __init__(self, inner: asyncio.Protocol, accepted: socket.socket, known: dict[object, "_Connection"]) -> None:
         self._inner, self._accepted, self._known = inner, accepted, known
@@ -261,7 +264,7 @@ class _Connection(asyncio.Protocol):
         self.on_end: Callable[[], object] = lambda: None
 
     async def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to read. Ends quietly where that cannot be."""
+        """Begin to read; ends quietly if that is impossible."""
         try:
             await loop.connect_accepted_socket(lambda: self, self._accepted)
         except (OSError, asyncio.CancelledError):
@@ -269,7 +272,7 @@ class _Connection(asyncio.Protocol):
             self.on_end()
 
     def end(self) -> None:
-        """Hang up at once."""
+        """Close the connection at once."""
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
         elif self.task is not None:
@@ -300,7 +303,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def read_body(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
-    """All of it. Raises BadBody: it is too large, or has not come within `limit_s`."""
+    """The whole body. Raises BadBody: it is too large, or has not arrived within `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
             return await request.read()
@@ -314,30 +317,30 @@ async def read_body(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
 
 
 def server_of(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
-    """One handler for everything, to stand behind a door."""
+    """A server with one handler for everything, to run behind a door."""
     return web.ServerRunner(web.Server(handler, **HTTP), shutdown_timeout=END_S)
 
 
 def application_of(app: web.Application, *, end_s: float = END_S, cancels: bool = False) -> web.AppRunner:
-    """An application, to stand behind a door. `cancels`: a handler ends with its connection."""
+    """A runner of an application, behind a door. `cancels`: a handler ends with its connection."""
     return web.AppRunner(app, shutdown_timeout=end_s, handler_cancellation=cancels, **HTTP)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listener; an empty `host` is every address of this machine. Raises OSError.
 
-    Who connects and vanishes is found out within minutes, not after the kernel's two hours.
+    Keepalive finds vanished peers within minutes, not after the kernel's two hours.
     """
     if not host and socket.has_dualstack_ipv6():
         listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     else:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    for option, value in _KEEPALIVE.items():  # Connections inherit it.
+    for option, value in _KEEPALIVE.items():  # Accepted connections inherit it.
         listener.setsockopt(*option, value)
     return listener
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:
-    """Bytes that are no HTTP are the fault of whoever sent them (a port scan): answered with 400, and not told."""
+    """False for bytes that are not HTTP: the fault is the sender's (a port scan), answered with 400 and not logged."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

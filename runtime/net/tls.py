@@ -1,12 +1,12 @@
-"""TLS between the processes of a job: whoever has the job's token is its certificate authority.
+"""TLS between the processes of a job: the job's token stands in for a certificate authority.
 
-The authority's key is derived from the token, so that nothing more has to be handed out: each process that has the
-token makes the same authority, and with it a certificate for a key that it has just made itself. Who knows the
-authority's certificate (which is no secret) knows whether a server has the token; what a client has, it shows in its
-requests. TLS 1.3 alone: what was recorded stays secret even from who learns the token later.
+The authority's key is derived from the token, so nothing else has to be distributed: each process with the token
+derives the same authority, makes a key and signs a certificate for it. Whoever has the authority's certificate (it is
+no secret) can tell whether a server has the token. A client shows the token itself in its requests. TLS 1.3 only:
+recorded traffic stays secret even if the token leaks later.
 
-A token that people chose may be guessed; scrypt makes each guess at what a certificate shows cost what it costs here:
-0.1 s and 32 MiB (RFC 7914; the parameters are those of its section 2 for interactive use, doubled).
+A token chosen by people may be guessed. scrypt makes each guess against a certificate cost what it costs here: 0.1 s
+and 32 MiB (RFC 7914; the parameters of its section 2 for interactive use, doubled).
 """
 
 import hashlib
@@ -24,56 +24,56 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, Name
 
 NAME = "job.everstep.internal"
-"""Of every server; an authority signs for one job alone."""
+"""The name of every server; an authority signs for one job alone."""
 TLS_HINT = "give --no-tls to all nodes of a job or to none"
 _IN_CLEAR_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL calls an answer that is no TLS."""
+"""OpenSSL's reasons for an answer that is not TLS."""
 _BITS = 256
 _COST, _BLOCK, _LANES = 1 << 15, 8, 1
 _SCRYPT_MEMORY = 2 * 128 * _COST * _BLOCK
-# Machines whose clocks are wrong train as well. What is signed is worth what the token is worth, and no longer.
+# The validity ignores wrong clocks: a certificate is worth what the token is worth, and no longer.
 _SINCE, _UNTIL = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a process of a job shows the job's servers, and by what it knows them."""
+    """What a process needs to talk to its job's servers and to be one of them."""
 
     token: str = field(repr=False)
     authority: str = ""
-    """The certificate of the job's authority, PEM; empty: the job speaks in clear."""
+    """The certificate of the job's authority, PEM; empty: the job does not use TLS."""
     server: ssl.SSLContext | None = None
-    """Of the process's own servers; None: they speak in clear, or it has none."""
+    """Context of the process's own servers; None: it does not use TLS, or has no server."""
 
     @cached_property
     def client(self) -> ssl.SSLContext | None:
-        """Trusts the job's servers; None: they speak in clear."""
+        """Context that trusts the job's servers; None: they do not use TLS."""
         return _client_context(self.authority) if self.tls else None
 
     @property
     def tls(self) -> bool:
-        """Do the job's processes speak TLS?"""
+        """Do the job's processes use TLS?"""
         return bool(self.authority)
 
     @property
     def scheme(self) -> str:
-        """Of the servers' URLs."""
+        """The scheme of the servers' URLs."""
         return "https" if self.tls else "http"
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """To be sent with each request."""
+        """The headers of each request."""
         return {"Authorization": f"Bearer {self.token}"}
 
     def connection(self, address: str, timeout_s: float) -> HTTPConnection:
-        """To a server of the job, at host:port. It is opened by the first request."""
+        """A connection to a server of the job, at host:port. The first request opens it."""
         if self.client is None:
             return HTTPConnection(address, timeout=timeout_s)
         return HTTPSConnection(address, timeout=timeout_s, context=self.client)
 
 
 def credentials_of(token: str, job: str, *, tls: bool) -> Credentials:
-    """Of a process that has the job's token. With TLS that takes 0.2 s, mostly on purpose: once in a process."""
+    """Credentials of a process with the job's token. With TLS this takes 0.2 s, mostly on purpose: call it once."""
     if not tls:
         return Credentials(token)
     key = _authority_key(token, job)
@@ -82,7 +82,7 @@ def credentials_of(token: str, job: str, *, tls: bool) -> Credentials:
 
 
 def mismatch_reason(error: BaseException) -> str:
-    """Why a server and a client of a job do not understand each other, if it is that; else empty."""
+    """The reason if a server and a client differ in their use of TLS, else empty."""
     error = error.__cause__ or error
     if isinstance(error, ssl.SSLCertVerificationError):
         return "has another token, or is of another job"
@@ -92,8 +92,11 @@ def mismatch_reason(error: BaseException) -> str:
 
 
 def _authority_key(token: str, job: str) -> "EllipticCurvePrivateKey":
-    """The same for the same token and job. 64 bits more than the group's order are drawn, so that the rest of the
-    division is as good as even (FIPS 186-5, appendix A.2.1)."""
+    """The authority's key: the same for the same token and job.
+
+    It draws 64 bits more than the group's order has, so that the remainder of the division is nearly uniform (FIPS
+    186-5, appendix A.2.1).
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     salt = b"everstep certificate authority\0" + job.encode()
@@ -151,8 +154,8 @@ def _server_context(authority: "EllipticCurvePrivateKey") -> ssl.SSLContext:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # Nobody resumes: connections are few and last.
-    with os.fdopen(os.memfd_create("everstep-tls"), "wb") as file:  # In memory, and gone at once.
+    context.num_tickets = 0  # Nobody resumes: connections are few and long-lived.
+    with os.fdopen(os.memfd_create("everstep-tls"), "wb") as file:  # A file in memory, closed at once.
         file.write(secret + _pem(_sign_certificate(authority, own, authority=False)).encode())
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
@@ -160,7 +163,7 @@ def _server_context(authority: "EllipticCurvePrivateKey") -> ssl.SSLContext:
 
 
 class _Pinned(ssl.SSLContext):
-    """Expects the job's name of every server, whatever address it is reached at."""
+    """Expects the job's name from every server, whatever its address."""
 
     def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
         return super().wrap_socket(*arguments, **{**named, "server_hostname": NAME})

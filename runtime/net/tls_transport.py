@@ -1,7 +1,7 @@
-"""TLS on a connection that was accepted: between the wire and the protocol of a server.
+"""TLS on an accepted connection: between the wire and a server's protocol.
 
-asyncio has the same, which zeroes 256 KiB for each connection (5 GB for the two of each of 10,000 agents) and keeps its
-TLS to itself: the event loop would encrypt shards, instead of a thread for each.
+asyncio's own implementation zeroes 256 KiB per connection (5 GB for the two of each of 10,000 agents) and hides its TLS
+object: the event loop would then encrypt shards, instead of one thread for each.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 from everstep.runtime.net.tls import TLS_HINT
 
 _RECORD = 1 << 14
-"""The most bytes of a TLS record: no read gives more."""
+"""The most bytes of a TLS record: no read returns more."""
 SPEAKS_TLS = f"this port speaks TLS, and was spoken to in clear; {TLS_HINT}"
 _BODY = json.dumps({"error": SPEAKS_TLS}).encode()
 _ANSWER = (
@@ -23,7 +23,7 @@ _ANSWER = (
 
 
 class TlsProtocol(asyncio.Protocol):
-    """Shakes hands, then gives its inner protocol a `TlsTransport`. Who speaks HTTP in clear is told so."""
+    """Does the handshake, then gives its inner protocol a `TlsTransport`. Answers plain HTTP with an error."""
 
     def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext) -> None:
         self._inner = inner
@@ -42,10 +42,10 @@ class TlsProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._greeted:
-            self._greeted, self._deaf = True, data[:1].isalpha()  # A record of TLS begins with 22.
+            self._greeted, self._deaf = True, data[:1].isalpha()  # A TLS record begins with 22.
             if self._deaf:
                 self._wire.write(_ANSWER % (len(_BODY), _BODY))
-                self._wire.write_eof()  # Not closed: what is still to come would take the answer away.
+                self._wire.write_eof()  # Not closed: data in flight would reset the connection.
         if self._deaf:
             return
         self._incoming.write(data)
@@ -56,15 +56,15 @@ class TlsProtocol(asyncio.Protocol):
                 self._inner.connection_made(self._plain)
             while not self._wire.is_closing() and (plain := self._tls.read(_RECORD)):
                 self._inner.data_received(plain)
-            self._plain.close()  # The peer has said that no more comes.
+            self._plain.close()  # The peer has closed its sending side.
         except ssl.SSLWantReadError:
             self._wire.write(self._outgoing.read())
         except ssl.SSLError:
-            self._wire.write(self._outgoing.read())  # Why, for the peer.
+            self._wire.write(self._outgoing.read())  # The alert for the peer.
             self._wire.close()
 
     def eof_received(self) -> bool | None:
-        """A peer that says no more hears no more."""
+        """When the peer stops sending, close our side too."""
         return False
 
     def pause_writing(self) -> None:
@@ -77,7 +77,7 @@ class TlsProtocol(asyncio.Protocol):
 
 
 class TlsTransport(asyncio.Transport):
-    """What is written is encrypted at once; it is the wire that buffers."""
+    """Encrypts at once whatever is written; the wire's transport buffers."""
 
     def __init__(self, wire: asyncio.Transport, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO) -> None:
         super().__init__({"ssl_object": tls, "sslcontext": tls.context})
@@ -86,8 +86,10 @@ class TlsTransport(asyncio.Transport):
 
     @contextmanager
     def lend_encryptor(self) -> Iterator[Callable[[memoryview], bytes]]:
-        """A function that encrypts, for one other thread, which sends what that gives by the wire's socket. Meanwhile
-        nothing can be written here, and nothing is read."""
+        """Lend the encryption to one other thread, which sends its output through the wire's socket.
+
+        Meanwhile this transport must not write, and reads nothing.
+        """
         self._wire.pause_reading()
         self._lent = True
         try:
@@ -115,9 +117,9 @@ class TlsTransport(asyncio.Transport):
         return self._wire.is_closing()
 
     def close(self) -> None:
-        """What was written is sent first; the peer is told that it is the end."""
+        """Send what was written, then tell the peer that this is the end."""
         if not self._wire.is_closing() and not self._lent:
-            with suppress(ssl.SSLError):  # It wants to read the peer's end as well.
+            with suppress(ssl.SSLError):  # unwrap() also wants to read the peer's end.
                 self._tls.unwrap()
             self._wire.write(self._outgoing.read())
         self._wire.close()

@@ -1,7 +1,7 @@
-"""HTTP requests that a manifest asks for: only http and https, and what was meant for one host is told to no other.
+"""HTTP requests that a manifest asks for: only http and https, and headers for one host go to no other.
 
-Standard library only, as `runtime/workflow/pods/httprun.py` runs without any other. Rules after RFC 9110 (8.6, 15.4)
-and curl's documentation ("Authorization" and own headers are not sent along to another host).
+Standard library only, because `runtime/workflow/pods/httprun.py` runs without other packages. Rules after RFC 9110
+(8.6, 15.4) and curl's documentation (it does not send "Authorization" and custom headers to another host).
 """
 
 import http.client
@@ -21,50 +21,50 @@ SCHEMES = ("http", "https")
 REDIRECTS = 10
 REDIRECTED = (301, 302, 303, 307, 308)
 KEEPS_METHOD = (307, 308)
-"""With the same method and body; the others ask by GET."""
+"""Redirects that keep method and body; the others change to GET."""
 BODY_HEADERS = ("content-length", "content-type")
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 20
 CONNECT_S = 10.0
-"""Of each address of a host, to answer at all."""
+"""Seconds for each address of a host to accept the connection."""
 SLOW_S, SLOW_BYTES = 60.0, 1024
-"""An answer of which fewer bytes came in so much time is none: a server that sends a byte now and then ends no wait."""
+"""An answer with fewer bytes in so many seconds has failed: a server could send a byte now and then for ever."""
 WIRE_ERRORS = (http.client.HTTPException, OSError, ValueError)
-"""What urllib and http.client raise for addresses, answers and connections that are none."""
+"""What urllib and http.client raise for invalid addresses, answers and connections."""
 
 
 class WebError(OSError):
-    """There is no whole answer; one line that says why."""
+    """There is no complete answer; one line that says why."""
 
 
 class Request(NamedTuple):
-    """What is asked, and how."""
+    """A request."""
 
     url: str
     method: str = "GET"
     headers: Sequence[tuple[str, str]] = ()
-    """In order; of one name the last counts."""
+    """In order; of several with one name the last counts."""
     body: Any = None
     """bytes, or an open file."""
     timeout_s: float = 60.0
-    """For the head of the answer, and for each piece of it."""
+    """For the head of the answer, and for each read of its body."""
     context: ssl.SSLContext | None = None
     ending: "Ending | None" = None
-    """By which somebody else may end it."""
+    """Lets another thread end the request."""
 
 
 class Ending:
-    """The way to end a request from another thread: what it waits for fails at once."""
+    """Ends a request from another thread: whatever it waits for fails at once."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self._others: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.why = ""
-        """What the request then says; empty while it goes on."""
+        """The reason for the end; empty while the request may continue."""
 
     def end(self, why: str) -> None:
-        """End it. The first reason stays."""
+        """End the request. The first reason counts."""
         with self._lock:
             self.why = self.why or why
             for one in self._others:
@@ -90,40 +90,40 @@ class Ending:
                 self._others.remove(other)
 
     def check(self) -> None:
-        """Raise WebError when it has been ended."""
+        """Raise WebError if the request was ended."""
         if self.why:
             raise WebError(self.why)
 
     def connect(self, address: tuple[str, int], timeout: float, source: Any = None) -> socket.socket:
-        """`socket.create_connection`, remembered: TLS takes the socket's place, but not its duplicate's."""
-        made = socket.create_connection(address, min(timeout, CONNECT_S), source)
-        made.settimeout(timeout)
-        self._sockets.append(made.dup())
+        """`socket.create_connection`, with a duplicate kept: TLS replaces the socket, but not its duplicate."""
+        connection = socket.create_connection(address, min(timeout, CONNECT_S), source)
+        connection.settimeout(timeout)
+        self._sockets.append(connection.dup())
         if self.why:
-            made.close()
+            connection.close()
             raise OSError(self.why)
-        return made
+        return connection
 
     def close(self) -> None:
-        """The connection is over."""
+        """The connection is over; drop the duplicate."""
         while self._sockets:
             self._sockets.pop().close()
 
 
 class Answer:
-    """What came: head, and the body in pieces."""
+    """An answer: its head, and its body in pieces."""
 
     def __init__(self, response: Any, ending: Ending) -> None:
         self._response = response
         self._ending = ending
         self.clock = time.monotonic
-        """By which it is told whether it comes too slowly."""
+        """Measures whether the body comes too slowly."""
         self.status: int = response.status
         self.reason = " ".join(str(response.reason).split())
         self.headers: list[tuple[str, str]] = list(response.headers.items())
 
     def pieces(self) -> Iterator[bytes]:
-        """The body. Raises WebError when it ends before its length, is ended, or comes too slowly."""
+        """The body. Raises WebError if it is shorter than its length, is ended, or comes too slowly."""
         began, came = self.clock(), 0
         try:
             while piece := self._response.read1(PIECE):
@@ -136,29 +136,29 @@ class Answer:
         except WIRE_ERRORS as error:
             raise WebError(self._ending.why or reason(error)) from None
         self._ending.check()
-        # Asked for so many bytes, http.client takes an end for the whole.
+        # For a sized read http.client takes the end of the stream for the end of the body.
         if getattr(self._response, "length", None):
             raise WebError("unexpected EOF")
 
     def body(self, limit: int) -> bytes:
-        """All of it. Raises WebError, also when it is longer than `limit`."""
-        found = bytearray()
+        """The whole body. Raises WebError, also if it is longer than `limit`."""
+        content = bytearray()
         for piece in self.pieces():
-            found += piece
-            if len(found) > limit:
+            content += piece
+            if len(content) > limit:
                 raise WebError(f"the answer is longer than {limit} bytes")
-        return bytes(found)
+        return bytes(content)
 
 
 @contextmanager
 def open_request(request: Request) -> Iterator[Answer]:
-    """Send it, follow what it is redirected to, and give the answer, whatever its status. Raises WebError."""
+    """Send the request, follow redirects, and give the answer, whatever its status. Raises WebError."""
     ending = request.ending or Ending()
     try:
         ending.check()
         with _head_in_time(request, ending):
             response = _send(request, ending)
-        if ending.why:  # http.client takes a head that was cut off for a whole one.
+        if ending.why:  # http.client accepts an incomplete head.
             response.close()
             ending.check()
     except WIRE_ERRORS as error:
@@ -173,7 +173,7 @@ def open_request(request: Request) -> Iterator[Answer]:
 
 @contextmanager
 def _head_in_time(request: Request, ending: Ending) -> Iterator[None]:
-    """A head that comes drop by drop ends no wait for the next drop. A file may take as long as it takes to be sent."""
+    """Limit the time for the whole head, which may come byte by byte. Sending a file may take as long as it needs."""
     timer = threading.Timer(request.timeout_s, ending.end, ("context deadline exceeded",))
     timer.daemon = True
     if not hasattr(request.body, "read"):
@@ -195,11 +195,11 @@ class _Handler(urllib.request.AbstractHTTPHandler):
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
     def http_open(self, asked: urllib.request.Request) -> Any:
-        """In clear."""
+        """Over plain HTTP."""
         return self.do_open(self._connect_by(http.client.HTTPConnection), asked)
 
     def https_open(self, asked: urllib.request.Request) -> Any:
-        """By TLS."""
+        """Over TLS."""
         return self.do_open(self._connect_by(http.client.HTTPSConnection), asked, context=self._tls)
 
     def _connect_by(self, kind: Any) -> Any:
@@ -221,28 +221,28 @@ def _send(request: Request, ending: Ending) -> Any:
     opener.addheaders = [("User-Agent", "everstep")]
     for _ in range(REDIRECTS + 1):
         _check(request.url)
-        asked = urllib.request.Request(request.url, request.body, dict(request.headers), method=request.method)
+        outgoing = urllib.request.Request(request.url, request.body, dict(request.headers), method=request.method)
         try:
-            return opener.open(asked, timeout=request.timeout_s)
+            return opener.open(outgoing, timeout=request.timeout_s)
         except urllib.error.HTTPError as answer:
             place = answer.headers.get("Location") if answer.code in REDIRECTED else None
             if not place:
                 return answer
             answer.close()
-            ending.close()  # Else the connection would stay, by its duplicate.
+            ending.close()  # Otherwise the duplicate would keep the connection open.
             request = _follow_redirect(request, answer.code, urllib.parse.urljoin(request.url, place))
     raise ValueError(f"stopped after {REDIRECTS} redirects")
 
 
 def _check(url: str) -> None:
-    """Raise ValueError, in the words of Go's client, for what is no address of the web."""
+    """Raise ValueError, worded as by Go's client, for an address that is not http or https."""
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise ValueError(f"unsupported protocol scheme {_quote(scheme)}")
 
 
 def _follow_redirect(request: Request, code: int, url: str) -> Request:
-    """What a redirect makes of it, as Go's client does it; headers go only to the host that they were meant for."""
+    """The request after a redirect, as Go's client makes it; headers go only to the host that they were meant for."""
     url = urllib.parse.quote(url, safe=string.punctuation)
     headers = [(name, value) for name, value in request.headers if _may_follow(name, request.url, url)]
     if code in KEEPS_METHOD:
@@ -259,7 +259,7 @@ def _may_follow(header: str, url: str, other: str) -> bool:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Is the second address served by whom the first one named? So it is with https after http, not the other way."""
+    """Does the second address belong to the first one's host? https after http does, http after https does not."""
     first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
     places = [(part.scheme, part.port or PORTS.get(part.scheme)) for part in (first, second)]
     upgraded = places == [("http", PORTS["http"]), ("https", PORTS["https"])]
@@ -280,5 +280,5 @@ def reason(error: Exception) -> str:
 
 
 def _quote(text: str) -> str:
-    """As Go's %q has it: control characters as text."""
+    """Quote as Go's %q: control characters are escaped."""
     return '"' + text.strip().encode("unicode_escape").decode().replace('"', '\\"')[:300] + '"'

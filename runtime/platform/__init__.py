@@ -1,8 +1,8 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
-The story begins in `process`; `registry` is what outlives a master,
-`limits` what a node may use, `debris` what a dead one leaves, `gang` how pods may come together. The master compares
-what it wants with `observe()` and calls `create` and `delete`; both may be repeated without harm.
+The story begins in `process`. `registry` is what outlives a master, `limits` what a node may use, `debris` what a dead
+node leaves behind, `gang` how pods may be scheduled together, `joined` a platform whose nodes come by themselves. The
+master compares what it wants with `observe()` and calls `create` and `delete`; both are idempotent.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,24 +14,24 @@ from everstep.runtime.job.spec import Resources
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
-    """A node that the master wants. The name is deterministic: a second create of it does nothing."""
+    """A node that the master wants. The name is deterministic, so a second create of it does nothing."""
 
     name: str
     role: str
     host: str
-    """Where it shall run; empty: anywhere. Locally `local-0`, `local-1`..."""
+    """Where the node must run; empty: anywhere. Locally `local-0`, `local-1`..."""
     environment: Mapping[str, str]
     """EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER...; never written into a command line."""
     arguments: Sequence[str]
     """For `python -m everstep.runtime.agent`."""
     resources: Resources = Resources()
-    """What it may use at most; what a platform cannot limit it says once."""
+    """Upper limits; a platform says once which of them it cannot enforce."""
     priority: int = 0
-    """The master asks for nodes with a higher one first; a platform need do no more about it."""
+    """The master asks for nodes with a higher priority first; a platform need not do more about it."""
     extra: bool = False
-    """Beyond the minimum of its role: the first to go when the machines have not enough for all."""
+    """Beyond the minimum of its role: the first to go when resources are short."""
     avoid_hosts: Sequence[str] = ()
-    """Names of machines that it must not run on."""
+    """Machines that it must not run on."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -39,32 +39,32 @@ class Node(msgspec.Struct, frozen=True):
 
     name: str
     uid: str
-    """Tells this incarnation from a later one of the same name (locally pid and start time)."""
+    """Distinguishes this incarnation from a later one of the same name (locally: pid and start time)."""
     role: str
     host: str
 
 
 class NodeEnd(msgspec.Struct, frozen=True):
-    """A node ceased to exist."""
+    """A node has ceased to exist."""
 
     name: str
     uid: str
     exit_code: int | None
-    """None where nobody can know it (adopted nodes)."""
+    """None if it cannot be known (adopted nodes)."""
     reason: str
     gave_way: bool = False
-    """Somebody more important got its place, or its machine was emptied: nobody's fault."""
+    """A more important pod took its place, or its machine was drained: nobody's fault."""
 
 
 class Platform(Protocol):
-    """A maker of nodes for one job."""
+    """Creates and deletes the nodes of one job."""
 
     async def observe(self) -> list[Node]:
-        """The job's nodes that exist now, also those an earlier master made."""
+        """The job's existing nodes, including those that an earlier master created."""
         ...
 
     async def create(self, request: NodeRequest) -> Node:
-        """Make the node, or return it when it exists."""
+        """Create the node, or return it if it exists."""
         ...
 
     async def delete(self, name: str, uid: str) -> None:

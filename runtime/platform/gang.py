@@ -1,13 +1,13 @@
-"""The gangs that a job's pods may come in; light, for a step is declared by it where no cluster is."""
+"""The gang schedulers that a job's pods may use. A step declares one without a cluster, so imports are light."""
 
 from enum import StrEnum
 
 
 class Gang(StrEnum):
-    """Whose scheduler admits the minimum of a job all at once or not at all."""
+    """The scheduler that admits the minimum of a job all at once or not at all."""
 
     NONE = "none"
-    """Nobody's: pods come one by one, as Kubernetes' own scheduler finds room."""
+    """None: pods come one by one, as Kubernetes' own scheduler finds room."""
     VOLCANO = "volcano"
     KOORDINATOR = "koordinator"
     COSCHEDULING = "coscheduling"

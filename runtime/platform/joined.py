@@ -1,4 +1,4 @@
-"""Nodes that come by themselves, as under `everstep launch`: none is made, only they tell that they are there."""
+"""Nodes that join by themselves, as under `everstep launch`: the platform creates none."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,16 +14,16 @@ class JoinedPlatform:
         return []
 
     async def create(self, request: NodeRequest) -> Node:
-        """Raises OSError: nobody here can make a node."""
+        """Raises OSError: this platform cannot create nodes."""
         raise OSError(
             f"{request.name}: the nodes of this job come by themselves; start `everstep launch` on another host"
         )
 
     async def delete(self, name: str, uid: str) -> None:
-        """Nodes end when they are told to leave."""
+        """Does nothing: nodes end when they are told to leave."""
 
     async def node_ends(self) -> AsyncIterator[NodeEnd]:
-        """Never yields: who is silent is lost."""
+        """Never yields: a silent node is lost."""
         await asyncio.Event().wait()
         for never in ():
             yield never

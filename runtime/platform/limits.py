@@ -1,8 +1,8 @@
-"""What a node of this machine may use at most: a control group of its own, v2 or v1, where this process may make one.
+"""Limits of a node's resources: a control group of its own, v2 or v1, if this process may create one.
 
 After the kernel's "Control Group v2" (memory.max, cpu.max), "Memory Resource Controller" and "CFS Bandwidth Control"
-(v1). A node's group lies below its maker's, so that what limits the maker limits its nodes too. Under v2 a group with
-processes of its own has no controllers to give away: then the node's lies beside it, if the maker is not limited.
+(v1). A node's group is below its creator's, so the creator's limits apply to it, too. Under v2 a group that contains
+processes cannot delegate controllers: then the node's group is beside it, provided that the creator is not limited.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _OOM_SCORE_ADJ = 500
 
 
 class _Limit(NamedTuple):
-    """What to write where, the file that matters first."""
+    """What to write to which file; the first file is the one that matters."""
 
     v1: Mapping[str, str]
     v2: Mapping[str, str]
@@ -33,8 +33,8 @@ def limit(
     name = f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-{node}"
     groups: dict[Path, None] = {}
     unlimited = [resource for resource, amount in resources.others.items() if amount]
-    for controller, wanted in _limits(resources):
-        for group in _make_groups(controller, wanted, name, own, mount):
+    for controller, limits in _limits(resources):
+        for group in _make_groups(controller, limits, name, own, mount):
             if _enter_group(group, pid):
                 groups[group] = None
                 break
@@ -45,13 +45,13 @@ def limit(
 
 
 def prefer_to_kill(pid: int) -> None:
-    """Should the machine run out of memory, the kernel ends this process, and those it starts, before others."""
-    with suppress(OSError):  # It may have ended.
+    """If the machine runs out of memory, the kernel kills this process, and those it starts, before others."""
+    with suppress(OSError):  # The process may have ended.
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
 
 
 def was_oom_killed(groups: Iterable[Path]) -> bool:
-    """Did the kernel kill in one of these for want of memory?"""
+    """Did the kernel kill a process in one of these groups for lack of memory?"""
     for file in (group / name for group in groups for name in ("memory.events", "memory.oom_control")):
         with suppress(OSError):
             lines = file.read_text().splitlines()
@@ -63,7 +63,7 @@ def was_oom_killed(groups: Iterable[Path]) -> bool:
 def remove_groups(groups: Iterable[Path]) -> None:
     """Remove groups whose processes have all ended."""
     for group in groups:
-        with suppress(OSError):  # It is gone, or a zombie is still in it: an empty group costs nothing.
+        with suppress(OSError):  # It is gone, or still contains a zombie: an empty group costs nothing.
             group.rmdir()
 
 
@@ -78,8 +78,8 @@ def _limits(resources: Resources) -> Iterator[tuple[str, _Limit]]:
         yield "cpu", _Limit(v1, {"cpu.max": f"{quota} {_PERIOD_US}"})
 
 
-def _make_groups(controller: str, wanted: _Limit, name: str, own: Path, mount: Path) -> Iterator[Path]:
-    """Groups of that name, made and limited, in the order in which they are to be tried."""
+def _make_groups(controller: str, limits: _Limit, name: str, own: Path, mount: Path) -> Iterator[Path]:
+    """Groups of that name, created and limited, in the order in which to try them."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -87,19 +87,19 @@ def _make_groups(controller: str, wanted: _Limit, name: str, own: Path, mount: P
     for _, controllers, path in lines:
         if controller in controllers.split(","):
             here = _visible_group(mount / controller, path)
-            if _make_group(here / name, wanted.v1):
+            if _make_group(here / name, limits.v1):
                 yield here / name
         elif not controllers:
             for root in (mount, mount / "unified"):
-                for parent in _parents_v2(_visible_group(root, path), root, next(iter(wanted.v2))):
+                for parent in _parents_v2(_visible_group(root, path), root, next(iter(limits.v2))):
                     with suppress(OSError):
                         (parent / "cgroup.subtree_control").write_text(f"+{controller}")
-                    if _make_group(parent / name, wanted.v2):
+                    if _make_group(parent / name, limits.v2):
                         yield parent / name
 
 
 def _visible_group(root: Path, path: str) -> Path:
-    """The group; a container often sees its own as the root while /proc names it by its path outside."""
+    """The group's folder. A container often sees its own group as the root, while /proc gives the path outside."""
     inside = root / path.lstrip("/")
     return inside if inside.is_dir() else root
 
@@ -112,7 +112,7 @@ def _parents_v2(here: Path, root: Path, file: str) -> Iterator[Path]:
 
 
 def _make_group(group: Path, values: Mapping[str, str]) -> bool:
-    """Make the group and write its limits; False where the first of them cannot be had."""
+    """Create the group and write its limits; False if the first limit cannot be set."""
     existed = group.is_dir()
     try:
         group.mkdir(exist_ok=True)
@@ -120,7 +120,7 @@ def _make_group(group: Path, values: Mapping[str, str]) -> bool:
         return False
     for number, (file, value) in enumerate(values.items()):
         try:
-            with (group / file).open("r+") as limits:  # Never made: a folder without it has no such controller.
+            with (group / file).open("r+") as limits:  # Never created: without the file there is no such controller.
                 limits.write(value)
         except OSError:
             if number == 0:

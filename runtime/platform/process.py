@@ -1,7 +1,7 @@
-"""Nodes that are processes of this machine: detached agents which outlive the master that made them.
+"""Nodes that are processes of this machine: detached agents that outlive the master that started them.
 
-The story begins in `ProcessPlatform.create`. A node is registered before it runs (it waits for a word on its stdin),
-so that no crash of its maker can leave one that nobody knows.
+The story begins in `ProcessPlatform.create`. A node is registered before it runs (it waits for a line on its stdin), so
+a crash of the master cannot leave a node that nobody knows.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
 _GATE = 'read -r go && exec "$@" </dev/null'
-"""Run by sh as the node's first program; without a word from its maker it ends."""
+"""sh runs this first in the node; without a line from the master it exits."""
 _DEATH_S = 10.0
 _SHORT_S = 1.0
-"""So long after it could not be opened for want of descriptors a process is watched again."""
+"""Seconds until a process is watched again that could not be opened for lack of descriptors."""
 OOM_KILLED = 247
-"""The exit code that tells of memory that ran out."""
+"""The exit code for out of memory."""
 
 
 def _say(text: str) -> None:
@@ -44,7 +44,7 @@ class ProcessPlatform:
         say: Callable[[str], None] = _say,
         own_groups: Path = limits.OWN_GROUPS,
     ) -> None:
-        """`own_groups` lists the control groups below which those of nodes are made."""
+        """`own_groups` lists the control groups below which the nodes' groups are created."""
         self._run_dir = run_dir.absolute()
         self._job = job
         self._command = list(command)
@@ -58,23 +58,23 @@ class ProcessPlatform:
         self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
-        """The job's nodes, also those an earlier master made; one that died until its debris is removed, which is told.
+        """The job's nodes, including those of an earlier master. A dead node counts until its debris is removed.
 
-        Debris of those that died unwatched is removed at once.
+        The debris of nodes that died unwatched is removed at once.
         """
-        found = []
+        nodes = []
         for entry in list(self._registry.all()):
             if entry.job != self._job:
                 continue
             if entry.is_alive() or entry.uid in self._watches:
                 self._watch(entry)
-                found.append(entry.node())
+                nodes.append(entry.node())
             else:
                 await self._clean(entry)
-        return found
+        return nodes
 
     async def create(self, request: NodeRequest) -> Node:
-        """Start the node detached, or return the live one of that name. Raises OSError when it cannot be started."""
+        """Start the node detached, or return the live one of that name. Raises OSError if it cannot be started."""
         known = self._registry.get(request.name)
         if known is not None and known.is_alive():
             self._watch(known)
@@ -103,7 +103,7 @@ class ProcessPlatform:
             yield await self._gone.get()
 
     def _start(self, request: NodeRequest) -> tuple[Registration, subprocess.Popen[bytes]]:
-        self._registry.path(request.name)  # Refuses a name that is none before it becomes a path.
+        self._registry.path(request.name)  # Refuses an invalid name before it becomes a path.
         log = self._run_dir / "logs" / f"{request.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
@@ -131,12 +131,14 @@ class ProcessPlatform:
         return entry, process
 
     def _apply_limits(self, request: NodeRequest, pid: int) -> tuple[str, ...]:
-        """Give the process what it may use; its control groups. Once a role, say what nobody limits."""
+        """Limit the process; returns its control groups. Says once per role what nobody limits."""
         groups, unlimited = limits.limit(self._job, request.name, request.resources, pid, own=self._own_groups)
         fresh = [resource for resource in unlimited if (request.role, resource) not in self._unlimited]
         self._unlimited.update((request.role, resource) for resource in fresh)
         if fresh:
-            self._say(f"{request.role} nodes are not limited in {', '.join(fresh)}: nobody can do so on this machine")
+            self._say(
+                f"{request.role} nodes are not limited in {', '.join(fresh)}: this process cannot do so on this machine"
+            )
         if request.extra:
             limits.prefer_to_kill(pid)
         return tuple(map(str, groups))
@@ -158,10 +160,10 @@ class ProcessPlatform:
     async def _clean(self, entry: Registration) -> None:
         try:
             await asyncio.to_thread(_clean, entry, self._shared_memory)
-        except OSError as error:  # Its end must be told all the same.
-            self._say(f"node {entry.name} has ended, and some of what it left cannot be removed: {error}")
+        except OSError as error:  # Its end must be reported all the same.
+            self._say(f"node {entry.name} has ended, but some of what it left cannot be removed: {error}")
             if processes.is_shortage(error):
-                return  # It stays registered: tried again when the nodes are looked at next.
+                return  # It stays registered: the next look at the nodes tries again.
         try:
             self._registry.remove(entry)
         except OSError as error:
@@ -170,7 +172,7 @@ class ProcessPlatform:
 
 
 def end_nodes(run_dir: Path) -> list[str]:
-    """End every registered node of a run, with all it started and held; the names of those that were alive."""
+    """End every registered node of a run, with all it started and held; returns the names of those that were alive."""
     registry, ended = Registry(run_dir / "nodes"), []
     for entry in list(registry.all()):
         if _kill(entry, _DEATH_S):
@@ -196,7 +198,7 @@ def _reason(code: int | None) -> str:
 
 
 def _open_pidfd(entry: Registration) -> int | None:
-    """A pidfd of this very process, or None when it is gone."""
+    """A pidfd of exactly this process, or None if it is gone."""
     try:
         pidfd = os.pidfd_open(entry.pid)
     except ProcessLookupError:
@@ -208,7 +210,7 @@ def _open_pidfd(entry: Registration) -> int | None:
 
 
 def _kill(entry: Registration, wait_s: float = 0.0) -> bool:
-    """SIGKILL the agent, and wait so long for its death; False when it was gone. A reused pid is never hit."""
+    """SIGKILL the agent and wait up to `wait_s` for its death; False if it was gone. Never hits a reused pid."""
     pidfd = _open_pidfd(entry)
     if pidfd is None:
         return False
@@ -225,7 +227,7 @@ def _kill(entry: Registration, wait_s: float = 0.0) -> bool:
 
 
 async def _wait_for_death(entry: Registration) -> None:
-    """Until the process has ended."""
+    """Wait until the process has ended."""
     while True:
         try:
             pidfd = _open_pidfd(entry)
@@ -233,7 +235,7 @@ async def _wait_for_death(entry: Registration) -> None:
         except OSError as error:
             if not processes.is_shortage(error):
                 raise
-        await asyncio.sleep(_SHORT_S)  # Whoever is not watched would never be told of.
+        await asyncio.sleep(_SHORT_S)  # The end of an unwatched process would never be reported.
     if pidfd is None:
         return
     ended = asyncio.Event()

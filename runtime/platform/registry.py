@@ -1,4 +1,4 @@
-"""Which nodes a run has on this machine: one file a node, `<run folder>/nodes/<node>.json`, outliving their maker."""
+"""The nodes that a run has on this machine: one file per node, `<run folder>/nodes/<node>.json`."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A node that was started. Pid and start time together are never reused."""
+    """A node that was started. A pair of pid and start time is never reused."""
 
     name: str
     job: str
@@ -30,15 +30,15 @@ class Registration(msgspec.Struct, frozen=True):
 
     @property
     def uid(self) -> str:
-        """Tells this incarnation from another of the same name."""
+        """Distinguishes this incarnation from another of the same name."""
         return f"{self.pid}-{self.start_time}"
 
     def node(self) -> Node:
-        """As the master sees it."""
+        """The node as the master sees it."""
         return Node(self.name, self.uid, self.role, self.host)
 
     def is_alive(self) -> bool:
-        """Is it this very process that has the pid?"""
+        """Does this very process still have the pid?"""
         return start_time(self.pid) == self.start_time
 
 
@@ -49,13 +49,13 @@ class Registry:
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """The file of a node. Raises ValueError for a name that no node has (names become paths)."""
+        """The file of a node. Raises ValueError for an invalid node name (names become paths)."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a node's name: {name!r}; letters, digits and _.- only")
         return self._folder / f"{name}.json"
 
     def get(self, name: str) -> Registration | None:
-        """The registration, whether the process lives or not; a file that cannot be read is none."""
+        """The registration, whether or not the process lives; None if its file cannot be read."""
         try:
             return msgspec.json.decode(self.path(name).read_bytes(), type=Registration)
         except (FileNotFoundError, msgspec.DecodeError):

@@ -1,7 +1,7 @@
 """What a run did, for a person: journal + telemetry -> history -> ledger -> one HTML page.
 
-`read` collects everything a run left (and notes what is missing), `history` and `ledger` are pure functions over it,
-`flow` and `charts` compute what is drawn, `page` fills `page.html`. The story begins in `read`.
+`read` collects everything that a run left (and notes what is missing), `history` and `ledger` are pure functions over
+it, `flow` and `charts` compute the drawings, `page` fills `page.html`. The story begins in `read`.
 """
 
 from everstep.runtime.report.history import History, Restart, history

@@ -1,4 +1,4 @@
-"""Geometry of the page's charts: everything as percent of the plot, so that a chart stretches and its text does not."""
+"""Geometry of the page's charts, in percent of the plot, so that a chart stretches and its text does not."""
 
 import math
 from bisect import bisect_right
@@ -10,16 +10,16 @@ from everstep.runtime.report.history import History, RoundSpan
 from everstep.runtime.report.ledger import Ledger
 
 COLUMNS = 1000
-"""Places of the x axis that a line tells apart: of more values it has the lowest and the highest at each."""
+"""Columns of the x axis in a line chart: each shows the lowest and the highest of its values."""
 PLACES = 500
-"""Places of the x axis that marks and bars tell apart: those that would hide each other become one."""
+"""Places on the x axis for marks and bars: those that would hide each other become one."""
 LANES = 256
-"""Nodes that a timeline shows: those of the newest rounds."""
+"""Nodes in a timeline: those of the newest rounds."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis, 0 to 100 from the left or the top, and its label."""
+    """A tick of an axis: its place, 0 to 100 from the left or the top, and its label."""
 
     at: float
     label: str
@@ -27,7 +27,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place that a restart has on the x axis."""
+    """A restart on the x axis."""
 
     at: float
     label: str
@@ -49,7 +49,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A round of one node."""
+    """One node in one round."""
 
     left: float
     width: float
@@ -59,7 +59,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One node's time."""
+    """The bars of one node."""
 
     node: str
     bars: tuple[Bar, ...]
@@ -67,18 +67,18 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Lanes over one axis of seconds."""
+    """Lanes over a common axis in seconds."""
 
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
     marks: tuple[Mark, ...]
     description: str
     hidden: int = 0
-    """Nodes that it does not show."""
+    """Nodes that are not shown."""
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from at or above `low` to at or below `high`, about `count` of them."""
+    """Round numbers from `low` to `high`, about `count` of them."""
     if not high > low:
         return [low]
     raw = (high - low) / max(count, 1)
@@ -89,7 +89,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """`12.4 k`, `0.35`: three digits that matter."""
+    """`12.4 k`, `0.35`: three significant digits."""
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if abs(value) >= limit:
             return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix.strip()]:.3g}{suffix}"
@@ -97,9 +97,9 @@ def short(value: float) -> str:
 
 
 def line_chart(
-    title: str, unit: str, values: Sequence[tuple[int, float]], told: History, *, zero: bool
+    title: str, unit: str, values: Sequence[tuple[int, float]], history: History, *, zero: bool
 ) -> Chart | None:
-    """A chart of (iteration, value); None for less than two. `zero`: the y axis begins at 0."""
+    """A chart of (iteration, value) pairs; None for fewer than two. `zero`: the y axis begins at 0."""
     if len(values) < 2:
         return None
     left, right = values[0][0], values[-1][0]
@@ -115,11 +115,11 @@ def line_chart(
         return round((top - value) / (top - bottom) * 100, 3)
 
     path = "M" + "L".join(f"{x(iteration)} {y(value)}" for iteration, value in _thin_out(values))
-    times = [point.time for point in told.points]
-    newest = list(accumulate((point.iteration for point in told.points), max, initial=0))
+    times = [point.time for point in history.points]
+    newest = list(accumulate((point.iteration for point in history.points), max, initial=0))
     marks = [
         Mark(min(max(x(newest[bisect_right(times, restart.time)]), 0.0), 100.0), f"restart {number}: {restart.reason}")
-        for number, restart in enumerate(told.restarts, 1)
+        for number, restart in enumerate(history.restarts, 1)
     ]
     first, last = values[0], values[-1]
     description = (
@@ -138,7 +138,7 @@ def line_chart(
 
 
 def _thin_out(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]]:
-    """The same line to the eye: of many values the lowest and the highest at each of COLUMNS places."""
+    """Fewer points that look the same: the lowest and the highest value in each of COLUMNS columns."""
     if len(values) <= 2 * COLUMNS:
         return values
     left, width = values[0][0], max(values[-1][0] - values[0][0], 1)
@@ -150,7 +150,7 @@ def _thin_out(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]
 
 
 def _merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
-    """One mark at each of PLACES: of those that would hide each other the first, which says how many more there are."""
+    """At most one mark at each of PLACES: the first of those that would hide each other, labelled with their number."""
     places: dict[int, list[Mark]] = {}
     for mark in marks:
         places.setdefault(int(mark.at * PLACES / 100), []).append(mark)
@@ -160,26 +160,26 @@ def _merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     )
 
 
-def loss_chart(told: History) -> Chart | None:
-    """The loss of each iteration, of its latest round."""
-    values = [(point.iteration, point.loss) for point in told.curve if point.loss is not None]
-    return line_chart("Loss", "nats a token", values, told, zero=False)
+def loss_chart(history: History) -> Chart | None:
+    """The loss of each iteration, in its latest round."""
+    values = [(point.iteration, point.loss) for point in history.curve if point.loss is not None]
+    return line_chart("Loss", "nats a token", values, history, zero=False)
 
 
-def throughput_chart(told: History) -> Chart | None:
-    """Tokens a second of each iteration, of its latest round."""
+def throughput_chart(history: History) -> Chart | None:
+    """Tokens per second of each iteration, in its latest round."""
     values = [
         (point.iteration, point.tokens / point.seconds)
-        for point in told.curve
+        for point in history.curve
         if point.tokens is not None and point.seconds > 0
     ]
-    return line_chart("Throughput", "tokens a second", values, told, zero=True)
+    return line_chart("Throughput", "tokens a second", values, history, zero=True)
 
 
-def timeline(told: History, span: Ledger) -> Timeline | None:
-    """A lane for each node that was ever in a round, on the ledger's seconds; None without rounds."""
+def timeline(history: History, span: Ledger) -> Timeline | None:
+    """A lane for each node that was ever in a round, on the ledger's time axis; None without rounds."""
     nodes: dict[str, None] = {}
-    for round_ in reversed(told.rounds):
+    for round_ in reversed(history.rounds):
         nodes |= dict.fromkeys(round_.nodes)
     if not nodes:
         return None
@@ -188,7 +188,7 @@ def timeline(told: History, span: Ledger) -> Timeline | None:
         return round(min(max((time - span.begin) / span.seconds * 100, 0.0), 100.0), 3)
 
     places: dict[str, dict[int, list[RoundSpan]]] = {node: {} for node in sorted(list(nodes)[:LANES])}
-    for round_ in told.rounds:
+    for round_ in history.rounds:
         place = int(at(round_.begin) * PLACES / 100)
         for node in round_.nodes:
             if node in places:
@@ -205,14 +205,16 @@ def timeline(told: History, span: Ledger) -> Timeline | None:
         label = f"{first.number}–{last.number}"
         return Bar(left, width, label, f"{node}, {len(some)} of the rounds {label}: {end - first.begin:.1f} s.")
 
-    lanes = (Lane(node, tuple(bar(node, some) for some in found.values())) for node, found in places.items())
+    lanes = (
+        Lane(node, tuple(bar(node, some) for some in round_spans.values())) for node, round_spans in places.items()
+    )
     return Timeline(
         lanes=tuple(lanes),
         ticks=tuple(Tick(t / span.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, span.seconds)),
         marks=_merge_close(
-            Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(told.restarts, 1)
+            Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(history.restarts, 1)
         ),
-        description=f"{len(nodes)} nodes, {len(told.rounds)} rounds, {len(told.restarts)} restarts "
+        description=f"{len(nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} restarts "
         f"in {span.seconds:.1f} seconds.",
         hidden=max(len(nodes) - LANES, 0),
     )

@@ -1,4 +1,4 @@
-"""A run's steps and how they hang together: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
+"""A run's steps and their dependencies: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Box:
-    """A step's place in the drawing, in pixels."""
+    """A step's box in the drawing, in pixels."""
 
     step: Step
     x: int
@@ -50,8 +50,10 @@ class Drawing:
 
 
 def steps(run: Run, now: float) -> list[Step]:
-    """The run's steps in the manifest's order, the exit handler last; without a workflow those that left a summary or
-    failed."""
+    """The run's steps in the manifest's order, the exit handler last.
+
+    Without a workflow: the steps that left a summary or failed.
+    """
     spec = _dict_or_empty(run.workflow.get("spec"))
     templates = {str(t.get("name")): t for t in map(_dict_or_empty, spec.get("templates") or [])}
     tasks = _tasks(_dict_or_empty(templates.get(str(spec.get("entrypoint")))))
@@ -61,37 +63,37 @@ def steps(run: Run, now: float) -> list[Step]:
     ]
     if not tasks:
         return _without_workflow(run)
-    found = [_step(run, name, template, after, nodes, now) for name, template, after in tasks]
+    run_steps = [_step(run, name, template, after, nodes, now) for name, template, after in tasks]
     if handler := str(spec.get("onExit") or ""):
-        last = _leaves(found)
+        last = _leaves(run_steps)
         node = next((n for n in nodes if str(n.get("name", "")).endswith(".onExit")), None)
         step = _with_node(Step(handler, handler, "Pending", after=last), run, node, nodes, now)
-        found.append(step)
-    return found
+        run_steps.append(step)
+    return run_steps
 
 
 def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(name, template, names it waits for) of a DAG's tasks or of lists of steps."""
+    """(name, template, dependencies) of a DAG's tasks or of lists of steps."""
     if dag := _dict_or_empty(entry.get("dag")):
         tasks = [_dict_or_empty(task) for task in dag.get("tasks") or []]
         names = {str(task.get("name")) for task in tasks}
-        found = []
+        result = []
         for task in tasks:
             words = re.findall(r"[A-Za-z0-9_-]+", str(task.get("depends") or "")) + list(task.get("dependencies") or [])
             after = tuple(dict.fromkeys(word for word in words if word in names))
-            found.append((str(task.get("name")), str(task.get("template") or ""), after))
-        return found
-    found, before = [], ()
+            result.append((str(task.get("name")), str(task.get("template") or ""), after))
+        return result
+    result, before = [], ()
     for group in entry.get("steps") or []:
         here = [_dict_or_empty(step) for step in group]
-        found += [(str(step.get("name")), str(step.get("template") or ""), before) for step in here]
+        result += [(str(step.get("name")), str(step.get("template") or ""), before) for step in here]
         before = tuple(str(step.get("name")) for step in here)
-    return found
+    return result
 
 
-def _leaves(found: list[Step]) -> tuple[str, ...]:
-    waited = {name for step in found for name in step.after}
-    return tuple(step.name for step in found if step.name not in waited)
+def _leaves(tasks: list[Step]) -> tuple[str, ...]:
+    waited = {name for step in tasks for name in step.after}
+    return tuple(step.name for step in tasks if step.name not in waited)
 
 
 def _step(
@@ -131,27 +133,27 @@ def _with_node(
 
 
 def _without_workflow(run: Run) -> list[Step]:
-    found = [
-        Step(name, name, "Succeeded", seconds=_float_or_none(told.get("seconds")))
-        for name, told in sorted(run.steps.items(), key=lambda item: str(item[0]))
+    result = [
+        Step(name, name, "Succeeded", seconds=_float_or_none(summary.get("seconds")))
+        for name, summary in sorted(run.steps.items(), key=lambda item: str(item[0]))
     ]
     for failure in run.failures:
         name = str(failure.get("displayName") or "")
         if name and name != run.name:
             template = str(failure.get("templateName") or "")
             message = str(failure.get("message") or "")
-            found.append(Step(name, template, str(failure.get("phase") or "Failed"), message=message))
-    return found
+            result.append(Step(name, template, str(failure.get("phase") or "Failed"), message=message))
+    return result
 
 
-def draw(found: list[Step], *, across: bool) -> Drawing:
-    """Boxes in levels (a step stands one level after the latest that it waits for), from left to right or downward."""
+def draw(run_steps: list[Step], *, across: bool) -> Drawing:
+    """Boxes in levels, from left to right or downward. A step is one level after the last step that it depends on."""
     level: dict[str, int] = {}
-    for _ in found:
-        for step in found:
+    for _ in run_steps:
+        for step in run_steps:
             level[step.name] = 1 + max((level.get(name, -1) for name in step.after), default=-1)
     rows: dict[int, list[Step]] = {}
-    for step in found:
+    for step in run_steps:
         rows.setdefault(level[step.name], []).append(step)
     widest = max((len(row) for row in rows.values()), default=0)
     along, beside = (WIDTH, HEIGHT) if across else (HEIGHT, WIDTH)
@@ -163,7 +165,7 @@ def draw(found: list[Step], *, across: bool) -> Drawing:
             main, cross = depth * (along + ARROW), margin + index * (beside + GAP)
             boxes[step.name] = Box(step, *((main, cross) if across else (cross, main)))
     arrows = tuple(
-        _arrow(boxes[name], boxes[step.name], across) for step in found for name in step.after if name in boxes
+        _arrow(boxes[name], boxes[step.name], across) for step in run_steps for name in step.after if name in boxes
     )
     length = max(len(rows) * (along + ARROW) - ARROW, 0)
     width, height = (length, breadth) if across else (breadth, length)
@@ -171,7 +173,7 @@ def draw(found: list[Step], *, across: bool) -> Drawing:
 
 
 def _arrow(source: Box, target: Box, across: bool) -> str:
-    """From edge to edge; where a level is passed over, the bend lies just before the target."""
+    """An arrow from edge to edge; if it skips a level, it bends just before the target."""
     if across:
         x1, y1, x2, y2 = source.x + WIDTH, source.y + HEIGHT // 2, target.x - 5, target.y + HEIGHT // 2
         bend = x2 - ARROW // 2

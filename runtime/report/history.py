@@ -1,7 +1,7 @@
 """From a job's records and telemetry to what happened: rounds, restarts with their cost, the curve of iterations.
 
-Pure. Times are Unix seconds; a restart's cost counts from the fault to the first finished iteration that is later than
-the last one finished before it.
+Pure. Times are Unix seconds. A restart's cost counts from the fault to the first finished iteration that is later than
+the last one finished before the fault.
 """
 
 import math
@@ -29,23 +29,23 @@ HistoryRecord = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One finished iteration as its telemetry tells it."""
+    """One finished iteration, from its telemetry."""
 
     time: float
-    """When it was finished."""
+    """When the iteration finished."""
     round: int
     iteration: int
     loss: float | None = None
     tokens: float | None = None
     seconds: float = 0.0
-    """From the iteration before (or the start of the workers' loop) to its end, stall included."""
+    """From the previous iteration (or the start of the workers' loop) to its end, including the stall."""
     stall_s: float = 0.0
-    """Of these, spent waiting for the checkpoint."""
+    """Seconds of these that were spent waiting for the checkpoint."""
 
 
 @dataclass(frozen=True)
 class RoundSpan:
-    """A round from its agreement to its end (None: still running)."""
+    """A round, from its agreement to its end (None: still running)."""
 
     number: int
     begin: float
@@ -53,7 +53,7 @@ class RoundSpan:
     nodes: tuple[str, ...]
     reason: str
     restored: int | None
-    """The iteration it began with; None: from the beginning."""
+    """The iteration that it started from; None: from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -61,52 +61,52 @@ class Restart:
     """One round that ended before the job did, and what that cost."""
 
     time: float
-    """Of the fault."""
+    """Time of the fault."""
     round: int
     """The round that ended."""
     node: str
-    """Whose fault or loss it was; empty for growth and the like."""
+    """The node that failed or was lost; empty for growth and the like."""
     what: str
     """What died: `rank 1 of worker-1-0 (signal 9)`."""
     reason: str
     decision: str
-    """What the next round was: its members' number, where the state came from."""
+    """What the next round was like: its size, and where the state came from."""
     seconds: float | None
-    """None: training has not gone on yet."""
+    """None: training has not resumed yet."""
     lost: int | None
     """Iterations that were computed again; None: no round has followed yet."""
     error: str = ""
 
     @property
     def until(self) -> float | None:
-        """When training had gone on."""
+        """When training had resumed."""
         return None if self.seconds is None else self.time + self.seconds
 
 
 @dataclass(frozen=True)
 class History:
-    """Everything the report tells of one job."""
+    """Everything that the report says about one job."""
 
     rounds: tuple[RoundSpan, ...] = ()
     restarts: tuple[Restart, ...] = ()
     points: tuple[Point, ...] = ()
-    """Every finished iteration by time; one that was rolled back appears once a round."""
+    """Every finished iteration by time; a rolled-back iteration appears once per round."""
     takeovers: tuple[float, ...] = ()
-    """When a further master took the job over."""
+    """When another master took the job over."""
     commits: tuple[tuple[float, int], ...] = ()
     """(time, iteration) of each checkpoint in the store."""
     intervals: tuple[tuple[int, str], ...] = ()
-    """(iteration, text) of each change of how often the state goes to the store."""
+    """(iteration, text) of each change of the persist interval."""
     begin: float | None = None
     end: float | None = None
-    """Of the job; None: it has not ended."""
+    """The job's end; None: it has not ended."""
     result: str = ""
     reason: str = ""
     error: str = ""
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
-        """One point an iteration, in order: that of its latest round."""
+        """One point per iteration, in order: that of its latest round."""
         latest: dict[int, Point] = {}
         for point in self.points:
             if point.iteration not in latest or point.round >= latest[point.iteration].round:
@@ -115,11 +115,13 @@ class History:
 
 
 def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
-    """The fold of a journal (in its order) and telemetry lines (in any order). Others than `Told`, and lines of other
-    kinds, are passed over."""
+    """Fold a journal (in its order) and telemetry lines (in any order) into a history.
+
+    Records other than `HistoryRecord`, and lines of other kinds, are skipped.
+    """
     points, intervals = _read_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
-    told: list[job.Record] = []
+    needed: list[job.Record] = []
     formed: list[_FormedRound] = []
     for record in records:
         if isinstance(record, job.Committed):
@@ -127,15 +129,15 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         elif isinstance(record, job.RoundFormed):
             formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
         elif isinstance(record, HistoryRecord):
-            told.append(record)
-    ended = next((record for record in reversed(told) if isinstance(record, job.JobEnded)), None)
-    if ended is not None and any(isinstance(r, job.JobReopened) for r in told[told.index(ended) :]):
+            needed.append(record)
+    ended = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
+    if ended is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(ended) :]):
         ended = None
-    claims = [record for record in told if isinstance(record, job.MasterClaimed)]
-    begins = [one.time for one in (*told[:1], *formed[:1])]
+    claims = [record for record in needed if isinstance(record, job.MasterClaimed)]
+    begins = [one.time for one in (*needed[:1], *formed[:1])]
     return History(
-        rounds=tuple(_rounds(formed, told, ended)),
-        restarts=tuple(_restarts(told, formed, points, ended)),
+        rounds=tuple(_rounds(formed, needed, ended)),
+        restarts=tuple(_restarts(needed, formed, points, ended)),
         points=tuple(points),
         takeovers=tuple(record.time for record in claims[1:]),
         commits=tuple(commits),
@@ -149,12 +151,12 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
 
 
 def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list[Mapping[str, Any]]]:
-    """(Points by time, the lines that tell how often the state goes to the store).
+    """(Points by time, the lines about the persist interval).
 
-    Of iterations rank 0's lines count; every other rank tells of the same ones. Several lines of one iteration of a
-    round are one point.
+    Only rank 0's lines count; every other rank reports the same iterations. Several lines about one iteration of a
+    round make one point.
     """
-    found: dict[int, dict[int, Point]] = {}
+    by_round: dict[int, dict[int, Point]] = {}
     intervals = []
     for line in lines:
         if line.get("kind") == "interval":
@@ -171,20 +173,20 @@ def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], li
             seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
             stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
         )
-        found.setdefault(point.round, {})[point.iteration] = point
-    points = [point for some in found.values() for point in some.values()]
+        by_round.setdefault(point.round, {})[point.iteration] = point
+    points = [point for some in by_round.values() for point in some.values()]
     points.sort(key=lambda point: (point.time, point.round, point.iteration))
     return points, intervals
 
 
-def _intervals(told: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
-    """A node that takes persisting over tells it again: what stays the same is one."""
-    found: list[tuple[int, str]] = []
-    for line in sorted(told, key=lambda line: _number(line.get("time")) or 0.0):
+def _intervals(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """The changes of the interval; a node that takes over persisting repeats the current one."""
+    changes: list[tuple[int, str]] = []
+    for line in sorted(lines, key=lambda line: _number(line.get("time")) or 0.0):
         reason = str(line.get("reason", ""))
-        if not found or found[-1][1] != reason:
-            found.append((int(_number(line.get("iteration")) or 0), reason))
-    return found
+        if not changes or changes[-1][1] != reason:
+            changes.append((int(_number(line.get("iteration")) or 0), reason))
+    return changes
 
 
 def _number(value: object) -> float | None:
@@ -194,7 +196,7 @@ def _number(value: object) -> float | None:
 
 
 class _FormedRound(NamedTuple):
-    """What is kept of a RoundFormed: a month of them, with all that each says of its nodes, fills the memory."""
+    """The part of a RoundFormed that is kept: a month of whole records would fill the memory."""
 
     time: float
     number: int
@@ -202,11 +204,11 @@ class _FormedRound(NamedTuple):
     reason: str
     restored: int | None
     in_memory: bool
-    """A node's memory is among the places to restore it from."""
+    """The state can also be restored from a node's memory."""
 
 
 def _formed_round(record: job.RoundFormed, before: tuple[str, ...]) -> _FormedRound:
-    """`before`: the nodes of the round before it; most have the same ones."""
+    """`before`: the nodes of the previous round; most rounds have the same ones."""
     round_, restore = record.round, record.round.restore
     nodes = tuple(member.node for members in round_.members.values() for member in members)
     restored = restore.iteration if restore else None
@@ -218,7 +220,7 @@ def _formed_round(record: job.RoundFormed, before: tuple[str, ...]) -> _FormedRo
 def _rounds(
     formed: Sequence[_FormedRound], records: Iterable[job.Record], ended: job.JobEnded | None
 ) -> Iterator[RoundSpan]:
-    """A round ends when it is broken, when the job ends, or when the next one is formed, whichever is told first."""
+    """A round ends when it is broken, the job ends, or the next round is formed, whichever comes first."""
     broken = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
     for one, following in zip_longest(formed, formed[1:]):
         ends = [broken.get(one.number), following.time if following else None]
@@ -240,7 +242,7 @@ def _restarts(
         if isinstance(record, job.WorkerFaulted):
             faults[record.round] = min(faults.get(record.round, record), record, key=_death_time)
     trained, numbers = _PointsByRound(points), [record.number for record in formed]
-    found = []
+    restarts = []
     for index, record in enumerate(broken):
         fault = faults.get(record.round)
         time = min(record.time, _death_time(fault)) if fault else record.time
@@ -253,7 +255,7 @@ def _restarts(
             until = ended.time
         if index + 1 < len(broken):
             until = min(until or math.inf, broken[index + 1].time)
-        found.append(
+        restarts.append(
             Restart(
                 time=time,
                 round=record.round,
@@ -266,11 +268,11 @@ def _restarts(
                 error=fault.error if fault else "",
             )
         )
-    return found
+    return restarts
 
 
 class _PointsByRound:
-    """The points by their rounds, ordered so that no restart looks at all of them. `points` are in order of time."""
+    """The points by round, so that a restart does not scan all of them. `points` are ordered by time."""
 
     def __init__(self, points: Iterable[Point]) -> None:
         self._rounds: dict[int, list[Point]] = {}
@@ -282,12 +284,12 @@ class _PointsByRound:
         self._from = list(accumulate(reversed(self._most), max, initial=0))[::-1]
 
     def newest(self, number: int, until: float) -> int:
-        """The newest iteration that was finished until then in rounds up to that one; 0 for none."""
+        """The newest iteration finished by then in rounds up to that one; 0 if there is none."""
         before = self._until[bisect_left(self._numbers, number)]
         return max([before, *(p.iteration for p in self._rounds.get(number, ()) if p.time <= until)])
 
     def time_passed(self, number: int, iteration: int) -> float | None:
-        """When a later round had finished a later iteration; None: none has."""
+        """When a later round finished a later iteration; None: none has."""
         at = bisect_right(self._numbers, number)
         if self._from[at] <= iteration:
             return None

@@ -7,11 +7,11 @@ from enum import StrEnum
 from everstep.runtime.report.history import History
 
 MOST_ENTRIES = 200
-"""Restarts that are told one by one, the newest of them."""
+"""Restarts with a line of their own: the newest ones."""
 
 
 class Part(StrEnum):
-    """What a second can have gone to. The order is the bar's."""
+    """What a second was spent on. The order is that of the bar."""
 
     TRAINING = "training"
     STALL = "checkpoint stall"
@@ -29,7 +29,7 @@ class Entry:
     label: str
     seconds: float
     share: float
-    """Of the whole, 0 to 1."""
+    """Share of the whole, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """The whole."""
+        """The length of the window."""
         return self.end - self.begin
 
     @property
@@ -56,20 +56,20 @@ class Ledger:
         return sum(entry.seconds for entry in self.entries if entry.part is Part.RESTART)
 
 
-def ledger(told: History, begin: float, end: float) -> Ledger | None:
-    """The ledger of the seconds from `begin` to `end` (the train step); None when there are none.
+def ledger(history: History, begin: float, end: float) -> Ledger | None:
+    """The ledger of the seconds from `begin` to `end` (the train step); None if there are none.
 
     Waiting lasts until the first round was formed, start-up until its first iteration began. A restart lasts as
-    `Restart` says, or to the end, and the newest SHOWN have lines of their own; iterations that are computed again are
-    part of it. Rest: between iterations, after the last.
+    `Restart` says, or to the end; the newest MOST_ENTRIES have lines of their own, and iterations that are computed
+    again count as part of the restart. Rest: between iterations, and after the last.
     """
     whole = end - begin
     if whole <= 0:
         return None
     spent = _SpentTime(begin, end)
     lines: list[tuple[Part, str, float]] = []
-    earlier, older = 0.0, len(told.restarts) - MOST_ENTRIES
-    for number, restart in enumerate(told.restarts, 1):
+    earlier, older = 0.0, len(history.restarts) - MOST_ENTRIES
+    for number, restart in enumerate(history.restarts, 1):
         seconds = spent.take(restart.time, end if restart.until is None else restart.until)
         if number <= older:
             earlier += seconds
@@ -77,14 +77,14 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
             lines.append((Part.RESTART, f"restart {number}: {restart.reason}", seconds))
     if older > 0:
         lines.insert(0, (Part.RESTART, f"restarts 1 to {older}", earlier))
-    if told.begin is not None or told.points:
-        first_round = told.rounds[0].begin if told.rounds else end
-        first = min((point.time - point.seconds for point in told.points), default=end)
+    if history.begin is not None or history.points:
+        first_round = history.rounds[0].begin if history.rounds else end
+        first = min((point.time - point.seconds for point in history.points), default=end)
         waiting = spent.take(begin, min(first_round, first))
         lines.append((Part.WAITING, "waiting for nodes", waiting))
         lines.append((Part.STARTUP, "start-up: until the first iteration", spent.take(begin, first)))
     stall = training = 0.0
-    for point in told.points:
+    for point in history.points:
         seconds = spent.take(point.time - point.seconds, point.time)
         stalled = min(point.stall_s, seconds)
         stall += stalled
@@ -99,7 +99,7 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
 
 
 class _SpentTime:
-    """The seconds of a window that something has taken, as disjoint intervals in order."""
+    """The seconds of a window that are accounted for, as disjoint intervals in order."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._window = begin, end
@@ -107,7 +107,7 @@ class _SpentTime:
         self._ends: list[float] = []
 
     def take(self, start: float, stop: float) -> float:
-        """Take that interval; the seconds of it inside the window that nothing took before."""
+        """Take that interval; returns the seconds of it inside the window that were still free."""
         start, stop = max(start, self._window[0]), min(stop, self._window[1])
         if stop <= start:
             return 0.0

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else. Everything that comes from a run is escaped by jinja2."""
+"""The page: one self-contained HTML file. jinja2 escapes everything that comes from a run."""
 
 import json
 import math
@@ -18,21 +18,21 @@ from everstep.runtime.report.read import Run
 
 @dataclass(frozen=True)
 class JobView:
-    """What the page shows of one job."""
+    """What the page shows about one job."""
 
     name: str
-    told: History
+    history: History
     ledger: Ledger | None
     charts: tuple[Chart, ...]
     timeline: Timeline | None
     restarts: tuple[Restart, ...]
-    """The newest of them."""
+    """The newest ones."""
     missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a step says of itself: its line, short facts, and texts that need room."""
+    """What a step says about itself: its line, short facts, and longer texts."""
 
     name: str
     summary: str
@@ -41,35 +41,35 @@ class StepFacts:
 
 
 def render(run: Run, now: float) -> str:
-    """The page of that run as it is at `now` (Unix seconds)."""
-    found = flow.steps(run, now)
-    jobs = [view(name, told, found, now) for name, told in run.jobs.items()]
-    phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in found) else "Unknown")
+    """The page of that run as of `now` (Unix seconds)."""
+    steps = flow.steps(run, now)
+    jobs = [view(name, content, steps, now) for name, content in run.jobs.items()]
+    phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in steps) else "Unknown")
     template = environment(Path(__file__).parent, _FILTERS).get_template("page.html")
     return template.render(
         run=run,
         phase=phase,
-        begin=min((step.begin for step in found if step.begin is not None), default=None),
-        duration=_duration(run, found, now),
+        begin=min((step.begin for step in steps if step.begin is not None), default=None),
+        duration=_duration(run, steps, now),
         now=now,
-        steps=found,
-        across=flow.draw(found, across=True),
-        down=flow.draw(found, across=False),
+        steps=steps,
+        across=flow.draw(steps, across=True),
+        down=flow.draw(steps, across=False),
         box=(flow.WIDTH, flow.HEIGHT),
-        failed=[step for step in found if step.phase in ("Failed", "Error")],
-        next=what_next(run, phase, found),
+        failed=[step for step in steps if step.phase in ("Failed", "Error")],
+        next=what_next(run, phase, steps),
         jobs=jobs,
-        facts=[step_facts(name, told) for name, told in run.steps.items()],
+        facts=[step_facts(name, content) for name, content in run.steps.items()],
     )
 
 
 def overview(run: Run, now: float) -> str:
-    """The jobs in one line: `1 restart, 0.9 s lost, goodput 93 %`; without a job, that."""
-    found = flow.steps(run, now)
+    """The jobs in one line: `1 restart, 0.9 s lost, goodput 93 %`; says so if there is no job."""
+    steps = flow.steps(run, now)
     lines = []
-    for name, told in run.jobs.items():
-        span_of_job = ledger(told, *window(name, told, found, now))
-        count = len(told.restarts)
+    for name, history in run.jobs.items():
+        span_of_job = ledger(history, *window(name, history, steps, now))
+        count = len(history.restarts)
         line = f"{count} restart{'' if count == 1 else 's'}"
         if span_of_job is not None:
             lost = f", {format_seconds(span_of_job.restart_s)} lost" if count else ""
@@ -78,35 +78,37 @@ def overview(run: Run, now: float) -> str:
     return "; ".join(lines) or "no training"
 
 
-def view(name: str, told: History, found: list[flow.Step], now: float) -> JobView:
-    """A job with its ledger over the seconds of the step it belongs to (its journal's, where that is unknown)."""
-    span = ledger(told, *window(name, told, found, now))
-    drawn = [chart for chart in (charts.loss_chart(told), charts.throughput_chart(told)) if chart]
+def view(name: str, history: History, steps: list[flow.Step], now: float) -> JobView:
+    """A job with its ledger over the seconds of its step (of its journal, if the step is unknown)."""
+    span = ledger(history, *window(name, history, steps, now))
+    drawn = [chart for chart in (charts.loss_chart(history), charts.throughput_chart(history)) if chart]
     missing = []
-    if not told.rounds:
+    if not history.rounds:
         missing.append("No round was formed: no timeline.")
-    if len(told.points) < 2:
+    if len(history.points) < 2:
         missing.append("Fewer than two iterations were reported: no curves.")
     elif len(drawn) < 2:
         missing.append("Iterations were reported without loss or without tokens: a curve is left out.")
     if span is None:
         missing.append("The job's beginning and end are unknown: no ledger.")
-    timeline = charts.timeline(told, span) if span else None
-    return JobView(name, told, span, tuple(drawn), timeline, told.restarts[-MOST_ENTRIES:], tuple(missing))
+    timeline = charts.timeline(history, span) if span else None
+    return JobView(name, history, span, tuple(drawn), timeline, history.restarts[-MOST_ENTRIES:], tuple(missing))
 
 
-def window(name: str, told: History, found: list[flow.Step], now: float) -> tuple[float, float]:
-    """Begin and end of the step that ran this job, else of the job; equal when neither is known."""
-    step = next((s for s in found if s.begin is not None and s.name == name), None)
+def window(name: str, history: History, steps: list[flow.Step], now: float) -> tuple[float, float]:
+    """Begin and end of the step that ran this job, else of the job; equal if neither is known."""
+    step = next((s for s in steps if s.begin is not None and s.name == name), None)
     if step is not None and step.begin is not None:
         return step.begin, step.end or now
-    last = max([told.end or 0.0, *(point.time for point in told.points), *(r.begin for r in told.rounds)], default=0.0)
-    return (told.begin, last) if told.begin is not None else (0.0, 0.0)
+    last = max(
+        [history.end or 0.0, *(point.time for point in history.points), *(r.begin for r in history.rounds)], default=0.0
+    )
+    return (history.begin, last) if history.begin is not None else (0.0, 0.0)
 
 
-def what_next(run: Run, phase: str, found: list[flow.Step]) -> str:
-    """One sentence for whoever opened the page: what to do now."""
-    codes = {step.exit_code for step in found if step.phase in ("Failed", "Error")}
+def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
+    """One sentence for the reader: what to do now."""
+    codes = {step.exit_code for step in steps if step.phase in ("Failed", "Error")}
     again = f"run the pipeline again with --name {run.name}: it goes on at the unfinished step"
     if phase == "Succeeded":
         return "All steps are done."
@@ -121,15 +123,15 @@ def what_next(run: Run, phase: str, found: list[flow.Step]) -> str:
     return f"Look at the message, then {again}."
 
 
-def step_facts(name: str, told: Mapping[str, Any]) -> StepFacts:
-    """Facts in the order the step gave them; a text of several lines or more than 80 characters is long."""
-    facts = told.get("facts")
-    shown = [(str(key), _text(value)) for key, value in (facts if isinstance(facts, dict) else {}).items()]
+def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
+    """Facts in the step's order; a text of several lines or more than 80 characters is long."""
+    facts = written.get("facts")
+    items = [(str(key), _text(value)) for key, value in (facts if isinstance(facts, dict) else {}).items()]
     return StepFacts(
         name=name,
-        summary=str(told.get("summary") or ""),
-        short=tuple(item for item in shown if len(item[1]) <= 80 and "\n" not in item[1]),
-        long=tuple(item for item in shown if len(item[1]) > 80 or "\n" in item[1]),
+        summary=str(written.get("summary") or ""),
+        short=tuple(item for item in items if len(item[1]) <= 80 and "\n" not in item[1]),
+        long=tuple(item for item in items if len(item[1]) > 80 or "\n" in item[1]),
     )
 
 
@@ -145,11 +147,11 @@ def _text(value: object) -> str:
     return json.dumps(value, indent=1 if len(json.dumps(value)) > 80 else None, ensure_ascii=False)
 
 
-def _duration(run: Run, found: list[flow.Step], now: float) -> float | None:
+def _duration(run: Run, steps: list[flow.Step], now: float) -> float | None:
     if run.duration_s is not None:
         return run.duration_s
-    begins = [step.begin for step in found if step.begin is not None]
-    ends = [step.end or now for step in found if step.begin is not None]
+    begins = [step.begin for step in steps if step.begin is not None]
+    ends = [step.end or now for step in steps if step.begin is not None]
     return max(ends) - min(begins) if begins else None
 
 

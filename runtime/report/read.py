@@ -1,6 +1,6 @@
-"""Everything a run left, read once: the workflow, the steps' summaries, each job's journal and telemetry.
+"""Reads everything that a run left, once: the workflow, the steps' summaries, each job's journal and telemetry.
 
-What is missing or torn is no error (a report is made for failed runs first of all) but a line in `Run.notes`.
+Missing or torn parts are not errors (a report matters most for failed runs) but lines in `Run.notes`.
 """
 
 import json
@@ -32,7 +32,7 @@ _KNOWN_KINDS = frozenset(kind.__name__ for kind in (segments.Segment, *get_args(
 
 @dataclass(frozen=True)
 class Run:
-    """What the page is made from."""
+    """The input of the page."""
 
     name: str
     uid: str = ""
@@ -63,7 +63,7 @@ def read_run(
     failures: tuple[Mapping[str, Any], ...] = (),
     folder: Path | None = None,
 ) -> Run:
-    """The run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have."""
+    """Read the run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have."""
     notes: list[str] = []
     workflow = _workflow(folder, notes)
     uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "")
@@ -105,17 +105,19 @@ def _workflow(folder: Path | None, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _steps(store: Store, name: str, notes: list[str]) -> dict[str, Mapping[str, Any]]:
-    found = {}
+    summaries = {}
     for entry in store.list(f"runs/{name}/steps/"):
         try:
-            found[entry.key.rsplit("/", 1)[1].removesuffix(".json")] = _dict_or_empty(json.loads(store.get(entry.key)))
+            summaries[entry.key.rsplit("/", 1)[1].removesuffix(".json")] = _dict_or_empty(
+                json.loads(store.get(entry.key))
+            )
         except (NoSuchKey, ValueError) as error:
             notes.append(f"{entry.key} cannot be read: {error}")
-    return found
+    return summaries
 
 
 def _jobs(store: Store, uid: str) -> list[str]:
-    """The jobs of that workflow, by their prefix."""
+    """The jobs of that workflow, found by their prefix."""
     prefix = f"jobs/{uid}-"
     return sorted({entry.key.removeprefix(prefix).split("/", 1)[0] for entry in _under_jobs(store, prefix)})
 
@@ -129,13 +131,13 @@ def _history(store: Store, prefix: str, notes: list[str]) -> History:
 
 
 def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record]:
-    """What a history needs of the journal, one after the other: a month of it is more than memory should hold."""
+    """The journal's records that a history needs, one by one: a month of them does not fit into memory."""
     after: int | None = 0
-    found = unknown = 0
+    needed_count = unknown = 0
     while after is not None:
         try:
             for body in segments.read(store, prefix.removeprefix("jobs/"), after):
-                found += 1
+                needed_count += 1
                 for number, line in enumerate(body.data.splitlines(), 1):
                     try:
                         kind = _KIND.decode(line).kind
@@ -153,7 +155,7 @@ def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record
         except segments.MissingError as error:
             notes.append(str(error))
             after = error.found - 1
-    if not found:
+    if not needed_count:
         notes.append(f"{prefix} has no journal: no rounds and restarts.")
     if unknown > MOST_NOTES:
         notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are no records this version knows")
@@ -172,10 +174,10 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:
-    """The last lines of the logs of pods that failed."""
-    found: dict[str, str] = {}
+    """The last lines of the logs of failed pods."""
+    tails: dict[str, str] = {}
     if folder is None:
-        return found
+        return tails
     nodes = _dict_or_empty(_dict_or_empty(workflow.get("status")).get("nodes"))
     for node in map(_dict_or_empty, nodes.values()):
         if node.get("phase") not in ("Failed", "Error"):
@@ -183,9 +185,9 @@ def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> 
         for name in (node.get("id"), node.get("podName"), node.get("name"), node.get("displayName")):
             path = folder / "logs" / f"{name}.log"
             if name and "/" not in str(name) and path.is_file():
-                found[str(node.get("id"))] = _tail(path, lines)
+                tails[str(node.get("id"))] = _tail(path, lines)
                 break
-    return found
+    return tails
 
 
 def _tail(path: Path, lines: int, limit: int = 64 << 10) -> str:

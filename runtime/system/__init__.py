@@ -1,1 +1,1 @@
-"""This machine: files that are whole or not there, processes, logs that rotate, a user's own temporary folder."""
+"""This machine: files that are complete or absent, processes, rotated logs, a user's own temporary folder."""

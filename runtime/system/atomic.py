@@ -1,4 +1,4 @@
-"""Files of this machine that are there whole or not at all, whoever else writes or reads them."""
+"""Files of this machine that are complete or absent, whoever else writes or reads them."""
 
 import os
 import secrets
@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends well, and is gone when it does not.
+    """A new file that replaces `path` if the block succeeds, and is removed if it fails.
 
-    `durable`: it is on the disk before it has its name. Writers in several processes or threads do not disturb each
-    other; the last one stays.
+    `durable`: its content is on disk before it gets its name. Concurrent writers do not disturb each other; the last
+    one wins.
     """
     fresh = _temporary_path(path)
     try:
@@ -34,7 +34,7 @@ def replace(path: Path, data: bytes | str) -> None:
 
 
 def create(path: Path, data: str, mode: int = 0o600) -> bool:
-    """Make the file, unless it is there: False. Of several that try at once one succeeds."""
+    """Create the file unless it exists (False). If several try at once, one succeeds."""
     fresh = _temporary_path(path)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(data)

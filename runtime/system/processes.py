@@ -1,7 +1,7 @@
-"""Live processes of this machine, told apart by the variables that they were started with (proc(5), environ).
+"""Live processes of this machine, identified by the variables that they were started with (proc(5), environ).
 
-A session or a process group does not hold what a process detached from itself; what it inherited goes along, as long
-as nobody clears it. A pid may be another process's by the time it is used: one is ended by a pidfd that was looked at.
+A session or a process group loses processes that detach themselves; inherited variables stay unless a process clears
+them. A pid may have been reused by the time of a kill, so processes are killed by a pidfd that was checked.
 """
 
 import errno
@@ -15,29 +15,29 @@ from pathlib import Path
 
 _PROCESSES = Path("/proc")
 _SWEEPS = 50
-"""They may be forking: what forked while it was looked for is found in the next one."""
+"""Processes may be forking: a child that was missed is found in the next sweep."""
 _DYING_S = 5.0
-"""How long one sweep waits for what it killed."""
+"""Seconds that one sweep waits for its victims."""
 _READS = 20
 _EXEC_S = 0.001
-"""An environment that is empty is read so often, so far apart: the process may be in the midst of an exec."""
+"""An empty environment is read again so often, with this pause: the process may be in the middle of an exec."""
 _GONE_ERRORS = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What reading of a process says that has ended, or is another user's."""
+"""Errors of reading a process that has ended, or belongs to another user."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Belongs = Callable[[frozenset[bytes]], bool]
-"""Is a process meant that was started with each of these NAME=VALUE?"""
+"""Decides whether a process is meant, from the NAME=VALUE strings that it was started with."""
 
 
 def is_shortage(error: OSError) -> bool:
-    """Has this process, or the machine, too few descriptors or too little memory just now?"""
+    """Does this process, or the machine, lack descriptors or memory at the moment?"""
     return error.errno in _SHORTAGES
 
 
 def start_time(pid: int) -> int | None:
-    """When the live process began (clock ticks after boot); None where there is none, or only a zombie.
+    """When the live process began (clock ticks after boot); None if there is none, or only a zombie.
 
-    Raises OSError where that cannot be known: whoever has no descriptor left must not take the living for dead.
+    Raises OSError if that cannot be determined: without a free descriptor a live process must not look dead.
     """
     try:
         fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -47,7 +47,7 @@ def start_time(pid: int) -> int | None:
 
 
 def find_processes(belongs: Belongs) -> Iterator[int]:
-    """Those live processes, but not the caller."""
+    """The matching live processes, except the caller."""
     for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -57,7 +57,7 @@ def find_processes(belongs: Belongs) -> Iterator[int]:
 
 
 def kill_processes(belongs: Belongs) -> int:
-    """SIGKILL all of them, until none is left. Returns how many were killed."""
+    """SIGKILL all matching processes until none is left. Returns how many were killed."""
     killed = 0
     for _ in range(_SWEEPS):
         dying = [pidfd for pid in find_processes(belongs) if (pidfd := _kill(pid, belongs)) is not None]
@@ -73,7 +73,7 @@ def kill_processes(belongs: Belongs) -> int:
 
 
 def _kill(pid: int, belongs: Belongs) -> int | None:
-    """The pidfd of the process that was killed; None when it was gone."""
+    """Kill one process; returns its pidfd, or None if it was gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -87,14 +87,14 @@ def _kill(pid: int, belongs: Belongs) -> int | None:
 
 
 def _environment(pid: int) -> frozenset[bytes]:
-    """Each NAME=VALUE that the process was started with. Raises OSError for one that has ended, or may not be read.
+    """The NAME=VALUE strings that the process was started with. Raises OSError if it has ended, or may not be read.
 
-    It reads as empty for a zombie and a thread of the kernel, which have no exe, and in the midst of an exec.
+    They are empty for a zombie and for a kernel thread (neither has an exe), and in the middle of an exec.
     """
     process = _PROCESSES / str(pid)
     for _ in range(_READS):
-        if found := (process / "environ").read_bytes():
-            return frozenset(found.split(b"\0"))
+        if content := (process / "environ").read_bytes():
+            return frozenset(content.split(b"\0"))
         os.readlink(process / "exe")
         time.sleep(_EXEC_S)
     return frozenset()

@@ -1,6 +1,6 @@
-"""Logs that processes append to are kept short: what is old goes to `NAME.1`, what was there before goes away.
+"""Keeps logs short that processes append to: old lines move to `NAME.1`, which replaces the one before.
 
-The file itself stays, so whoever has it open writes on in it; all of them must append (O_APPEND).
+The file itself stays, so its writers keep it open; all of them must append (O_APPEND).
 """
 
 import asyncio
@@ -13,14 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_BYTES = 32 << 20
-"""Bytes of a log after which it begins anew: with what was before there are at most twice as many, and what a writer
-adds within EVERY_S."""
+"""Bytes at which a log is rotated.
+
+With the old lines there are at most twice as many, plus what is written within EVERY_S.
+"""
 EVERY_S = 10.0
 
 
 def rotate(path: Path, most: int = MOST_BYTES) -> bool:
-    """Begin the log anew if it is longer than that; lines written in this very moment may be lost. On a full disk what
-    was before is lost, too: the bound holds."""
+    """Rotate the log if it is longer than that. Lines written at this very moment may be lost.
+
+    On a full disk the old lines are lost, too: the bound holds.
+    """
     try:
         if path.stat().st_size <= most:
             return False
@@ -35,8 +39,10 @@ def rotate(path: Path, most: int = MOST_BYTES) -> bool:
 
 
 def read_on(path: Path, at: int | None) -> tuple[bytes, bytes]:
-    """(What was in the log before it began anew and nobody has read, what is in it now and nobody has read). `at`: so
-    many bytes of it are known; None: none, nor what was before."""
+    """(Unread bytes from before the last rotation, unread bytes since).
+
+    `at`: how many bytes have been read; None: no reader yet, so nothing from before the rotation is returned.
+    """
     with path.open("rb") as file:
         begun_anew = at is None or os.fstat(file.fileno()).st_size < at
         before = b""
@@ -49,7 +55,7 @@ def read_on(path: Path, at: int | None) -> tuple[bytes, bytes]:
 
 
 def log_path_of(file: int) -> Path | None:
-    """Path of the log that this descriptor appends to; None where it is a terminal, a pipe or written otherwise."""
+    """Path of the log that this descriptor appends to; None for a terminal, a pipe, or another way of writing."""
 
     if not stat.S_ISREG(os.fstat(file).st_mode) or not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_APPEND:
         return None
@@ -57,7 +63,7 @@ def log_path_of(file: int) -> Path | None:
 
 
 class Rotation:
-    """Looks after logs, as long as the event loop runs on which it began."""
+    """Rotates logs for as long as its event loop runs."""
 
     def __init__(self, paths: Iterable[Path] = (), most: int = MOST_BYTES, every_s: float = EVERY_S) -> None:
         self.paths = set(paths)
@@ -65,7 +71,7 @@ class Rotation:
         self._next: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look now, and again and again."""
+        """Check now, and then periodically."""
         if self._next is not None:
             self._next.cancel()
         for path in self.paths:

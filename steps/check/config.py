@@ -44,7 +44,7 @@ class Config:
     """Folder for avoid_hosts and verdict.json."""
 
     def check(self) -> None:
-        """Raise StepError for numbers that contradict themselves and pairs that cannot be read."""
+        """Raise StepError for contradictory numbers and unreadable pairs."""
         from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
 
         if self.nodes < 1:

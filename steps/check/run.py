@@ -1,4 +1,4 @@
-"""Check the nodes, write the verdict, name the hosts to avoid."""
+"""Checks the nodes, writes the verdict, names the hosts to avoid."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from everstep.steps.entry import Result, StepError
 
 
 def run(config: Config) -> Result:
-    """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
+    """Check the nodes and write the verdict. Raises StepError with exit code 3 if fewer than `min_nodes` are usable."""
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.errors import MeasurementError
     from everstep.runtime.diagnosis.evidence import Round
@@ -55,9 +55,9 @@ def run(config: Config) -> Result:
     return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
 
 
-def _write(config: Config, told: dict[str, Any]) -> Path:
+def _write(config: Config, verdict: dict[str, Any]) -> Path:
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "verdict.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(verdict, indent=1) + "\n")
     return path

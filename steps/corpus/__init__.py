@@ -1,7 +1,7 @@
-"""Text for training: from files of the user's, or from what every Python carries, to one lm-dataformat corpus.
+"""Text for training: from the user's files, or from what every Python carries, to one lm-dataformat corpus.
 
-`config` lists the parameters, `sources` finds and reads the input, `run` makes the corpus. Imported without its heavy
-parts, so that pipelines can declare it and the step itself starts without hera.
+`config` lists the parameters, `sources` finds and reads the input, `run` makes the corpus. The package imports no heavy
+parts, so that pipelines can declare the step and the step itself starts without hera.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Writing an lm-dataformat archive that reads back in the order written."""
+"""Writes an lm-dataformat archive that reads back in the order written."""
 
 import shutil
 from contextlib import suppress
@@ -8,25 +8,25 @@ from types import TracebackType
 from typing import Any
 
 FILE_BYTES = 4 << 20
-"""Text of about so many bytes goes to one file of an archive: files are what later readers share among them."""
+"""Approximate bytes of text per file of an archive: later readers divide the files among them."""
 
 
 @dataclass
 class Split:
-    """What was written; `files` in the order in which they are read."""
+    """What was written; `files` in reading order."""
 
     documents: int = 0
     bytes: int = 0
-    """Of text, UTF-8."""
+    """Bytes of text, UTF-8."""
     files: list[dict[str, Any]] = field(default_factory=list)
-    """Of each file: name, documents, bytes of text."""
+    """Per file: name, documents, bytes of text."""
 
 
 class ArchiveWriter:
     """An lm-dataformat archive in `folder`, replacing what is there.
 
-    lm-dataformat names its files `data_<n>_time<t>_<name>.jsonl.zst`, which sort as 0, 1, 10, 2; here each gets its
-    number in six digits instead, and no time, so that the same documents give the same files.
+    lm-dataformat names its files `data_<n>_time<t>_<name>.jsonl.zst`, which sort as 0, 1, 10, 2. Here each file gets a
+    six-digit number and no time, so that the same documents give the same files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class ArchiveWriter:
         self._bytes = 0
 
     def add(self, text: str, size: int, source: str) -> None:
-        """One document of `size` bytes in UTF-8."""
+        """Add one document of `size` bytes in UTF-8."""
         self._archive.add_data(text, meta={"source": source})
         self._documents += 1
         self._bytes += size
@@ -65,6 +65,6 @@ class ArchiveWriter:
     ) -> None:
         if kind is None and self._documents:
             self._commit()
-        with suppress(OSError):  # what is left unwritten was told by the error that ends this block
+        with suppress(OSError):  # the error that ends this block already says what is unwritten
             self._archive.fh.close()
         (self._folder / "current_chunk_incomplete").unlink(missing_ok=True)

@@ -26,7 +26,7 @@ class Config:
     """Folder for the output parameters, one file each."""
 
     def check(self) -> None:
-        """Raise StepError for numbers that cannot be and input that is not there."""
+        """Raise StepError for impossible numbers and missing input."""
         if not 0 <= self.validation_share < 1:
             raise StepError(f"--validation-share {self.validation_share}: give a share from 0 to below 1")
         if not self.text_key:

@@ -17,22 +17,22 @@ from everstep.steps.progress import Progress
 
 MANIFEST = "corpus.json"
 FORMAT = 2
-"""Raised when the same input and settings give another corpus than before."""
+"""Incremented when the same input and settings give another corpus than before."""
 _MOST_LISTED = 1000
 
 
 @dataclass
 class Counts:
-    """What was seen of the input."""
+    """Counts of the input's documents."""
 
     duplicates: int = 0
     empty: int = 0
     smallest: int = 1 << 64
-    """The smallest document hash, of 64 bits."""
+    """The smallest document hash, 64 bits."""
 
 
 def run(config: Config) -> Result:
-    """Make the corpus, or find that it is there. Raises StepError for input that cannot be read."""
+    """Make the corpus, or find that it exists. Raises StepError for input that cannot be read."""
     sources = from_files(find(config.source), config.text_key) if config.source else standard_library()
     settings = {"text_key": config.text_key, "validation_share": config.validation_share}
     digest = _digest(sources, settings)
@@ -51,7 +51,7 @@ def run(config: Config) -> Result:
 
 
 def _digest(sources: list[Source], settings: dict[str, Any]) -> str:
-    """Names and contents of the input, and the settings: 16 hexadecimal digits."""
+    """Digest of the input's names and contents and of the settings: 16 hexadecimal digits."""
     total, done, progress = sum(source.size for source in sources), 0, Progress()
     named = []
     for source in sources:
@@ -71,18 +71,18 @@ def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: 
                 "free some, or choose another --store"
             )
         share = round(config.validation_share * (1 << 64))
-        train, held, counts = _write(draft.folder, sources, share)
-        if config.validation_share and train.documents > 1 and not held.documents:
-            # A small corpus: no hash fell into the share, so the document with the smallest is held out.
-            train, held, counts = _write(draft.folder, sources, counts.smallest + 1)
-        _refuse_useless(config, train, held)
+        train, validation, counts = _write(draft.folder, sources, share)
+        if config.validation_share and train.documents > 1 and not validation.documents:
+            # A small corpus: no hash falls into the share, so the document with the smallest hash is held out.
+            train, validation, counts = _write(draft.folder, sources, counts.smallest + 1)
+        _refuse_useless(config, train, validation)
         meta = {
             "version": 1,
             "documents": train.documents,
             "bytes": train.bytes,
-            "validation_documents": held.documents,
-            "validation_bytes": held.bytes,
-            "files": {"train": train.files, "validation": held.files},
+            "validation_documents": validation.documents,
+            "validation_bytes": validation.bytes,
+            "files": {"train": train.files, "validation": validation.files},
             "duplicates": counts.duplicates,
             "empty": counts.empty,
             "sources": [source.name for source in sources[:_MOST_LISTED]],
@@ -92,12 +92,12 @@ def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: 
     return meta
 
 
-def _refuse_useless(config: Config, train: Split, held: Split) -> None:
-    if not train.documents + held.documents:
+def _refuse_useless(config: Config, train: Split, validation: Split) -> None:
+    if not train.documents + validation.documents:
         raise StepError(f"--source {config.source}: no text in it")
     if not train.documents:
         raise StepError(f"--validation-share {config.validation_share}: all documents are held out; give a smaller one")
-    if config.validation_share and not held.documents:
+    if config.validation_share and not validation.documents:
         raise StepError(
             f"--source {config.source}: a single document, of which none can be held out; "
             "split it into several, or give --validation-share 0"
@@ -107,7 +107,7 @@ def _refuse_useless(config: Config, train: Split, held: Split) -> None:
 def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Split, Counts]:
     """Write both archives; documents whose hash is below `share` are held out."""
     counts, seen, progress, done = Counts(), set[bytes](), Progress(), 0
-    with ArchiveWriter(folder / "train") as train, ArchiveWriter(folder / "validation") as held:
+    with ArchiveWriter(folder / "train") as train, ArchiveWriter(folder / "validation") as validation:
         for number, source in enumerate(sources):
             for text in source.texts():
                 data = text.encode()
@@ -121,7 +121,7 @@ def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Spli
                 seen.add(digest)
                 value = int.from_bytes(digest[:8], "big")
                 counts.smallest = min(counts.smallest, value)
-                (held if value < share else train).add(text, len(data), source.name)
+                (validation if value < share else train).add(text, len(data), source.name)
             done += source.size
             progress.say(f"{number + 1} of {len(sources)} files  {done / 1e6:.1f} MB")
-    return train.split, held.split, counts
+    return train.split, validation.split, counts

@@ -16,10 +16,10 @@ _NOT_TEXT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "
 
 @dataclass(frozen=True)
 class Source:
-    """One file, or one text that is no file."""
+    """One file, or one text without a file."""
 
     name: str
-    """Kept with each document; the same on every machine for the standard library."""
+    """Stored with each document; the same on every machine for the standard library."""
     size: int
     """Bytes."""
     digest: Callable[[], str]
@@ -29,9 +29,9 @@ class Source:
 
 
 def find(source: str) -> list[str]:
-    """The files that `--source` names, in the order given; files of one pattern or folder in natural order.
+    """The files that `--source` names, in that order; files of one pattern or folder in natural order.
 
-    Raises StepError for a part that matches nothing and for a file of a kind that is not read.
+    Raises StepError for a part that matches nothing, and for an unsupported kind of file.
     """
     try:
         return text.find_files(source, "--source")
@@ -80,7 +80,7 @@ def standard_library() -> list[Source]:
 
 
 def _topics() -> dict[str, str]:
-    if importlib.util.find_spec("pydoc_data") is None:  # left out of some minimal installations
+    if importlib.util.find_spec("pydoc_data") is None:  # missing from some minimal installations
         return {}
     from pydoc_data import topics
 
@@ -93,7 +93,7 @@ def _file_digest(name: str) -> str:
 
 
 def _read_python(path: Path) -> Iterator[str]:
-    """A Python file in its own encoding; one that is broken on purpose (2to3's data) is left out."""
+    """A Python file in its own encoding; files that are broken on purpose (2to3's data) are skipped."""
     try:
         with tokenize.open(path) as file:
             yield file.read()
@@ -102,7 +102,7 @@ def _read_python(path: Path) -> Iterator[str]:
 
 
 def _read(name: str, text_key: str) -> Iterator[str]:
-    """The documents of one file. Raises StepError with file, line and what is wrong with it."""
+    """The documents of one file. Raises StepError with file, line and the reason."""
     reader = text.DocumentReader((text_key,), flag="--text-key")
     try:
         for extent in text.extents(name):

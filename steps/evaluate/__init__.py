@@ -1,4 +1,4 @@
-"""What the training was worth: perplexity beside the untrained model's, a sample of text, the Hugging Face export."""
+"""What the training achieved: perplexity before and after, a sample of text, the Hugging Face export."""
 
 from typing import TYPE_CHECKING
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training left."""
+    """The result of the training."""
 
     weights: dict[str, "torch.Tensor"]
     """By name in the model's state_dict."""
@@ -27,7 +27,7 @@ class Trained:
     iteration: int
 
     def build(self) -> "LlamaForCausalLM":
-        """The model with those weights. Raises StepError when they are not those of its config."""
+        """The model with those weights. Raises StepError if the weights do not fit its config."""
         from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
         model = LlamaForCausalLM(LlamaConfig(**self.config))
@@ -39,7 +39,7 @@ class Trained:
 
 
 def read_manifest(uri: str) -> "Commit":
-    """What the checkpoint's manifest says. Raises StepError when there is no committed checkpoint, or not all of it."""
+    """The checkpoint's manifest. Raises StepError if there is no committed checkpoint, or if parts are missing."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.manifest import read_commit
 
@@ -53,7 +53,7 @@ def read_manifest(uri: str) -> "Commit":
 
 
 def read(uri: str) -> Trained:
-    """Read and verify all shards, as many as there are. Raises StepError: damaged, or not of our training script."""
+    """Read and verify all shards. Raises StepError: damaged, or not written by our training script."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.committed import read_committed
 
@@ -66,10 +66,10 @@ def read(uri: str) -> Trained:
 
 
 def trained_of(state: dict[str, Any], iteration: int, uri: str) -> Trained:
-    """What the training left in that state, which stands at `uri`. Raises StepError: it is not of our script."""
+    """The training's result from that state, which is stored at `uri`. Raises StepError: not written by our script."""
     try:
-        told = state["config"]
-        return Trained(state["model"], json.loads(told["model"]), json.loads(told["settings"]), iteration)
+        config = state["config"]
+        return Trained(state["model"], json.loads(config["model"]), json.loads(config["settings"]), iteration)
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
         raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None

@@ -31,7 +31,7 @@ class Config:
     """Folder for perplexity, model and metrics.json."""
 
     def check(self) -> None:
-        """Raise StepError for numbers and paths that cannot be used."""
+        """Raise StepError for unusable numbers and paths."""
         if self.windows < 1:
             raise StepError(f"--windows {self.windows}: at least 1 is needed")
         if self.sample_tokens < 0:

@@ -1,4 +1,4 @@
-"""What a causal language model is worth on a stretch of tokens, and what it writes. Pure functions over a model."""
+"""The perplexity of a causal language model on tokens, and a sample of its text. Pure functions over a model."""
 
 import math
 from typing import TYPE_CHECKING
@@ -45,18 +45,18 @@ def _summed_loss(logits: "torch.Tensor", targets: "torch.Tensor") -> float:
 
 
 def generate(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: int = 0, top: int = 40) -> list[int]:
-    """`count` tokens that follow `prompt` (1-D), each drawn from the `top` likeliest; the same for a seed."""
+    """`count` tokens that follow `prompt` (1-D), each drawn from the `top` likeliest; the same for the same seed."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    given = torch.from_numpy(prompt.astype(np.int64))[None]
+    inputs = torch.from_numpy(prompt.astype(np.int64))[None]
     cache, written = None, []
     with torch.inference_mode():
         for _ in range(count):
-            told = model(input_ids=given, past_key_values=cache, use_cache=True)
-            cache = told.past_key_values
-            best = told.logits[0, -1].float().topk(min(top, told.logits.shape[-1]))
+            answer = model(input_ids=inputs, past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+            best = answer.logits[0, -1].float().topk(min(top, answer.logits.shape[-1]))
             drawn = torch.multinomial((best.values / 0.8).softmax(0), 1, generator=generator)
-            given = best.indices[drawn][None]
-            written.append(int(given))
+            inputs = best.indices[drawn][None]
+            written.append(int(inputs))
     return written

@@ -1,4 +1,4 @@
-"""Measure the trained and the untrained model, export the trained one; done once for a checkpoint and settings."""
+"""Measure the trained and the untrained model, export the trained one; once per checkpoint and settings."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ PROMPT_TOKENS = 12
 
 
 def run(config: Config) -> Result:
-    """Raises StepError for a checkpoint or a dataset that is not there or does not fit."""
+    """Raises StepError for a checkpoint or a dataset that is missing or does not fit."""
     from everstep.runtime.data import finished, open_dataset
 
     for name in ("checkpoint", "validation"):
@@ -53,12 +53,12 @@ def _short(value: float) -> str:
 
 
 def _digest(config: Config, data: "TokenDataset") -> str:
-    """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
+    """The digest that names the result: of the checkpoint's manifest, the dataset's, and the settings."""
     from everstep.runtime.checkpoint.stored.manifest import encode_manifest
 
     manifest = encode_manifest(read_manifest(config.checkpoint))
-    asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
-    return hashlib.sha256(manifest + json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+    parts = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
+    return hashlib.sha256(manifest + json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 
 
 def _export(trained: "Trained", model: Any, data: "TokenDataset", folder: Path) -> None:
-    """config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
+    """Write config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
     from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
     from transformers.utils import logging
 

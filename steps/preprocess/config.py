@@ -9,18 +9,18 @@ from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
 
 SMALLEST_VOCABULARY = 257
-"""256 bytes and the token that ends a document."""
+"""256 bytes and the end-of-document token."""
 
 
 TYPES = tuple(kind.value for kind in TokenizerType)
 PAGE = "dataset.html"
-"""What a person looks at: an artifact of the step."""
+"""The page for people: an artifact of the step."""
 IMPLEMENTATIONS = ("mmap", "cached", "lazy")
 ON_ERROR = ("fail", "skip")
 
 
 CLEANING = ("ftfy", "min_length", "max_length", "deduplicate", "validation_share")
-"""Parameters that say which documents are kept, and how."""
+"""Parameters that decide which documents are kept, and how they are cleaned."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Config:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys, each once."""
+        """The keys, without repetitions."""
         return tuple(dict.fromkeys(filter(None, re.split(r"[,\s]+", self.jsonl_keys))))
 
     def check(self) -> None:
-        """Raise StepError for input or a tokenizer that is not there and for values that cannot be."""
+        """Raise StepError for a missing input or tokenizer, and for impossible values."""
         if self.input and self.output_prefix:
             from everstep.steps.preprocess.inputs import find_files
 

@@ -1,7 +1,7 @@
-"""Documents whose texts came before in the input: the one thing here that Spark shuffles.
+"""Documents whose texts came before in the input: the only data here that Spark shuffles.
 
-Each shard has left the hashes of its documents. They go, in large pieces, to the task that has all hashes of their
-kind; it answers which documents of which shards are later ones. So no process ever holds more than one kind.
+Each shard has written the hashes of its documents. They go, in large slices, to the task for their kind (a range of
+hashes), which answers which documents of which shards are repetitions. So no process ever holds more than one kind.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 PER_KIND = 1 << 20
-"""Hashes that one task sorts, about: 16 bytes each, and as much again to sort them."""
+"""Approximate number of hashes per task: 16 bytes each, and as much again to sort them."""
 _PAIR = np.dtype([("high", "<u8"), ("low", "<u8")])
 _EMPTY = np.empty(0, np.uint32)
 
 
 class Hashes(NamedTuple):
-    """Where the hashes of the documents of one part are, in their order. Parts are numbered in the input's order."""
+    """The file with the hashes of one part's documents, in their order. Parts are numbered in the input's order."""
 
     number: int
     file: str
@@ -30,7 +30,7 @@ class Hashes(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Those of one kind: positions in their part (uint32) and the hashes, as bytes."""
+    """The hashes of one kind in one part: positions in the part (uint32), and the hashes as bytes."""
 
     number: int
     positions: bytes
@@ -38,7 +38,7 @@ class Slice(NamedTuple):
 
 
 def find_duplicates(context: "SparkContext", parts: Sequence[Hashes]) -> dict[int, np.ndarray]:
-    """By the number of each part that has some: positions of documents whose hash came before, ascending, uint32."""
+    """Positions of documents whose hash came before, ascending, uint32; by part number, for parts that have any."""
     kinds = max(1, -(-sum(part.count for part in parts) // PER_KIND))
     slices = context.parallelize(parts, min(len(parts), max(1, kinds))).flatMap(partial(by_kind, kinds))
     found: dict[int, list[np.ndarray]] = {}
@@ -48,7 +48,7 @@ def find_duplicates(context: "SparkContext", parts: Sequence[Hashes]) -> dict[in
 
 
 def by_kind(kinds: int, part: Hashes) -> Iterator[tuple[int, Slice]]:
-    """The hashes of a part, sorted by kind."""
+    """The hashes of a part, divided by kind."""
     with text.open_bytes(part.file) as file:
         hashes = np.frombuffer(file.readall(), _PAIR)
     kind = hashes["low"] % np.uint64(kinds)
@@ -63,12 +63,12 @@ def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes
 
 
 def later_positions(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
-    """Numbers of parts, and positions in them whose hash stands in an earlier place: pure."""
+    """Part numbers, and the positions in each whose hash occurs earlier: pure."""
     ordered = sorted(slices, key=lambda one: one.number)
     hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in ordered])
     positions = np.concatenate([np.frombuffer(one.positions, np.uint32) for one in ordered])
     numbers = np.repeat([one.number for one in ordered], [len(one.positions) // 4 for one in ordered])
-    order = np.lexsort((hashes["low"], hashes["high"]))  # equal ones stay in the order of the input
+    order = np.lexsort((hashes["low"], hashes["high"]))  # equal hashes stay in the order of the input
     repeated = np.zeros(len(order), bool)
     repeated[1:] = hashes[order][1:] == hashes[order][:-1]
     dropped = np.sort(order[repeated])

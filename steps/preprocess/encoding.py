@@ -1,7 +1,7 @@
 """Text to token ids, exactly as the tokenizer.json says.
 
-A byte-level BPE is encoded by tiktoken, several times faster per core, where its result is proven equal on a sample
-at the start; everything else, and every text that tiktoken cannot take, by tokenizers itself.
+tiktoken encodes a byte-level BPE several times faster per core. It is used if its result equals that of tokenizers on a
+sample at the start. Everything else, and every text that tiktoken cannot take, goes to tokenizers itself.
 """
 
 import enum
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s++"
-"""What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py), without places to try again at."""
+"""The pattern of ByteLevel(use_regex=True) (openai/gpt-2, encoder.py), without backtracking."""
 BLOCK = 2048
-"""Characters. A run of one kind (letters and digits, spaces, others) that is longer than two blocks fills one. On such
-a run tiktoken's regular expression might overflow its stack, and merging takes time that grows with its square."""
+"""Characters. A run of one class (letters and digits, spaces, others) longer than two blocks fills one.
+
+On such a run tiktoken's regular expression might overflow its stack, and merging takes time quadratic in its length.
+"""
 _AT_ONCE = 512
-"""Texts of a proof that tokenizers gets together: one by one, most of the time would be its threads' waiting."""
+"""Texts that tokenizers gets at once for a proof: one by one, its threads would mostly wait."""
 HARD_CASES = (
     "",
     " ",
@@ -48,11 +50,11 @@ HARD_CASES = (
     "\ue000\ufffd\uffff\U0010ffff \U00020000\U000e0001",
     "".join(map(chr, range(1, 0x250))),
 )
-"""Where regular expressions and byte-level alphabets are known to differ."""
+"""Texts on which regular expressions and byte-level alphabets are known to differ."""
 
 
 class EncodingMethod(enum.Enum):
-    """By which library a text is encoded."""
+    """The library that encodes a text."""
 
     TIKTOKEN = "tiktoken"
     """Proven equal to TOKENIZERS."""
@@ -74,14 +76,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Encoder:
-    """`encode(text)` -> ids, (n,) of an integer type; `how` says by which library."""
+    """`encode(text)` -> ids, (n,) of an integer type; `how` names the library."""
 
     how: EncodingMethod
     encode: Callable[[str], np.ndarray]
 
 
 def encoder(recipe: Recipe) -> Encoder:
-    """The encoder of that recipe."""
+    """The encoder for that recipe."""
     if recipe.how is EncodingMethod.BYTES:
         return Encoder(recipe.how, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
     if recipe.how is EncodingMethod.ENCODING:
@@ -96,7 +98,7 @@ def encoder(recipe: Recipe) -> Encoder:
 
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
-    """The fastest encoder whose result on `samples`, hard cases and each token's own text is that of tokenizers."""
+    """The fastest encoder that agrees with tokenizers on `samples`, the hard cases and each token's own text."""
     tokenizer = _load_tokenizer(tokenizer_json)
     plain, fast = _plain(tokenizer, special), fast_encoder(tokenizer_json)
     if fast is None:
@@ -104,14 +106,14 @@ def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = Fa
     every = chain(HARD_CASES, token_texts(tokenizer_json), samples)
     texts = (text for text in every if not needs_tokenizers(text, fast.added))
     while some := list(islice(texts, _AT_ONCE)):
-        wanted = tokenizer.encode_batch_fast(some, add_special_tokens=special)
-        if any(fast.encode(text).tolist() != one.ids for text, one in zip(some, wanted, strict=True)):
+        expected = tokenizer.encode_batch_fast(some, add_special_tokens=special)
+        if any(fast.encode(text).tolist() != one.ids for text, one in zip(some, expected, strict=True)):
             return plain
     return _combine(fast, lambda: plain)
 
 
 def token_texts(tokenizer_json: str) -> Iterator[str]:
-    """The text of each token of a byte-level BPE that is a text."""
+    """The text of each token of a byte-level BPE, for tokens that are valid text."""
     byte = _bytes_of_characters()
     for token in json.loads(tokenizer_json)["model"]["vocab"]:
         with suppress(KeyError, UnicodeDecodeError):
@@ -119,7 +121,7 @@ def token_texts(tokenizer_json: str) -> Iterator[str]:
 
 
 def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
-    """tiktoken with tokenizers for what it cannot take: for a tokenizer.json that `make_encoder` has proven."""
+    """tiktoken, with tokenizers for what it cannot take. Only for a tokenizer.json that `make_encoder` has proven."""
     fast = fast_encoder(tokenizer_json)
     if fast is None:
         raise ValueError("not a byte-level BPE")
@@ -127,7 +129,7 @@ def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
 
 
 def _combine(fast: "FastEncoder", plain: Callable[[], Encoder]) -> Encoder:
-    """`plain` is asked for when a text needs it: most inputs have none that does."""
+    """`plain` is created when a text first needs it: most inputs have no such text."""
     quick, added = fast.encode, fast.added
     return Encoder(
         EncodingMethod.TIKTOKEN, lambda text: plain().encode(text) if needs_tokenizers(text, added) else quick(text)
@@ -140,7 +142,7 @@ def plain_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
 
 
 def _load_tokenizer(tokenizer_json: str) -> "Tokenizer":
-    """Without what some files keep from their last use: documents are neither cut off nor filled up."""
+    """The tokenizer without truncation and padding, which some files keep from their last use."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -166,7 +168,7 @@ class FastEncoder:
 
 
 def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
-    """tiktoken with the same merges, None unless the tokenizer is a byte-level BPE without normalization."""
+    """tiktoken with the same merges; None unless the tokenizer is a byte-level BPE without normalization."""
     value = json.loads(tokenizer_json)
     pattern = _split_pattern(value)
     if pattern is None:
@@ -197,7 +199,7 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
 
 
 def _split_pattern(value: dict[str, Any]) -> str | None:
-    """The regular expression at which a byte-level BPE splits; None when the tokenizer is something else."""
+    """The regular expression at which a byte-level BPE splits; None for other tokenizers."""
     model, before = value["model"], value.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or value.get("normalizer") or model.get("ignore_merges"):
         return None
@@ -215,7 +217,7 @@ def _split_pattern(value: dict[str, Any]) -> str | None:
 
 
 def needs_tokenizers(text: str, added: "AddedTokens") -> bool:
-    """Is it none for tiktoken: an added token in it, or a run of characters that might break it or take it long?"""
+    """Must tokenizers encode the text? It has an added token, or a run that tiktoken handles slowly or not at all."""
     return added.occur_in(text) or any(
         _RUN.match(text, start, start + BLOCK).end() == start + BLOCK  # type: ignore[union-attr] - any character fits
         for start in range(0, len(text) - BLOCK + 1, BLOCK)
@@ -226,12 +228,12 @@ _RUN = re.compile(r"[^\W_]+|\s+|(?:[^\w\s]|_)+")
 
 
 class AddedTokens:
-    """Texts of the added tokens."""
+    """The texts of the added tokens."""
 
     def __init__(self, tokens: list[str]) -> None:
         ends = zip(min(tokens, default=""), max(tokens, default=""), strict=False)
         self._common = "".join(one for one, other in takewhile(lambda pair: pair[0] == pair[1], ends))
-        """Looked for first: much faster than any regular expression."""
+        """Searched first: much faster than any regular expression."""
         self._any = re.compile("|".join(map(re.escape, tokens)))
         self._none = not tokens
 
@@ -241,7 +243,7 @@ class AddedTokens:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Byte-level BPE's alphabet: printable bytes are themselves, the others the characters from U+0100 on (GPT-2)."""
+    """Byte-level BPE's alphabet (GPT-2): printable bytes map to themselves, others to characters from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [code for code in range(256) if code not in set(printable)]
     return {chr(code): code for code in printable} | {chr(256 + n): code for n, code in enumerate(others)}

@@ -1,6 +1,6 @@
-"""What an executor's pod runs: Spark's executor in a Java of this image, as Spark tells it by variables.
+"""What an executor's pod runs: Spark's executor in this image's Java, configured by Spark's variables.
 
-Spark's own images have a script for it (Spark, "Running on Kubernetes"); pyspark's wheel has not.
+Spark's own images have a script for this (Spark, "Running on Kubernetes"); pyspark's wheel does not.
 """
 
 import os
@@ -27,25 +27,25 @@ _OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 def command(environment: Mapping[str, str], java: Java, jars: Path) -> list[str]:
     """The program and its arguments. Raises KeyError for a variable that Spark has not set."""
-    numbers = sorted(int(found[1]) for found in map(_OPTION.fullmatch, environment) if found)
+    numbers = sorted(int(match[1]) for match in map(_OPTION.fullmatch, environment) if match)
     options = [environment[f"SPARK_JAVA_OPT_{number}"] for number in numbers]
     memory = environment["SPARK_EXECUTOR_MEMORY"]
-    told = [word for flag, name in _ARGUMENTS.items() for word in (flag, environment[name])]
-    kept = [option for option in options if option not in unsupported_arguments(java)]
-    return [str(java.program), *kept, f"-Xms{memory}", f"-Xmx{memory}", "-cp", f"{jars}/*", CLASS, *told]
+    flags = [word for flag, name in _ARGUMENTS.items() for word in (flag, environment[name])]
+    supported = [option for option in options if option not in unsupported_arguments(java)]
+    return [str(java.program), *supported, f"-Xms{memory}", f"-Xmx{memory}", "-cp", f"{jars}/*", CLASS, *flags]
 
 
 def main() -> None:
-    """Become it."""
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
+    """Replace this process by the executor."""
+    package = find_spec("pyspark")
+    if package is None or package.origin is None:
         raise SystemExit("executor: this image has no pyspark; use one with everstep[preprocess]")
     try:
         check_user()
         java = find_java(os.environ)
     except StepError as error:
         raise SystemExit(f"executor: {error}") from None
-    words = command(os.environ, java, Path(found.origin).parent / "jars")
+    words = command(os.environ, java, Path(package.origin).parent / "jars")
     os.execv(words[0], words)
 
 

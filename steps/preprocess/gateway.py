@@ -1,6 +1,6 @@
-"""The driver's Java process, started as Spark's own script would, without what takes that script its time.
+"""The driver's Java process, started as Spark's own script would start it, but faster.
 
-spark-submit runs a Python to find Spark and a first Java that tells how to start the second. What these would tell is
+spark-submit runs a Python to find Spark, and a first Java to compute the command line of the second. Both results are
 known here: see Spark's launcher (SparkSubmitCommandBuilder, JavaModuleOptions).
 """
 
@@ -17,7 +17,7 @@ from everstep.steps.preprocess.java import Java, unsupported_arguments
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-"""A driver that only hands out tasks: little memory, quickly started, and no file of figures in /tmp."""
+"""For a driver that only hands out tasks: little memory, a quick start, no performance file in /tmp."""
 _OPENED_PACKAGES = ("lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "util")
 MODULES = (
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -37,25 +37,25 @@ MODULES = (
     "--sun-misc-unsafe-memory-access=allow",
     "--enable-native-access=ALL-UNNAMED",
 )
-"""What Spark 4 opens of Java's modules."""
+"""The Java packages that Spark 4 opens."""
 _CONNECTION_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""Names the file in which Spark tells its port and its secret."""
+"""The variable that names the file in which Spark writes its port and its secret."""
 _HEAD = struct.Struct(">ii")
 _POLL_S = 0.02
 
 
 def command(java: Java, jars: Path, folder: Path, settings: Mapping[str, str]) -> list[str]:
-    """The program and its arguments. `folder` holds Spark's configuration and what it writes. Pure."""
+    """The program and its arguments. `folder` holds Spark's configuration and its output. Pure."""
     options = [option for option in MODULES if option not in unsupported_arguments(java)]
     place = ["-cp", f"{folder}{os.pathsep}{jars}/*", f"-Djava.io.tmpdir={folder}"]
-    told = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    return [str(java.program), *JVM_OPTIONS, *options, *place, SUBMIT, *told, "pyspark-shell"]
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    return [str(java.program), *JVM_OPTIONS, *options, *place, SUBMIT, *conf, "pyspark-shell"]
 
 
 def launch(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start it. It ends when its standard input closes: so also when this process is killed.
+    """Start it. It ends when its standard input closes, so also when this process is killed.
 
-    It is in a process group of its own: Ctrl-C ends this process, which then ends it.
+    It has a process group of its own: Ctrl-C ends this process, which then ends it.
     """
     environment = {
         **os.environ,
@@ -67,15 +67,15 @@ def launch(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_connection(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:
-    """The port at which it listens, and its secret, once it does. Raises StepError when it ends before."""
+    """Wait until it listens; returns its port and its secret. Raises StepError if it ends first."""
     file = _connection_file(folder)
     while not file.is_file():
         if process.poll() is not None:
             raise StepError(f"Spark did not start: its Java ended with {process.returncode}", code=ExitCode.TRY_AGAIN)
         time.sleep(_POLL_S)
-    told = file.read_bytes()
-    port, size = _HEAD.unpack_from(told)
-    return port, told[_HEAD.size : _HEAD.size + size].decode()
+    content = file.read_bytes()
+    port, size = _HEAD.unpack_from(content)
+    return port, content[_HEAD.size : _HEAD.size + size].decode()
 
 
 def _connection_file(folder: Path) -> Path:

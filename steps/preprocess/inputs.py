@@ -13,7 +13,7 @@ from everstep.steps.preprocess.plan import shards
 
 MANIFEST, SPLITS = "corpus.json", ("train", "validation")
 _SAMPLE_PLACES = 64
-"""A sample is taken from so many places, evenly spread."""
+"""A sample is taken from so many evenly spaced places."""
 _CONCURRENT_FILES = 8
 
 
@@ -23,9 +23,9 @@ class Input:
 
     splits: dict[str, tuple[text.Extent, ...]]
     documents: int
-    """0: not known."""
+    """0: unknown."""
     digest: str
-    """Of what tells this input from another."""
+    """Identifies the input."""
 
     def size(self, split: str) -> int:
         """Bytes as stored."""
@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What everstep.steps.corpus made: a folder, or below an s3:// address. Its files are read from where they are."""
+    """What everstep.steps.corpus made: a folder, or below an s3:// address. Its files are read in place."""
 
     uri: str
     digest: str
@@ -49,44 +49,44 @@ class Corpus:
         return self.uri.rpartition("/")[2]
 
     def read(self) -> Input:
-        """Where it may be cut. Raises StepError for damaged files."""
+        """The input with the places where it may be cut. Raises StepError for damaged files."""
         extents = {split: _extents([f"{self.uri}/{name}" for name in self.files[split]]) for split in SPLITS}
         return Input(extents, self.documents, self.digest)
 
 
 def open_corpus(given: str) -> Corpus:
-    """The corpus there, by its corpus.json. Raises StepError for one that is none and for files that are missing."""
+    """The corpus at that address, by its corpus.json. Raises StepError if it is no corpus or lacks files."""
     uri, store = absolute_uri(given), open_store(given, read_only=True)
-    told = store.get(MANIFEST)
+    manifest = store.get(MANIFEST)
     try:
-        meta = json.loads(told)
+        meta = json.loads(manifest)
         files = {split: [f"{split}/{file['name']}" for file in meta["files"][split]] for split in SPLITS}
         documents = meta["documents"] + meta["validation_documents"]
     except (ValueError, KeyError, TypeError):
         raise StepError(
             f"{uri}/{MANIFEST}: not the manifest of a corpus; make it again with python -m everstep.steps.corpus"
         ) from None
-    there = {entry.key for entry in store.list("")}
-    if missing := [name for split in SPLITS for name in files[split] if name not in there]:
+    keys = {entry.key for entry in store.list("")}
+    if missing := [name for split in SPLITS for name in files[split] if name not in keys]:
         raise StepError(f"{uri}/{missing[0]}: missing, though {MANIFEST} names it; make the corpus again")
-    return Corpus(uri, hashlib.sha256(told).hexdigest(), documents, files)
+    return Corpus(uri, hashlib.sha256(manifest).hexdigest(), documents, files)
 
 
 def from_files(given: str, split: str, documents: int) -> Input:
     """The files that `--input` names, as one split. Raises StepError.
 
-    The digest is of their paths, sizes and times of change: reading all of them twice would double the time.
+    The digest covers their paths, sizes and modification times: reading all of them twice would double the time.
     """
     names = find_files(given)
     try:
-        told = [(name, *text.file_version(name)) for name in names]
+        facts = [(name, *text.file_version(name)) for name in names]
     except OSError as error:
         raise StepError(str(error)) from None
-    return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(told).encode()).hexdigest())
+    return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
 
 
 def find_files(given: str) -> list[str]:
-    """Files that `--input` names. Raises StepError."""
+    """The files that `--input` names. Raises StepError."""
     try:
         return text.find_files(given, "--input")
     except text.TextError as error:
@@ -94,7 +94,7 @@ def find_files(given: str) -> list[str]:
 
 
 def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
-    """About `most_bytes` of text from places that are spread evenly; all of it when there is no more."""
+    """About `most_bytes` of text from evenly spaced places, or all of it if there is less."""
     planned = shards(split, given.splits[split], _SAMPLE_PLACES)
     for shard in planned:
         left = most_bytes // len(planned)
@@ -113,9 +113,9 @@ def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: in
 
 
 def _extents(names: list[str]) -> tuple[text.Extent, ...]:
-    """Several files at a time: those of a store are read through."""
+    """The extents of several files at a time: files of a store are read through."""
     try:
         with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
-            return tuple(extent for found in pool.map(text.extents, names) for extent in found)
+            return tuple(extent for extents in pool.map(text.extents, names) for extent in extents)
     except text.TextError as error:
         raise StepError(str(error)) from None

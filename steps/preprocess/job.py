@@ -1,4 +1,4 @@
-"""The Spark job: planned shards, one task each; what they wrote, in order, and which documents came before."""
+"""The Spark job: one task per planned shard. Returns what they wrote, in order, and the repeated documents."""
 
 import os
 import sys
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 PROOF_BYTES = 1 << 20
-"""Text of the input on which the fast encoder must give what the tokenizer gives."""
+"""Bytes of input text on which the fast encoder must agree with the tokenizer."""
 TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class TokenizedShards:
-    """What Spark's job left."""
+    """The result of Spark's job."""
 
     written: list[ShardResult]
     """In the order of the input."""
     later: dict[int, np.ndarray]
-    """By their number in `splits_of(written)`: positions of documents whose texts came before."""
+    """Positions of documents whose texts came before, by number in `splits_of(written)`."""
     seconds: float
     """Since the first byte was read."""
 
 
 def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
-    """How tasks encode: by the library that is fastest and right. They find the tokenizer beside their shards."""
+    """How tasks encode: with the fastest library that is exact. They find the tokenizer beside their shards."""
     if vocabulary.encoding:
         return Recipe(EncodingMethod.ENCODING, vocabulary.encoding)
     if not vocabulary.json:
@@ -77,7 +77,7 @@ def plan(config: Config, given: Input) -> list[Shard]:
 
 
 def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> TokenizedShards:
-    """Run the planned shards on Spark. `told` gives the job, when Spark has started. Raises StepError."""
+    """Run the planned shards on Spark. `told` is called with the job when Spark has started. Raises StepError."""
     from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
     planned = plan(config, given)
@@ -106,26 +106,24 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
 
 
 def first_read_time(started: float, written: list[ShardResult]) -> float:
-    """When this command's tasks began to read; when it started them, if all were done by an earlier command."""
+    """When this command's tasks began to read; when it started, if an earlier command had done all of them."""
     return min((one.began for one in written if one.began >= started), default=started)
 
 
 def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
-    """Raises StepError when tasks left out their shards because of another's refusal, and this one was lost."""
+    """Raises StepError if tasks skipped their shards because another refused its text, and that refusal was lost."""
     if len(results) == len(planned) or any(isinstance(result, ShardRefusal) for result in results):
         return
     try:
-        told = store.get(REFUSAL_KEY).decode()
+        refusal = store.get(REFUSAL_KEY).decode()
     except NoSuchKey:
         missing = len(planned) - len(results)
-        raise StepError(
-            f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN
-        ) from None
-    raise StepError(told)
+        raise StepError(f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN) from None
+    raise StepError(refusal)
 
 
 def refuse_far_shards(job: Job, written: list[ShardResult]) -> None:
-    """Raises StepError for shards that executors on other machines have put into a folder of theirs."""
+    """Raises StepError for shards that executors on other machines have written to their own folder."""
     names = () if is_s3_uri(job.uri) else (name for split in splits_of(written) for name in split.files())
     if far := next((name for name in names if not Path(job.uri, name).is_file()), ""):
         raise StepError(
@@ -142,7 +140,7 @@ def splits_of(written: list[ShardResult]) -> list[SplitFiles]:
 def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> dict[int, np.ndarray]:
     from everstep.steps.preprocess.duplicates import Hashes, find_duplicates
 
-    # What is trained on comes first: so nothing of it is left for validation.
+    # The training split comes first, so that validation contains no repetition of it.
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
     hashed = ((at, splits[number]) for at, number in enumerate(order))
     found = find_duplicates(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
@@ -150,7 +148,7 @@ def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> 
 
 
 def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) -> list[ShardResult]:
-    """What was written, if all was. Raises StepError for refused text and for a key that no document has."""
+    """What was written, if complete. Raises StepError for refused text and for a key that no document has."""
     written = [result for result in results if isinstance(result, ShardResult)]
     for result in results:
         if isinstance(result, ShardRefusal):

@@ -1,7 +1,7 @@
-"""Where Spark runs, by `--spark-master`, and what it is told there. Pure.
+"""Spark's settings for each kind of `--spark-master`. Pure.
 
-local[N]: in this process's JVM. spark://: a standalone cluster. k8s://: executors are pods like the step's own, in
-which the driver runs, and end with it. On a cluster executors come as tasks need them and go when idle.
+local[N]: in this process's JVM. spark://: a standalone cluster. k8s://: executors are pods like the step's own, which
+is the driver, and end with it. On a cluster executors start as tasks need them and stop when idle.
 """
 
 import enum
@@ -20,19 +20,22 @@ POD_VARIABLE = "EVERSTEP_POD"
 """Name of the step's own pod."""
 EXECUTOR = ("python", "-m", "everstep.steps.preprocess.executor")
 LABELS = {"everstep/step": "preprocess"}
-"""Of executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""
+"""Label of the executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""
 ENCRYPTED = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
-"""What driver and executors say to each other, blocks of data too, by a key that they agree upon with the secret.
-Spark's documentation, "Security", names GCM as the mode that also finds what was changed on the way."""
+"""Encrypts the traffic between driver and executors, data blocks too.
+
+The secret authenticates the key exchange. Spark's documentation, "Security", names GCM as the mode that also detects
+changes on the way.
+"""
 _SECRET = re.compile(r"^\s*spark\.authenticate(\s*[=:]\s*|\s+)true\s*$", re.MULTILINE | re.IGNORECASE)
 _PREFIX = 40
-"""Characters that Spark leaves for the beginning of a pod's name, and a few less."""
+"""Characters that Spark allows for a pod name's prefix, minus a few."""
 _OVERHEAD_MB, _WORKER_MB = 400, 600
-"""Memory of an executor besides Java's: at all, and for each of its Python workers."""
+"""Memory of an executor besides Java's: a base, and for each of its Python workers."""
 
 
 class Kind(enum.Enum):
-    """How it begins."""
+    """The kinds of masters, by how their address begins."""
 
     LOCAL = r"local(\[([1-9]\d*|\*)\])?"
     STANDALONE = r"spark://[^/,\s:]+:\d+(,[^/,\s:]+:\d+)*"
@@ -40,7 +43,7 @@ class Kind(enum.Enum):
 
 
 def kind_of(master: str) -> Kind:
-    """Raises StepError for what is none of them."""
+    """The kind of master. Raises StepError for anything else."""
     for kind in Kind:
         if re.fullmatch(kind.value, master):
             return kind
@@ -60,20 +63,20 @@ class Pod:
     """What executors' pods are made from."""
 
     api: str
-    """Its address: https://..."""
+    """The API's address: https://..."""
     namespace: str
     token_file: str
     ca_file: str
     name: str
     """The step's own pod."""
     address: str
-    """Its IP."""
+    """The pod's IP."""
     template: Mapping[str, Any]
     """A pod spec like its own, see everstep.runtime.platform.kubernetes."""
 
 
 def has_secret(defaults: str) -> bool:
-    """Does a cluster's spark-defaults.conf ask for one?"""
+    """Does a cluster's spark-defaults.conf ask for a secret?"""
     return _SECRET.search(defaults) is not None
 
 
@@ -88,11 +91,11 @@ def common_settings(scratch: Path) -> dict[str, str]:
 
 
 def local_settings(master: str) -> dict[str, str]:
-    """A local master that tries each task up to ATTEMPTS times: a Python worker may be killed for memory."""
+    """A local master that tries each task up to ATTEMPTS times: a Python worker may be killed for lack of memory."""
     threads = master.removeprefix("local").strip("[]") or "1"
     return {
         "spark.master": f"local[{threads},{ATTEMPTS}]",
-        # Without a secret given, Spark makes a random one for local masters; on a command line all could read it.
+        # Spark makes a random secret for local masters; one on a command line would be readable by everybody.
         "spark.authenticate": "true",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -100,7 +103,7 @@ def local_settings(master: str) -> dict[str, str]:
 
 
 def cluster_settings(executors: int, executor_cores: int, address: str) -> dict[str, str]:
-    """Executors as tasks need them, at most so many; `address` is where they find this process."""
+    """Executors as tasks need them, at most `executors`; `address` is where they find this process."""
     return {
         "spark.driver.host": address,
         "spark.driver.bindAddress": address,
@@ -119,20 +122,20 @@ def cluster_settings(executors: int, executor_cores: int, address: str) -> dict[
 
 
 def kubernetes_settings(master: str, pod: Pod, executor_cores: int, template_file: Path) -> dict[str, str]:
-    """Besides `cluster`: pods in the driver's namespace, owned by its pod, so that they end with it."""
-    given, container = master.removeprefix("k8s://"), pod.template["containers"][0]
+    """In addition to the cluster's settings: pods in the driver's namespace that end with its pod, their owner."""
+    api, container = master.removeprefix("k8s://"), pod.template["containers"][0]
     memory = _OVERHEAD_MB + _WORKER_MB * executor_cores
     return {
-        "spark.master": f"k8s://{given or pod.api}",
+        "spark.master": f"k8s://{api or pod.api}",
         "spark.submit.deployMode": "client",
-        # Spark makes a secret for the application and hands it to the executors.
+        # Spark makes a secret for the application and passes it to the executors.
         "spark.authenticate": "true",
         **ENCRYPTED,
         "spark.kubernetes.namespace": pod.namespace,
         "spark.kubernetes.authenticate.caCertFile": pod.ca_file,
         "spark.kubernetes.authenticate.oauthTokenFile": pod.token_file,
         "spark.kubernetes.container.image": container["image"],
-        # Spark sets one in any case, over the template's.
+        # Spark sets one in any case, and it overrides the template's.
         "spark.kubernetes.container.image.pullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
         "spark.kubernetes.driver.pod.name": pod.name,
         "spark.kubernetes.executor.podTemplateFile": str(template_file),
@@ -144,9 +147,9 @@ def kubernetes_settings(master: str, pod: Pod, executor_cores: int, template_fil
 
 
 def pod_template(pod: Pod) -> str:
-    """The file of spark.kubernetes.executor.podTemplateFile: the step's pod with another command.
+    """The file for spark.kubernetes.executor.podTemplateFile: the step's pod with another command.
 
-    What Spark sets itself is left out: resources, and the variables of its own.
+    What Spark sets itself is left out: resources, and its own variables.
     """
     spec = json.loads(json.dumps(pod.template))
     main = spec["containers"][0]

@@ -1,6 +1,6 @@
-"""What was tokenized, as one HTML page that needs nothing else: counts, lengths of documents, some of the texts.
+"""What was tokenized, as a self-contained HTML page: counts, document lengths, some of the texts.
 
-The same input and settings give the same page: it tells no times. All text is escaped by jinja2.
+The same input and settings give the same page, so it contains no times. jinja2 escapes all text.
 """
 
 import json
@@ -16,7 +16,7 @@ from everstep.steps.preprocess.config import Config
 from everstep.steps.preprocess.parts import Sample
 
 UNSPLIT = "document"
-"""The split of files, of which nothing but what is held out for validation is told apart."""
+"""The only split of plain files, apart from documents held out for validation."""
 _SETTINGS = (
     *("input", "jsonl_keys", "tokenizer", "tokenizer_type", "vocab_file", "vocab_size", "append_eod", "ftfy"),
     *("deduplicate", "min_length", "max_length", "validation_share", "on_error", "dataset_impl"),
@@ -31,12 +31,12 @@ class Bar:
     last: int
     documents: int
     share: float
-    """Of the highest bar, 0 to 1."""
+    """Relative to the highest bar, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """How long the documents of one split and key are."""
+    """The distribution of document lengths for one split and key."""
 
     split: str
     key: str
@@ -47,7 +47,7 @@ class Length:
 
     @classmethod
     def of(cls, split: str, key: str, lengths: np.ndarray) -> "Length":
-        """From the tokens of each document; a bar for each doubling."""
+        """From the number of tokens of each document; one bar for each doubling."""
         if not len(lengths):
             return cls(split, key, (), 0, 0.0, 0)
         counts = np.bincount(np.log2(lengths).astype(np.int64))
@@ -62,7 +62,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows."""
+    """The contents of the page."""
 
     title: str
     config: Config
@@ -73,14 +73,14 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page."""
+    """The page as HTML."""
     filters = {
         "number": lambda value: f"{value:,}".replace(",", " "),
         "short": short,
         "named": lambda split: "train" if split == UNSPLIT else split,
     }
-    made = environment(Path(__file__).parent, filters)
-    return made.get_template("page.html").render(
+    templates = environment(Path(__file__).parent, filters)
+    return templates.get_template("page.html").render(
         page=page,
         keys=page.config.keys,
         tokens=sum(count["tokens"] for count in page.counts.values()),

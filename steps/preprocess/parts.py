@@ -1,4 +1,4 @@
-"""The files of a shard: tokens and lengths of each split and key, hashes of documents, and a few texts to show."""
+"""The files of a shard: tokens and lengths for each split and key, document hashes, and a few sample texts."""
 
 import heapq
 from array import array
@@ -12,51 +12,51 @@ from everstep.steps.preprocess.cleaning import Document
 
 SAMPLES = 12
 _SHOWN_CHARACTERS = 1200
-"""Characters of each text of a sample."""
+"""Characters of each text that a sample keeps."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What was written of one split and key. Names of files are those in the workspace."""
+    """What was written for one split and key. File names are relative to the workspace."""
 
     tokens_file: str
     lengths_file: str
-    """Tokens of each document of the split, int32; 0 where it has none of this key."""
+    """Tokens of each document of the split, int32; 0 if it has none for this key."""
     documents: int
-    """Those with tokens."""
+    """Documents with tokens."""
     tokens: int
     bytes: int
-    """Of text, UTF-8."""
+    """Bytes of text, UTF-8."""
     having: int
-    """Documents that have the key, those without a token too."""
+    """Documents that have the key, including those without tokens."""
 
 
 class SplitFiles(msgspec.Struct, frozen=True):
-    """What was written of one split, one part for each key."""
+    """What was written for one split: one part for each key."""
 
     split: str
     parts: tuple[Part, ...]
     documents: int
     digests: str
-    """The file of the documents' hashes; empty when they are not wanted."""
+    """The file with the documents' hashes; empty if they are not needed."""
 
     def files(self) -> list[str]:
-        """All of them."""
+        """All of its files."""
         files = [name for part in self.parts for name in (part.tokens_file, part.lengths_file)]
         return [*files, self.digests] if self.digests else files
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A document to show."""
+    """A sample document for the page."""
 
     digest: str
     texts: tuple[str | None, ...]
-    """Their beginnings."""
+    """The beginnings of its texts."""
     characters: int
-    """Of the whole texts."""
+    """Length of the complete texts."""
 
 
 class Samples:
-    """The documents with the smallest hashes: any document may be one, and they do not depend on the tasks."""
+    """The documents with the smallest hashes: a random sample that does not depend on the division into tasks."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Sample]] = []  # the largest hash first
@@ -64,15 +64,15 @@ class Samples:
         self._seen: set[str] = set()
 
     def add(self, document: Document) -> None:
-        """Keep it, if it is one of those."""
+        """Keep the document if its hash is among the smallest."""
         value = int.from_bytes(document.digest, "big")
         if value < self._largest:
-            shown = tuple(text and text[:_SHOWN_CHARACTERS] for text in document.texts)
+            beginnings = tuple(text and text[:_SHOWN_CHARACTERS] for text in document.texts)
             length = sum(len(text) for text in document.texts if text is not None)
-            self.take(Sample(document.digest.hex(), shown, length))
+            self.take(Sample(document.digest.hex(), beginnings, length))
 
     def take(self, sample: Sample) -> None:
-        """Keep one that another has chosen, if it is one of those here too."""
+        """Keep another shard's sample if its hash is among the smallest."""
         value = int(sample.digest, 16)
         if value >= self._largest or sample.digest in self._seen:
             return
@@ -84,7 +84,7 @@ class Samples:
             self._largest = -self._heap[0][0]
 
     def in_order(self) -> tuple[Sample, ...]:
-        """Smallest hash first."""
+        """The samples, the smallest hash first."""
         return tuple(sample for _, sample in sorted(self._heap, key=lambda one: -one[0]))
 
 
@@ -114,7 +114,7 @@ class Split:
         return sum(output.tokens for output in self._outputs), sum(output.bytes for output in self._outputs)
 
     def add(self, texts: Sequence[str | None], digest: bytes) -> None:
-        """One document."""
+        """Write one document."""
         self._documents += 1
         for output, text in zip(self._outputs, texts, strict=True):
             output.add(text)
@@ -122,7 +122,7 @@ class Split:
             self._digests.write(digest)
 
     def close(self) -> SplitFiles:
-        """What was written."""
+        """Finish the files; returns what was written."""
         if self._digests:
             self._digests.close()
         parts = tuple(output.close() for output in self._outputs)
@@ -130,7 +130,7 @@ class Split:
 
 
 class _Output:
-    """The tokens of one key."""
+    """Writes the tokens of one key."""
 
     def __init__(self, base: Path, encode: Callable[[str], np.ndarray], dtype: np.dtype, eod: int | None) -> None:
         self._encode, self._dtype = encode, dtype

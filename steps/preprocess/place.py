@@ -1,4 +1,4 @@
-"""Where --output-prefix leads: into a folder of this machine or, by way of one, to a prefix of an S3 store."""
+"""Where --output-prefix leads: a folder of this machine, or a prefix of an S3 store (by way of a local folder)."""
 
 import os
 import tempfile
@@ -14,16 +14,16 @@ S3 = "s3://"
 
 
 class OutputPlace(Protocol):
-    """Files that readers see whole or not at all."""
+    """Files that readers see complete or not at all."""
 
     uri: str
 
     def workspace(self, name: str) -> Path:
-        """A folder of this machine for what is not finished; the same for the same name."""
+        """A folder of this machine for unfinished files; the same folder for the same name."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """None when there is no such file."""
+        """The file's content; None if there is no such file."""
         ...
 
     def exists(self, name: str) -> bool: ...
@@ -31,16 +31,16 @@ class OutputPlace(Protocol):
     def write(self, name: str, data: bytes) -> None: ...
 
     def publish(self, file: Path) -> None:
-        """Give a finished file of a workspace its place, under the name it has."""
+        """Move a finished file of a workspace to the output, under the same name."""
         ...
 
     def remove(self, name: str) -> None:
-        """No error when there is none."""
+        """Remove the file; no error if there is none."""
         ...
 
 
 def output_place(prefix: str) -> tuple[OutputPlace, str]:
-    """The place and what the names of its files begin with. Raises StepError."""
+    """The output's place, and the prefix of its file names. Raises StepError."""
     if prefix.startswith(S3):
         folder, _, name = prefix.rpartition("/")
         if not name or len(folder) <= len(S3):

@@ -1,6 +1,6 @@
 """Which task reads which bytes: pure.
 
-Every document has one task, wherever the cuts fall, and shards in the order of their ranges are the documents in the
+Every document belongs to one task, wherever the cuts are. Shards in the order of their ranges give the documents in the
 order of the input.
 """
 
@@ -13,14 +13,14 @@ from everstep.runtime.text import Extent, Piece, piece_of
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
-"""Bytes of a task, in the mean."""
+"""Average bytes of a task."""
 PER_CORE = 4
-"""Tasks per core, so that an uneven one at the end does not keep the others waiting long."""
+"""Tasks per core, so that an uneven task at the end does not keep the others waiting for long."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one task reads, in order, and the name of what it writes."""
+    """What one task reads, in order, and the name of its output."""
 
     split: str
     number: int
@@ -32,7 +32,7 @@ class Shard:
 
 
 def task_count(total: int, cores: int) -> int:
-    """Few, large tasks: PER_CORE for each core, within SMALLEST and LARGEST bytes each; as many for each core."""
+    """Few, large tasks: PER_CORE for each core, within SMALLEST and LARGEST bytes each, equally many for each core."""
     least, most = -(-total // LARGEST), total // SMALLEST
     count = min(max(least, PER_CORE * cores), max(1, most))
     return count if count < cores else -(-count // cores) * cores
@@ -41,7 +41,8 @@ def task_count(total: int, cores: int) -> int:
 def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
     """Cut the extents into at most `count` shards, at their borders.
 
-    Each is a little smaller than the one before, the first three times as large as the last: so the cores end together.
+    Each shard is a little smaller than the one before, the first three times as large as the last, so the cores finish
+    together.
     """
     total = sum(extent.size for extent in extents)
     cuts = [total * number * (3 * count - number) // (2 * count * count) for number in range(count + 1)]
@@ -59,6 +60,6 @@ def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
 
 
 def _border(extent: Extent, at: int) -> int:
-    """The first border that is not before `at`."""
+    """The first border at or after `at`."""
     at = min(max(at, 0), extent.size)
     return at if extent.borders is None else extent.borders[bisect_left(extent.borders, at)]

@@ -18,7 +18,7 @@ from everstep.steps.preprocess.shard import VALIDATION
 from everstep.steps.preprocess.workspace import workspace
 
 VERSION = 2
-"""Of PREFIX_preprocess.json."""
+"""Version of PREFIX_preprocess.json."""
 SPLIT_NAME = UNSPLIT
 """It is also the last word of Megatron's file names."""
 _UNRECORDED = (
@@ -35,44 +35,44 @@ _UNRECORDED = (
     "task",
     "outputs",
 )
-"""Parameters that change nothing in the output."""
+"""Parameters that do not change the output."""
 Names = Mapping[tuple[str, str], str]
-"""What the two files of each split and key are called."""
+"""The common name of the two files of each split and key."""
 
 
 def run(config: Config) -> Result:
-    """Make PREFIX_<key>_document.bin and .idx, PREFIX_preprocess.json last; or find that they are there."""
+    """Make PREFIX_<key>_document.bin and .idx, then PREFIX_preprocess.json, or find that they exist."""
     place, name = output_place(config.output_prefix)
     given = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
     wanted = _settings(config, given)
     names = _names(config, name)
     seconds = 0.0
-    told = _find_earlier(config, place, name, names, wanted)
-    if told is None:
-        told, seconds = _make(config, given, place, name, names, wanted)
-        _write_record(place, name, told)
-    counts = [count for split in ("keys", VALIDATION) for count in told[split].values()]
+    record = _find_earlier(config, place, name, names, wanted)
+    if record is None:
+        record, seconds = _make(config, given, place, name, names, wanted)
+        _write_record(place, name, record)
+    counts = [count for split in ("keys", VALIDATION) for count in record[split].values()]
     tokens = sum(count["tokens"] for count in counts)
     size = sum(count["bytes"] for count in counts)
     speed = f"  {size / 1e6 / seconds:.1f} MB/s" if seconds else ""
     rate = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
-        summary=f"{told['documents']} documents  {tokens / 1e6:.1f} M tokens{speed}",
+        summary=f"{record['documents']} documents  {tokens / 1e6:.1f} M tokens{speed}",
         outputs={
             "uri": f"{place.uri}/{name}",
-            "validation": f"{place.uri}/{name}_{VALIDATION}" * bool(told[VALIDATION]),
+            "validation": f"{place.uri}/{name}_{VALIDATION}" * bool(record[VALIDATION]),
         },
-        facts={**told, "tokens": tokens, **rate},
+        facts={**record, "tokens": tokens, **rate},
         artifacts={PAGE: artifact(config, PAGE, place.read(f"{name}_preprocess.html") or b"")},
     )
 
 
-def _write_record(place: OutputPlace, name: str, told: Mapping[str, Any]) -> None:
-    place.write(f"{name}_preprocess.json", (json.dumps(told, indent=1) + "\n").encode())
+def _write_record(place: OutputPlace, name: str, record: Mapping[str, Any]) -> None:
+    place.write(f"{name}_preprocess.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _names(config: Config, name: str) -> Names:
-    """Raises StepError for keys whose files would be called alike."""
+    """The names of the files. Raises StepError for keys whose files would have the same name."""
     names = {(SPLIT_NAME, key): f"{name}_{key}_{SPLIT_NAME}" for key in config.keys}
     if config.validation_share:
         names |= {(VALIDATION, key): f"{name}_{VALIDATION}_{key}_{SPLIT_NAME}" for key in config.keys}
@@ -94,27 +94,27 @@ def _settings(config: Config, given: inputs.Input) -> dict[str, Any]:
 def _find_earlier(
     config: Config, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What an earlier command told of the same output. Raises StepError for other files under these names."""
+    """The record of an earlier command with the same output. Raises StepError for other files under these names."""
     record = f"{name}_preprocess.json"
     files = [f"{output}.{suffix}" for output in names.values() for suffix in ("bin", "idx")]
-    there = [name for name in (*files, record) if place.exists(name)]
-    if not there:
+    kept = [name for name in (*files, record) if place.exists(name)]
+    if not kept:
         return None
     if config.force:
         for name in (record, *reversed(files)):
             place.remove(name)
         return None
     try:
-        told = json.loads(place.read(record) or b"")
-        if told["settings"] == wanted and "keys" not in told:
-            return None  # a command of the same work was ended while its files got their names
-        if told["settings"] == wanted and set(files) < set(there):
+        earlier = json.loads(place.read(record) or b"")
+        if earlier["settings"] == wanted and "keys" not in earlier:
+            return None  # a command for the same work was ended while its files got their names
+        if earlier["settings"] == wanted and set(files) < set(kept):
             print(f"{place.uri}/{record} says that this is done already", file=sys.stderr)
-            return told
+            return earlier
     except (ValueError, KeyError, TypeError):
         pass
     raise StepError(
-        f"--output-prefix {config.output_prefix}: {place.uri}/{there[0]} is there, made from other input or settings; "
+        f"--output-prefix {config.output_prefix}: {place.uri}/{kept[0]} is there, made from other input or settings; "
         "choose another prefix, or give --force to overwrite"
     )
 
@@ -122,7 +122,7 @@ def _find_earlier(
 def _make(
     config: Config, given: inputs.Input, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """What to tell of the output, and the seconds from the first byte read to the last written."""
+    """The record of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = vocabulary_of(config, given)
@@ -143,5 +143,5 @@ def _make(
         split: {key: count for (one, key), count in built.counts.items() if one == split}
         for split in (SPLIT_NAME, VALIDATION)
     }
-    told = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
-    return {"version": VERSION, **built.facts, **told, "settings": wanted}, seconds
+    record = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
+    return {"version": VERSION, **built.facts, **record, "settings": wanted}, seconds

@@ -1,4 +1,4 @@
-"""How far the tasks are, from the files in which they tell it: on stderr and, on a cluster, for Argo."""
+"""How far the tasks are, from their progress files: on stderr and, on a cluster, for Argo."""
 
 import os
 import sys
@@ -20,17 +20,17 @@ ARGO_FILE = "ARGO_PROGRESS_FILE"
 
 @dataclass(frozen=True)
 class Total:
-    """What there is to do."""
+    """The total amount of work."""
 
     documents: int
-    """0: not known."""
+    """0: unknown."""
     stored: int
     """Bytes of the input."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was done."""
+    """The work done so far."""
 
     documents: int
     tokens: int
@@ -39,7 +39,7 @@ class Done:
 
 
 def read_done(shelf: str) -> Done:
-    """The sum of all shards."""
+    """The sum over all shards."""
     store, found = open_shelf(shelf), []
     for entry in store.list(""):
         if entry.key.endswith(".progress"):
@@ -61,7 +61,7 @@ def progress_line(now: Done, total: Total, seconds: float) -> str:
 
 @contextmanager
 def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
-    """Tell at most twice a second, and only after another `every` documents."""
+    """Print progress at most twice a second, and only after another `every` documents."""
     ended, started = threading.Event(), time.monotonic()
 
     def tell() -> None:

@@ -13,11 +13,11 @@ from everstep.steps.preprocess.config import CLEANING, PAGE, Config
 
 MANIFEST, TOKENIZER = "dataset.json", "tokenizer.json"
 FORMAT = 3
-"""Raised when the same corpus and settings give another dataset than before."""
+"""Incremented when the same corpus and settings give another dataset than before."""
 
 
 def run(config: Config) -> Result:
-    """Make the dataset, or find that it is there. Raises StepError for input or a tokenizer that is none."""
+    """Make the dataset, or find that it exists. Raises StepError for an invalid input or tokenizer."""
     if not config.input:
         raise StepError(
             "--input is missing: give the folder that everstep.steps.corpus made, or files and --output-prefix"
@@ -52,15 +52,15 @@ def run(config: Config) -> Result:
 
 
 def _digest(config: Config, corpus: inputs.Corpus) -> str:
-    """Of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
+    """Digest of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
     from everstep.steps.preprocess.vocabulary import tokenizer_files
 
     same = ("eod_token", "append_eod", "on_error", "jsonl_keys", "tokenizer_type", *CLEANING)
-    wanted: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
-    wanted["corpus"] = corpus.digest
+    parts: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
+    parts["corpus"] = corpus.digest
     files = tokenizer_files(config)
-    wanted["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or config.vocab_size
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+    parts["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or config.vocab_size
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, Any], float]:
@@ -80,7 +80,7 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
             config, given, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
         )
         (draft.folder / PAGE).write_text(built.page)
-        told = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}
-        meta = {"version": 1, **built.facts, **told, "tokenizer": TOKENIZER, "corpus": corpus.name}
+        splits = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}
+        meta = {"version": 1, **built.facts, **splits, "tokenizer": TOKENIZER, "corpus": corpus.name}
         draft.commit(meta)
     return meta, built.seconds

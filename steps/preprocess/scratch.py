@@ -1,4 +1,4 @@
-"""The folder of Spark's files on this machine: it goes with its step, or, if that was killed, with the next one."""
+"""The folder of Spark's files on this machine; removed by its step or, if that was killed, by the next one."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PREFIX = "everstep-spark-"
 _FRESH_S = 60.0
-"""Younger ones may not be locked yet."""
+"""Younger folders may not be locked yet."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Spark for the time of one step: quiet, on the loopback address unless there is a cluster, nothing left behind.
+"""Spark for the duration of one step: quiet, on loopback unless there is a cluster, nothing left behind.
 
 Spark's Java process (`gateway`) ends when its standard input closes, so it also ends when this process is killed; its
 Python workers end with it.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from everstep.runtime.platform.kubernetes import Access
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""In the environment of what spark-submit runs."""
+"""Set in the environment of a program that spark-submit runs."""
 _END_S = 10.0
 _STARTED_S = 120.0
-"""Within so long the API server answers, and knows the address of the pod that asks."""
+"""Seconds within which the API server must answer and know the address of this pod."""
 _LOG4J = """\
 # A failed job is told once, by `failures`.
 rootLogger.level = fatal
@@ -51,11 +51,10 @@ appender.stderr.layout.pattern = spark: %m%n%ex
 
 @contextmanager
 def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContext"]:
-    """A SparkContext; its Java process has ended when the block has. Raises StepError when Java does not start.
+    """A SparkContext; its Java process has ended when the block has. Raises StepError if Java does not start.
 
-    At most so many `cores` are asked for, on a cluster in executors of `executor_cores`.
-
-    Under spark-submit it is the one that was submitted: master and settings are those of that command.
+    Asks for at most `cores` cores, on a cluster in executors of `executor_cores`. Under spark-submit it is the
+    submitted context: master and settings are those of that command.
     """
     if SUBMITTED in os.environ:
         context = _submitted_context()
@@ -68,18 +67,18 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
     with scratch() as folder:
         before, kind, java, busy = dict(os.environ), masters.kind_of(master), None, False
         try:
-            told = settings(master, cores, executor_cores, folder)
+            spark_settings = settings(master, cores, executor_cores, folder)
             if kind is masters.Kind.STANDALONE:
                 _copy_defaults(folder, master)
             home = Path(_package_file("pyspark")).parent
-            _set_environment(folder, told["spark.driver.host"])
+            _set_environment(folder, spark_settings["spark.driver.host"])
             try:
-                command = gateway.command(find_java(before), home / "jars", folder, told)
+                command = gateway.command(find_java(before), home / "jars", folder, spark_settings)
                 with defer_signals():
                     java = gateway.launch(command, folder)
-                context = _start(told, java, folder)
+                context = _start(spark_settings, java, folder)
             finally:
-                os.environ.update(before)  # first: other threads read them meanwhile
+                os.environ.update(before)  # first, because other threads read them meanwhile
                 for name in set(os.environ) - set(before):
                     del os.environ[name]
             busy = True
@@ -97,25 +96,25 @@ def explain_failures(place: str) -> Iterator[None]:
     try:
         yield
     except (Py4JError, ConnectionError) as error:
-        told = str(error)
+        message = str(error)
         if isinstance(error, Py4JJavaError):
-            told = str(error.java_exception.toString())
-        if os.strerror(errno.ENOSPC) in told:
+            message = str(error.java_exception.toString())
+        if os.strerror(errno.ENOSPC) in message:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
-        print(told, file=sys.stderr)
+        print(message, file=sys.stderr)
         raise StepError("Spark's job failed, as told above; run the step again", code=ExitCode.TRY_AGAIN) from error
 
 
 def _copy_defaults(folder: Path, master: str) -> None:
-    """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR.
+    """Copy the settings that a cluster requires of its users, such as its secret, from a file in SPARK_CONF_DIR.
 
-    One without a secret is said to be open: a standalone cluster's is its own, nobody else can make one.
+    Warns about a standalone cluster without a secret: it is open, and only its owner can set one.
     """
-    given = Path(os.environ.get("SPARK_CONF_DIR", ""), "spark-defaults.conf")
-    there = given.is_file()
-    if there:
-        shutil.copy(given, folder)
-    if not there or not masters.has_secret(given.read_text()):
+    defaults = Path(os.environ.get("SPARK_CONF_DIR", ""), "spark-defaults.conf")
+    exists = defaults.is_file()
+    if exists:
+        shutil.copy(defaults, folder)
+    if not exists or not masters.has_secret(defaults.read_text()):
         print(
             f"{master} asks for no secret: whoever reaches its ports may read this data and run programs; "
             "set spark.authenticate, .secret and spark.network.crypto.enabled in SPARK_CONF_DIR/spark-defaults.conf",
@@ -124,9 +123,10 @@ def _copy_defaults(folder: Path, master: str) -> None:
 
 
 def _set_environment(folder: Path, address: str) -> None:
-    """What Spark and its workers read from the environment, for as long as it takes to start them.
+    """Set what Spark and its workers read from the environment, for as long as it takes to start them.
 
-    No SPARK_HOME: by it workers would import the sources in its pyspark.zip, which Python compiles again in each.
+    SPARK_HOME is unset: with it workers would import the sources in its pyspark.zip, which Python compiles again in
+    each.
     """
     os.environ.update(
         SPARK_LOCAL_IP=address,
@@ -151,24 +151,24 @@ def _submitted_context() -> "SparkContext":
 
 
 def _package_root() -> str:
-    """Where workers find this package."""
+    """The folder from which workers import this package."""
     return str(Path(__file__).parents[3])
 
 
 def _package_file(package: str) -> str:
-    """The file of a package, without importing it. Raises StepError when it is not installed."""
-    found = find_spec(package)
-    if found is None or found.origin is None:
+    """The file of a package, without importing it. Raises StepError if it is not installed."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
         raise StepError(f"{package} is not installed; pip install 'everstep[preprocess]'")
-    return found.origin
+    return spec.origin
 
 
-def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path) -> "SparkContext":
-    from pyspark import SparkConf, SparkContext  # takes its time while Java starts
+def _start(spark_settings: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path) -> "SparkContext":
+    from pyspark import SparkConf, SparkContext  # slow, so done while Java starts
     from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(told.items()))
+    conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(spark_settings.items()))
     port, secret = gateway.wait_for_connection(java, folder)
     os.environ.update({SUBMITTED: str(port), "PYSPARK_GATEWAY_SECRET": secret})
     try:
@@ -178,28 +178,30 @@ def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path)
 
 
 def settings(master: str, cores: int, executor_cores: int, folder: Path) -> dict[str, str]:
-    """Spark's settings for that master, which is asked for `cores` in all. Raises StepError."""
-    kind, told = masters.kind_of(master), masters.common_settings(folder)
+    """Spark's settings for that master, which is asked for `cores` in total. Raises StepError."""
+    kind, result = masters.kind_of(master), masters.common_settings(folder)
     if kind is masters.Kind.LOCAL:
-        return told | masters.local_settings(f"local[{cores}]")
+        return result | masters.local_settings(f"local[{cores}]")
     executors = -(-cores // executor_cores)
     if kind is masters.Kind.STANDALONE:
         return (
-            told | masters.cluster_settings(executors, executor_cores, _own_address(master)) | {"spark.master": master}
+            result
+            | masters.cluster_settings(executors, executor_cores, _own_address(master))
+            | {"spark.master": master}
         )
     pod, file = own_pod(os.environ), folder / "executor.json"
     file.write_text(masters.pod_template(pod))
-    told |= masters.cluster_settings(executors, executor_cores, pod.address)
-    return told | masters.kubernetes_settings(master, pod, executor_cores, file)
+    result |= masters.cluster_settings(executors, executor_cores, pod.address)
+    return result | masters.kubernetes_settings(master, pod, executor_cores, file)
 
 
 def _own_address(master: str) -> str:
-    """This machine's, by which the master's reaches it. Nothing is sent."""
+    """This machine's address as the master's machine reaches it. Sends nothing."""
     host, _, port = master.removeprefix("spark://").partition(",")[0].rpartition(":")
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            asked.connect((host, int(port)))
-            return asked.getsockname()[0]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return probe.getsockname()[0]
     except OSError as error:
         raise StepError(f"--spark-master {master}: {host} cannot be reached ({error.strerror or error})") from None
 
@@ -238,14 +240,14 @@ async def _read(access: "Access", name: str) -> dict[str, Any]:
 
 
 def _end_java(java: subprocess.Popen[bytes] | None, at_once: bool) -> None:
-    """End Java by closing its standard input, or `at_once` where nothing runs and no cluster knows it; and wait."""
+    """End Java and wait: close its standard input, or kill it (`at_once`) if nothing runs and no cluster knows it."""
     pyspark = sys.modules.get("pyspark")
     context = pyspark.SparkContext._active_spark_context if pyspark else None
     if context is not None and context._accumulatorServer is not None:
         # It would print a traceback when Java closes its connection.
         context._accumulatorServer.handle_error = lambda *_: None
     if pyspark is not None and pyspark.SparkContext._gateway is not None:
-        # Objects that are forgotten here would be told to Java.
+        # Garbage-collected objects would be reported to Java.
         pyspark.SparkContext._gateway._gateway_client.is_connected = False
     if java is not None:
         _wait(java, at_once)

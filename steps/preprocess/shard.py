@@ -1,8 +1,8 @@
 """What one Spark task does: read its byte ranges, clean, tokenize, write its shard. Runs in Spark's workers.
 
-A shard's files carry the name of the attempt that writes them; `<shard>.done`, created once, says which attempt's
-count. So attempts that run beside each other do not meet, and a later driver finds what is finished. Where the work
-is in an S3 store, files are written on the task's machine and put there when they are whole.
+A shard's files carry the name of the attempt that writes them; `<shard>.done`, created once, says which attempt counts.
+So concurrent attempts do not collide, and a later driver finds finished shards. If the work is in an S3 store, files
+are written on the task's machine and uploaded when they are complete.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from everstep.steps.preprocess.workspace import ShardProgress, open_shelf, scrat
 VALIDATION = "validation"
 """The split of documents that are held out."""
 REFUSAL_KEY = "refused"
-"""Why a text was refused, for the driver: the task that met it may be lost before it answers."""
+"""Key of the reason why a text was refused, for the driver: the task that met it may be lost before it answers."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,28 @@ class ShardResult(msgspec.Struct, frozen=True):
 
     shard: str
     splits: tuple[SplitFiles, ...]
-    """The shard's own first."""
+    """The shard's own split first."""
     read: int
     """Documents read."""
     having: tuple[int, ...]
-    """Those of them that have each key."""
+    """For each key, documents that have it."""
     mended: int
     """Documents that ftfy changed."""
     dropped: dict[str, int]
-    """Documents that were left out, by reason."""
+    """Dropped documents, by reason."""
     samples: tuple[Sample, ...]
     began: float
-    """When its first byte was read, seconds since 1970."""
+    """When its first byte was read, Unix time."""
 
 
 class ShardRefusal(msgspec.Struct, frozen=True):
-    """Why a task cannot do its shard: the user's text, so another attempt would meet the same."""
+    """Why a task cannot do its shard. The user's text is the reason, so another attempt would fail, too."""
 
     told: str
 
 
 def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | ShardRefusal]:
-    """Tokenize what this task was given. When one task has refused its text, those that come later do nothing."""
+    """Tokenize this task's shards. Once a task has refused its text, later tasks do nothing."""
     from pyspark import TaskContext
 
     context, store = TaskContext.get(), open_shelf(job.uri)
@@ -87,7 +87,7 @@ def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | S
 
 
 def write_shard(job: Job, shard: Shard, attempt: int) -> ShardResult:
-    """One shard: for each split and key a file of tokens and one of lengths. What is done already is not done again."""
+    """One shard: for each split and key a file of tokens and one of lengths. A finished shard is not done again."""
     store = open_shelf(job.uri)
     if (finished := _read_committed(store, job, shard)) is not None:
         return finished
@@ -123,9 +123,9 @@ def _write(job: Job, shard: Shard, base: Path, teller: ShardProgress) -> ShardRe
                 teller.report(read, *_totals(splits), reader.consumed_bytes)
     teller.report(read, *_totals(splits), reader.consumed_bytes)
     dropped = {UNREADABLE: reader.skipped, **cleaner.dropped}
-    kept = tuple(split.close() for split in splits)
+    split_files = tuple(split.close() for split in splits)
     return ShardResult(
-        shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.in_order(), began
+        shard.name, split_files, read, tuple(cleaner.having), cleaner.mended, dropped, samples.in_order(), began
     )
 
 
@@ -135,7 +135,7 @@ def _totals(splits: list[Split]) -> tuple[int, int]:
 
 
 def shard_key(shard: Shard) -> str:
-    """Name of a shard that tells it from one of another plan."""
+    """A shard's name, distinct from the names in another plan."""
     return f"{shard.name}-{hashlib.sha256(repr(shard.pieces).encode()).hexdigest()[:8]}"
 
 
@@ -152,24 +152,24 @@ def _read_committed(store: Store, job: Job, shard: Shard) -> ShardResult | None:
     except msgspec.DecodeError:
         whole = False
     else:
-        whole = is_s3_uri(job.uri) or all(_has_files(Path(job.uri), kept, job) for kept in written.splits)
+        whole = is_s3_uri(job.uri) or all(_has_files(Path(job.uri), split_files, job) for split_files in written.splits)
     if whole:
         return written
     store.delete(_commit_key(shard))
     return None
 
 
-def _has_files(folder: Path, kept: SplitFiles, job: Job) -> bool:
-    wanted = [(kept.digests, kept.documents * HASH_BYTES)] if kept.digests else []
-    for part in kept.parts:
-        wanted += [(part.tokens_file, part.tokens * np.dtype(job.dtype).itemsize)]
-        wanted += [(part.lengths_file, kept.documents * 4)]
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in wanted)
+def _has_files(folder: Path, split_files: SplitFiles, job: Job) -> bool:
+    sizes = [(split_files.digests, split_files.documents * HASH_BYTES)] if split_files.digests else []
+    for part in split_files.parts:
+        sizes += [(part.tokens_file, part.tokens * np.dtype(job.dtype).itemsize)]
+        sizes += [(part.lengths_file, split_files.documents * 4)]
+    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes)
 
 
 def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: ShardResult) -> ShardResult:
-    """Make this attempt's files the shard's, or take those of another attempt that was first, if they are there."""
-    names = [name for kept in written.splits for name in kept.files()]
+    """Make this attempt's files the shard's; if another attempt was first and its files exist, return those."""
+    names = [name for split_files in written.splits for name in split_files.files()]
     if is_s3_uri(job.uri):
         for name in names:
             store.put(name, folder / name)
@@ -183,6 +183,6 @@ def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: ShardRe
 
 @lru_cache(maxsize=1)
 def _encoder(recipe: Recipe) -> Callable[[str], np.ndarray]:
-    """Kept for the next task of this worker process."""
+    """The encoder, kept for the next task of this worker process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
     return encoder(recipe).encode

@@ -1,4 +1,4 @@
-"""Files of tokenizers, by GPT-NeoX's names of their types: found and looked at before anything starts."""
+"""Tokenizer files, by GPT-NeoX's names of their types: found and checked before anything starts."""
 
 import enum
 import json
@@ -20,7 +20,7 @@ class TokenizerType(enum.Enum):
 
 
 def find_tokenizer(given: str, flag: str) -> Path:
-    """The tokenizer.json that a flag names. Raises StepError when there is none. From S3 the model is fetched.
+    """The tokenizer.json that a flag names, fetched if the model is in S3. Raises StepError if there is none.
 
     Standard library only.
     """

@@ -1,4 +1,4 @@
-"""--train-tokenizer: only a vocabulary, trained on the input, for whatever is tokenized with it later.
+"""--train-tokenizer: trains only a vocabulary on the input, for later tokenizations.
 
 With --output-prefix it is PREFIX_tokenizer.json, else `<store>/tokenizers/<digest>/tokenizer.json`. The same input and
 settings give the same bytes.
@@ -22,18 +22,18 @@ FILE = "tokenizer.json"
 
 
 def run(config: Config) -> Result:
-    """Train it, or find that it is there. Raises StepError."""
+    """Train the tokenizer, or find that it exists. Raises StepError."""
     if config.output_prefix:
         return _train_to_prefix(config)
     corpus = inputs.open_corpus(config.input)
-    told = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
-    key = f"tokenizers/{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
+    parts = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
+    key = f"tokenizers/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
     meta = finished.find_manifest(config.store, key, MANIFEST)
     if meta is None:
-        made = train_vocabulary(config, corpus.read(), config.train_tokenizer)
+        vocabulary = train_vocabulary(config, corpus.read(), config.train_tokenizer)
         with finished.draft(config.store, key, MANIFEST) as draft:
-            (draft.folder / FILE).write_bytes(made.json)
-            meta = {"version": 1, "tokenizer": FILE, "vocab_size": made.size, "corpus": corpus.name}
+            (draft.folder / FILE).write_bytes(vocabulary.json)
+            meta = {"version": 1, "tokenizer": FILE, "vocab_size": vocabulary.size, "corpus": corpus.name}
             draft.commit(meta)
     else:
         print(f"{key} is in the store already", file=sys.stderr)
@@ -44,17 +44,17 @@ def _train_to_prefix(config: Config) -> Result:
     place, name = output_place(config.output_prefix)
     name = f"{name}_{FILE}"
     before = None if config.force else place.read(name)
-    made: Vocabulary = train_vocabulary(
+    vocabulary: Vocabulary = train_vocabulary(
         config, inputs.from_files(config.input, "text", config.num_docs), config.train_tokenizer
     )
-    if before not in (None, made.json):
+    if before not in (None, vocabulary.json):
         raise StepError(
             f"{place.uri}/{name} is there, trained on other input or settings; choose another --output-prefix, or give "
             "--force to overwrite"
         )
     if before is None:
-        place.write(name, made.json)
-    return _result(config, f"{place.uri}/{name}", made.size)
+        place.write(name, vocabulary.json)
+    return _result(config, f"{place.uri}/{name}", vocabulary.size)
 
 
 def _result(config: Config, uri: str, size: int) -> Result:

@@ -1,4 +1,4 @@
-"""The tokenizer: the one that is given, by any of Megatron's types, or a byte-level BPE trained on the corpus."""
+"""The tokenizer: the user's, of any of Megatron's types, or a byte-level BPE trained on the corpus."""
 
 import json
 from collections.abc import Iterator
@@ -12,29 +12,29 @@ from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokeni
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20
-"""A vocabulary is trained on about so much text, taken evenly from the whole corpus."""
+"""A vocabulary is trained on about so much text, sampled evenly from the whole corpus."""
 CHARACTERS_SIZE, CHARACTERS_EOD = 512, 0
-"""Of GPT-NeoX's CharLevelTokenizer, whose tokens are the bytes of UTF-8."""
+"""Those of GPT-NeoX's CharLevelTokenizer, whose tokens are the bytes of UTF-8."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer, and what training needs to know of it."""
+    """A tokenizer, and what training needs to know about it."""
 
     size: int
-    """One more than the largest token id."""
+    """The largest token id plus one."""
     eod: int | None
-    """The token after each document; None when there is none to append."""
+    """The token after each document; None if none is appended."""
     json: bytes = b""
-    """tokenizer.json; empty for one that has none."""
+    """The tokenizer.json; empty for a tokenizer without one."""
     special: bool = False
     """Add the special tokens that the tokenizer.json puts around a text, as GPT-NeoX's HFTokenizer does."""
     encoding: str = ""
-    """Name of tiktoken's encoding, for one of those."""
+    """Name of tiktoken's encoding, if it is one."""
 
 
 def tokenizer_files(config: Config) -> tuple[Path, ...]:
-    """The files that tell one given tokenizer from another; none when it is trained or has a name only."""
+    """The files that identify a given tokenizer; empty if it is trained, or has only a name."""
     if config.tokenizer_type in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
         return gpt2_files(config.vocab_file, config.merge_file)
     if config.tokenizer or config.tokenizer_type == TokenizerType.HF.value:
@@ -45,7 +45,7 @@ def tokenizer_files(config: Config) -> tuple[Path, ...]:
 
 
 def load(config: Config) -> Vocabulary:
-    """The tokenizer that is given. Raises StepError when it is none, or lacks the token that shall end documents."""
+    """The tokenizer that the user gave. Raises StepError if it is invalid, or lacks the end-of-document token."""
     kind = TokenizerType(config.tokenizer_type) if config.tokenizer_type else None
     if kind is TokenizerType.CHARACTERS:
         return Vocabulary(CHARACTERS_SIZE, CHARACTERS_EOD if config.append_eod else None)
@@ -56,8 +56,8 @@ def load(config: Config) -> Vocabulary:
         if len(paths) == 2:
             return _gpt2(config, *paths, special_eod=kind is TokenizerType.HF_GPT2)
         return _of_json(config, paths[0], special=False)
-    given = config.tokenizer or config.vocab_file
-    return _of_json(config, find_tokenizer(given, "--tokenizer"), special=kind is TokenizerType.HF)
+    source = config.tokenizer or config.vocab_file
+    return _of_json(config, find_tokenizer(source, "--tokenizer"), special=kind is TokenizerType.HF)
 
 
 def _of_json(config: Config, file: Path, special: bool) -> Vocabulary:
@@ -72,7 +72,7 @@ def _of_json(config: Config, file: Path, special: bool) -> Vocabulary:
 
 
 def _gpt2(config: Config, vocab: Path, merges: Path, special_eod: bool) -> Vocabulary:
-    """GPT-2's byte-level BPE from its two files. Only Hugging Face's finds the end token in texts."""
+    """GPT-2's byte-level BPE from its two files. Only Hugging Face's variant recognizes the end token in texts."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     try:
@@ -95,7 +95,7 @@ def _tiktoken(config: Config) -> Vocabulary:
     except ValueError:
         names = ", ".join(tiktoken.list_encoding_names())
         raise StepError(f"--vocab-file {config.vocab_file}: no encoding of tiktoken's; it has {names}") from None
-    except OSError as error:  # fetched over the network where $TIKTOKEN_CACHE_DIR does not have it
+    except OSError as error:  # fetched over the network unless it is in $TIKTOKEN_CACHE_DIR
         raise StepError(
             f"--vocab-file {config.vocab_file}: cannot be fetched ({_first_line(error)[:200]}); "
             "set TIKTOKEN_CACHE_DIR to a folder that has it"
@@ -106,7 +106,7 @@ def _tiktoken(config: Config) -> Vocabulary:
 def _eod(config: Config, tokenizer: Any, names: list[str]) -> int | None:
     if not config.append_eod:
         return None
-    eod = next((found for found in map(tokenizer.token_to_id, names) if found is not None), None)
+    eod = next((token for token in map(tokenizer.token_to_id, names) if token is not None), None)
     if eod is None:
         raise StepError(
             f"{config.tokenizer or config.vocab_file}: has no token {' or '.join(names)} to end documents; "
@@ -116,7 +116,7 @@ def _eod(config: Config, tokenizer: Any, names: list[str]) -> int | None:
 
 
 def train(texts: Iterator[str], vocab_size: int, eod_token: str, append_eod: bool) -> Vocabulary:
-    """A byte-level BPE as GPT-2's. The same texts in the same order give the same file."""
+    """A byte-level BPE like GPT-2's. The same texts in the same order give the same file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,8 +1,8 @@
-"""Where shards grow. It outlives a driver that was killed: the next one finds what is finished.
+"""Where shards grow. It outlives a killed driver: the next driver finds the finished shards.
 
 `workspace` is a folder of this machine, locked while its driver lives; a second driver of the same work gets a folder
-of its own meanwhile. `shelf` is where the tasks put their shards: that folder, or, when they run on a cluster and the
-output is in an S3 store, a prefix of that store. `scratch` and `Teller` are what a task uses of it.
+of its own meanwhile. `shelf` is where the tasks put their shards: that folder or, if they run on a cluster and the
+output is in an S3 store, a prefix of that store. Tasks use `scratch_folder` and `ShardProgress`.
 """
 
 import fcntl
@@ -21,15 +21,15 @@ from everstep.runtime.store import Store, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 
 COUNTS = struct.Struct("<QQQQ")
-"""Documents, tokens, bytes of text and stored bytes read so far: what a task's `.progress` holds."""
+"""Documents, tokens, bytes of text and stored bytes read so far: the content of a task's `.progress`."""
 _TELL_S, _TELL_STORE_S = 0.25, 5.0
 
 
 @contextmanager
 def workspace(folder: Path) -> Iterator[Path]:
-    """A folder for shards, with those that are finished. It is kept when the work was only interrupted."""
+    """A folder for shards, including finished ones. It is kept if the work was only interrupted."""
     folder, lock = _lock_folder(folder)
-    for path in folder.iterdir():  # what a killed driver's tasks did not finish; they may outlive it a moment
+    for path in folder.iterdir():  # unfinished files of a killed driver's tasks, which may outlive it by a moment
         if not (folder / f"{path.name.split('.')[0]}.done").exists():
             path.unlink(missing_ok=True)
     try:
@@ -47,7 +47,7 @@ def workspace(folder: Path) -> Iterator[Path]:
 
 
 def _lock_folder(folder: Path) -> tuple[Path, int]:
-    """The folder and its lock; a new one beside it, while another driver has it."""
+    """The folder and its lock; a new folder beside it while another driver holds the lock."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # its last driver has ended in between
@@ -65,9 +65,9 @@ def _lock_folder(folder: Path) -> tuple[Path, int]:
 
 @contextmanager
 def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
-    """The URI under which tasks put their shards: `folder`, or `elsewhere` (s3://) when that is not empty.
+    """The URI under which tasks put their shards: `folder`, or `elsewhere` (s3://) if that is not empty.
 
-    There it is emptied at the end, unless the work was only interrupted.
+    `elsewhere` is emptied at the end, unless the work was only interrupted.
     """
     if not elsewhere:
         yield str(folder)
@@ -94,13 +94,13 @@ def _delete_all(uri: str) -> None:
 
 @lru_cache
 def open_shelf(uri: str) -> Store:
-    """The store there; its connections are kept for the next task of this process."""
+    """The store at that URI; its connections are kept for the next task of this process."""
     return open_store(uri)
 
 
 @contextmanager
 def scratch_folder(uri: str) -> Iterator[Path]:
-    """A folder of the task's machine for files that are not whole: the place itself, if that is a folder."""
+    """A folder on the task's machine for incomplete files: the shelf itself, if that is a folder."""
     if not is_s3_uri(uri):
         yield Path(uri)
         return
@@ -109,7 +109,7 @@ def scratch_folder(uri: str) -> Iterator[Path]:
 
 
 class ShardProgress:
-    """Tells how far a task is, now and then. All attempts of a shard tell it in one place."""
+    """Writes how far a task is, now and then. All attempts of a shard share one file."""
 
     def __init__(self, uri: str, name: str) -> None:
         self._uri, self._name = uri, name
@@ -117,11 +117,11 @@ class ShardProgress:
         self._next = time.monotonic() + self._every_s
 
     def is_due(self) -> bool:
-        """Is it time to tell?"""
+        """Is it time to write?"""
         return time.monotonic() >= self._next
 
     def report(self, documents: int, tokens: int, size: int, stored: int) -> None:
-        """Documents, tokens, bytes of text, bytes of the input."""
+        """Write documents, tokens, bytes of text, and bytes of the input."""
         self._next = time.monotonic() + self._every_s
         counts = COUNTS.pack(documents, tokens, size, stored)
         if is_s3_uri(self._uri):

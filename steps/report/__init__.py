@@ -1,4 +1,4 @@
-"""The report step: one HTML page of a run, whatever became of it. Runs as the workflow's exit handler."""
+"""The report step: one HTML page of a run, whatever its outcome. Runs as the workflow's exit handler."""
 
 from typing import TYPE_CHECKING
 

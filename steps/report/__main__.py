@@ -12,7 +12,7 @@ from everstep.steps.report.config import Config
 
 
 def run(config: Config) -> Result:
-    """Read the run, write `<outputs>/report.html`, and a copy into the run's folder where there is one."""
+    """Read the run, write `<outputs>/report.html`, and a copy into the run's folder if there is one."""
     from everstep.runtime.report import read_run, render
     from everstep.runtime.report.page import overview
     from everstep.runtime.store import open_store
@@ -32,7 +32,7 @@ def run(config: Config) -> Result:
     page = Path(config.outputs) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render(told, now), encoding="utf-8")
-    if folder is not None and os.access(folder, os.W_OK):  # A sandbox keeps it as an artifact only.
+    if folder is not None and os.access(folder, os.W_OK):  # In a sandbox it is only an artifact.
         fresh = folder / ".report.html"
         shutil.copyfile(page, fresh)
         fresh.replace(folder / "report.html")
@@ -41,12 +41,12 @@ def run(config: Config) -> Result:
 
 
 def _resolved_or_empty(value: str) -> str:
-    """Empty for a variable that the executor left as it stands."""
+    """The value; empty for a variable that the executor left unresolved."""
     return "" if value.startswith("{{") else value
 
 
 def parse_failures(text: str) -> tuple[dict[str, Any], ...]:
-    """Argo quotes the list once more (`"[{\\"displayName\\": ...}]"`, `"null"` when empty). Unreadable: none."""
+    """Parse Argo's list, quoted twice (`"[{\\"displayName\\": ...}]"`, `"null"` when empty). Unreadable: empty."""
     value: Any = text
     for _ in range(2):
         if not isinstance(value, str):

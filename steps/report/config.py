@@ -28,7 +28,7 @@ class Config:
     """Argo's workflow.duration: seconds."""
 
     def check(self) -> None:
-        """Raises StepError for a duration that is no number; what Argo left unresolved counts as not given."""
+        """Raise StepError if the duration is not a number; a variable that Argo left unresolved counts as absent."""
         try:
             good = not self.duration or self.duration.startswith("{{") or math.isfinite(float(self.duration))
         except ValueError:

@@ -1,4 +1,4 @@
-"""The report as an exit handler: Argo's variables of the ended workflow stand in the arguments themselves."""
+"""The report as an exit handler: its arguments contain Argo's variables of the ended workflow."""
 
 from functools import cache
 
@@ -29,7 +29,7 @@ def template() -> Container:
 
 
 def on_exit(workflow: Workflow) -> None:
-    """Let the workflow end with its report, whatever happened. Call it inside `with Workflow(...)`."""
+    """Let the workflow end with its report, whatever happens. Call it inside `with Workflow(...)`."""
     handler = template()
     if handler not in workflow.templates:
         workflow.templates.append(handler)

@@ -1,4 +1,4 @@
-"""The elastic training: a master here, an agent on each node, and the training script in its workers."""
+"""The elastic training: a master in the step's process, an agent on each node, the training script in its workers."""
 
 from typing import TYPE_CHECKING
 

@@ -103,7 +103,7 @@ class Config:
     """Folder for checkpoint and iterations."""
 
     def check(self) -> None:
-        """Raise StepError for what can be known before anything starts: numbers, paths, the model's directory."""
+        """Raise StepError for what can be checked before anything starts: numbers, paths, the model's directory."""
         self._check_numbers()
         self._check_scheduling()
         if not _JOB.fullmatch(self.job):
@@ -125,14 +125,14 @@ class Config:
             self._check_dataset(model)
 
     def scheduler_flags(self) -> list[str]:
-        """The flags that only a cluster's scheduler understands, as far as they are given."""
-        given = {"gang": self.gang != "none", "queue": self.queue}
-        given |= {
+        """The given flags that only a cluster's scheduler understands."""
+        is_given = {"gang": self.gang != "none", "queue": self.queue}
+        is_given |= {
             "taint-hosts": self.taint_hosts,
             "priority-class": self.priority_class,
             "extra-priority-class": self.extra_priority_class,
         }
-        return [f"--{name}" for name, value in given.items() if value]
+        return [f"--{name}" for name, value in is_given.items() if value]
 
     def _check_scheduling(self) -> None:
         if self.gang not in tuple(Gang):
@@ -172,7 +172,7 @@ class Config:
             raise StepError("--checkpoint-overhead and --persist-interval: give one of them")
 
     def hosts_to_avoid(self) -> tuple[str, ...]:
-        """The hosts of `avoid_hosts`. Raises StepError when it is no JSON list of names."""
+        """The hosts of `avoid_hosts`. Raises StepError if it is not a JSON list of names."""
         try:
             hosts = json.loads(self.avoid_hosts or "[]")
         except ValueError:
@@ -202,7 +202,7 @@ class Config:
         return Path(self.script).absolute() if self.script else LLAMA
 
     def script_flags(self) -> list[str]:
-        """The arguments that the workers give it."""
+        """The arguments of the script."""
         if self.script_arguments:
             known = {"{dataset}": self.dataset, "{iterations}": str(self.iterations)}
             words = shlex.split(self.script_arguments)

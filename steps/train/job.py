@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from everstep.runtime.job.spec_reader import Said
 
 ROLE = "worker"
-"""The role that the flags are about."""
+"""The role that the flags describe."""
 _PATHS = {
     "nodes": ("replicaSpecs", ROLE, "replicas"),
     "min_nodes": ("replicaSpecs", ROLE, "minReplicas"),
@@ -22,11 +22,11 @@ _PATHS = {
     "keep_last": ("keepLast",),
     "keep_every": ("keepEvery",),
 }
-"""Flags that say what a spec can say too."""
+"""Flags for values that a spec can set, too."""
 
 
 class Flags(Protocol):
-    """What a step's flags say of its job; a dataclass, whose defaults say nothing beside a spec."""
+    """A step's flags about its job: a dataclass, whose default values say nothing if there is a spec."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -54,9 +54,9 @@ class Flags(Protocol):
 
 
 def job_of(config: Flags) -> "JobSpec":
-    """What the master is given. Raises StepError: the spec cannot be read, is wrong, or says otherwise than a flag.
+    """The spec for the master. Raises StepError: the spec cannot be read, is wrong, or contradicts a flag.
 
-    With a spec, a flag that is as by default says nothing.
+    If there is a spec, a flag with its default value says nothing.
     """
     from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
     from everstep.runtime.job.spec_reader import SpecError, spec_of
@@ -80,19 +80,19 @@ def job_of(config: Flags) -> "JobSpec":
 
 
 def ranks(spec: "JobSpec") -> int:
-    """Workers of all roles, when every node that is asked for is there."""
+    """Workers of all roles when every requested node is there."""
     return sum(role.nodes * role.slots for role in spec.roles.values())
 
 
-def _read_spec(given: str) -> tuple[str, str]:
-    """(the spec's text, its name in messages). A value that begins with `{`, or has several lines, is the text."""
-    if given.lstrip().startswith("{") or "\n" in given:
-        return given, "--job-spec"
+def _read_spec(value: str) -> tuple[str, str]:
+    """(the spec's text, its name in messages). A value that begins with `{` or has several lines is the text itself."""
+    if value.lstrip().startswith("{") or "\n" in value:
+        return value, "--job-spec"
     try:
-        return Path(given).read_text(), given
+        return Path(value).read_text(), value
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise StepError(f"--job-spec {given}: {why}; give a YAML file, or the spec itself as JSON") from None
+        raise StepError(f"--job-spec {value}: {why}; give a YAML file, or the spec itself as JSON") from None
 
 
 def _flag_values(config: Flags) -> "list[Said]":

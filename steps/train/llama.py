@@ -2,8 +2,8 @@
 
     python -m everstep.steps.train --dataset runs/store/datasets/DIGEST --script my_copy.py
 
-`--model tiny` has about 5 million random weights; a Hugging Face directory of a Llama goes on from its weights.
-Everything after a restart is a function of (seed, consumed samples, world size): no worker's death changes a weight.
+`--model tiny` has about 5 million random weights; a Hugging Face directory of a Llama continues from its weights.
+Everything after a restart is a function of (seed, consumed samples, world size): a worker's death changes no weight.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidde
 
 
 def arguments() -> argparse.Namespace:
-    """The flags; steps/train passes those of its config."""
+    """The flags; steps/train passes its config's values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--dataset", required=True, help="folder or URI of a token dataset (everstep.steps.preprocess makes it)"
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
 def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -> LlamaForCausalLM:
     """`tiny` with random weights from the seed, or the weights of a Hugging Face directory or URI, in float32.
 
-    Raises SystemExit when the directory's vocabulary is smaller than the dataset's.
+    Raises SystemExit if the directory's vocabulary is smaller than the dataset's.
     """
     if name != "tiny":
         model = LlamaForCausalLM.from_pretrained(fetch_model_folder(name), dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Where a training's nodes come from, and whether they outlive the step's process.
 
-On one machine they are processes, registered in the run's folder. In a pod that Argo made (EVERSTEP_POD is its name)
-they are pods beside it, owned by the Workflow.
+On one machine nodes are processes, registered in the run's folder. In a pod that Argo created (EVERSTEP_POD is its
+name) they are sibling pods, owned by the Workflow.
 """
 
 import asyncio
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from everstep.steps.train.config import Config
 
 UNFIT_EXIT_CODE = 201
-"""The exit code of a node that the check found unfit, where the spec lists none for faulty hardware."""
+"""Exit code of a node that fails its check, if the spec lists none for faulty hardware."""
 POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
+"""Set for the agents before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
 
 
 class NodeBackend(NamedTuple):
-    """What a master needs to know of where its nodes run."""
+    """What a master needs to know about where its nodes run."""
 
     platform: "Platform"
     credentials: Credentials
     address: str
-    """Where it listens to them."""
+    """Where the master listens for them."""
     spec: "JobSpec"
-    """The job's, as it is there: hosts of a cluster are chosen by its scheduler."""
+    """The job's spec, adapted to the place: a cluster's scheduler chooses the hosts."""
     environment: Mapping[str, str]
-    """For the agents."""
+    """Variables for the agents."""
     stopped_for_good: Callable[[], Awaitable[bool]]
-    """Asked when the step's process is told to end: whether nobody will take the nodes over."""
+    """Called when the step's process is told to end: True if no retry will take the nodes over."""
     sizes: AsyncIterator[tuple[str, int]] | None = None
-    """(role, nodes) whenever somebody asks for another size otherwise than by the master's HTTP."""
+    """(role, nodes) whenever somebody resizes the job other than by the master's HTTP."""
     release: Callable[[], Awaitable[None]] | None = None
     """Called when the job has ended and its nodes are gone."""
 
@@ -57,7 +57,7 @@ class NodeBackend(NamedTuple):
 async def node_backend(
     config: "Config", spec: "JobSpec", folder: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[NodeBackend]:
-    """This machine, or the cluster. Raises KubeError where the cluster refuses to tell or to make what is needed."""
+    """This machine, or the cluster. Raises KubeError if the cluster refuses a request."""
     if pod := environment.get(POD_VARIABLE):
         from everstep.runtime.platform.kubernetes import Access
 
@@ -78,7 +78,7 @@ async def node_backend(
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
-    """What the flags tell the cluster's scheduler."""
+    """The scheduling that the flags ask for."""
     from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
     return Scheduling(
@@ -97,9 +97,9 @@ async def sibling_pods(
     taints: bool = False,
     tls: bool = True,
 ) -> AsyncIterator[NodeBackend]:
-    """Pods like that one, which is the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
+    """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
-    `taints`: hosts to avoid are marked for everybody. `tls`: between all of them.
+    `taints`: mark hosts to avoid for everybody. `tls`: between all of them.
     """
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
@@ -121,7 +121,7 @@ async def sibling_pods(
         own = await api.own_pod(pod)
         owner = owner_of(own)
         credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
-        there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
+        spec_there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
         async def stopped() -> bool:
             return await is_over_for_good(api, owner, time.time())
@@ -135,14 +135,14 @@ async def sibling_pods(
         how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
         how["ends_at"] = await read_deadline(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
-            yield NodeBackend(platform, credentials, own["status"]["podIP"], there, {}, stopped, sizes, over)
+            yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, stopped, sizes, over)
 
 
 @asynccontextmanager
 async def serve_node_checks(config: "Config", place: NodeBackend) -> AsyncIterator[tuple[int, list[str]]]:
-    """Nodes are checked before they join, where that is asked for: (port of the master, flags for the agents).
+    """Serve the node check, if there is one; yields its port (0: none) and the agents' flags.
 
-    Raises OSError when its port cannot be had.
+    Raises OSError if the port is taken.
     """
     if not config.network_check:
         yield 0, []
@@ -151,7 +151,7 @@ async def serve_node_checks(config: "Config", place: NodeBackend) -> AsyncIterat
     from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
 
     spec, patience = place.spec, place.spec.patience
-    roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.
+    roles = [role for role in spec.roles.values() if not role.waits_for]  # Other roles come after these.
     nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
     admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
     unfit = next(iter(spec.hardware_exit_codes), UNFIT_EXIT_CODE)
@@ -164,16 +164,16 @@ def _print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def stop_on_request(asked: asyncio.Event, stop: asyncio.Event, place: NodeBackend) -> bool:
-    """When the process is told to end: find out whether for good, then stop the master."""
-    await asked.wait()
+async def stop_on_request(requested: asyncio.Event, stop: asyncio.Event, place: NodeBackend) -> bool:
+    """Wait until the process is told to end; find out whether for good, then stop the master."""
+    await requested.wait()
     for_good = await place.stopped_for_good()
     stop.set()
     return for_good
 
 
 def stopped_for_good(folder: Path) -> bool:
-    """Is the run of this folder told to stop or terminate? A step by hand, of no run, is."""
+    """Has somebody stopped or terminated the run of this folder? Always true for a step without a run."""
     try:
         workflow = json.loads((folder / "workflow.json").read_bytes())
     except FileNotFoundError:

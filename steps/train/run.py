@@ -1,7 +1,7 @@
-"""The step's process: the job's master lives here; its nodes (see `nodes`) are agents that outlive it.
+"""The step's process: the job's master runs here; its nodes (see `nodes`) are agents that outlive it.
 
-Told to end (SIGTERM), it removes its nodes only when the run was stopped for good (`spec.shutdown` of the workflow,
-among others); otherwise they train on, and a retry of the step takes them over.
+When told to end (SIGTERM), it removes its nodes only if the run was stopped for good (among others, `spec.shutdown` of
+the workflow); otherwise they keep training, and a retry of the step takes them over.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 FINAL_STATES = ("succeeded", "failed", "no_quorum")
-"""States of an outcome after which no master takes the job's nodes over."""
+"""Final states: no later master takes the job's nodes over."""
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
 
 
 def run(config: Config) -> Result:
-    """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 the next try may do better."""
+    """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 a retry may succeed."""
     from everstep.runtime.master import CannotListen, JournalError
     from everstep.runtime.platform.kubernetes import KubeError
     from everstep.runtime.store import StoreError, open_store
@@ -86,10 +86,10 @@ async def _train(
 ) -> "Outcome":
     from everstep.runtime.master import run as run_master
 
-    asked, stop = asyncio.Event(), asyncio.Event()
+    requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, asked.set)
-    loop.add_signal_handler(signal.SIGINT, asked.set)
+    loop.add_signal_handler(signal.SIGTERM, requested.set)
+    loop.add_signal_handler(signal.SIGINT, requested.set)
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
@@ -105,7 +105,7 @@ async def _train(
         node_backend(config, spec, folder, os.environ) as place,
         serve_node_checks(config, place) as (port, check),
     ):
-        hearing = asyncio.create_task(stop_on_request(asked, stop, place))
+        hearing = asyncio.create_task(stop_on_request(requested, stop, place))
         try:
             outcome = await run_master(
                 place.spec,
@@ -133,7 +133,7 @@ class ProgressLines:
 
     def __init__(self, iterations: int, stream: TextIO, clock: Callable[[], float]) -> None:
         self.loss: float | None = None
-        """The newest that was reported."""
+        """The newest report."""
         self._iterations = iterations
         self._stream = stream
         self._clock = clock
@@ -159,7 +159,7 @@ class ProgressLines:
 
 
 def _unexpected_error_line(error: Exception, log: Path) -> str:
-    """One line for an error that nobody foresaw; its traceback goes to the log."""
+    """One line for an unforeseen error; its traceback goes to the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         traceback.print_exception(error, file=file)
@@ -169,7 +169,7 @@ def _unexpected_error_line(error: Exception, log: Path) -> str:
 
 
 def _failure(config: Config, outcome: "Outcome") -> str:
-    """The reason, below it the first failing rank's traceback."""
+    """The reason, and below it the first failing rank's traceback."""
     last = f"; newest checkpoint: {outcome.checkpoint}" if outcome.checkpoint else ""
     error = f"\n{outcome.error.rstrip()}" if outcome.error else ""
     return f"{config.script_path().name}: {outcome.reason}{last}{error}"
@@ -187,26 +187,28 @@ def _summary(facts: dict[str, Any]) -> str:
 
 
 def reported_settings(config: Config, spec: "JobSpec") -> dict[str, Any]:
-    """What the report tells of the settings."""
+    """The settings that the report shows."""
     nodes = sum(role.nodes for role in spec.roles.values())
     return {"nodes": nodes, "model": config.script or config.model, "job": spec.job}
 
 
 def round_counts(store: "Store", job: str) -> dict[str, int]:
-    """Rounds that were formed, restarts (rounds that broke, but not those whose checkpoint was passed over: they did
-    nothing yet) and masters, from the job's journal."""
+    """Rounds, restarts and masters, counted from the job's journal.
+
+    A restart is a broken round; rounds whose checkpoint was skipped as damaged do not count, because they did nothing.
+    """
     from everstep.runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
     from everstep.runtime.master import read_journal
 
     records = list(read_journal(store, job))
     counted = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
-    found = {name: sum(isinstance(record, kind) for record in records) for name, kind in counted.items()}
+    counts = {name: sum(isinstance(record, kind) for record in records) for name, kind in counted.items()}
     passed_over = [r for r in records if isinstance(r, RoundBroken) and r.reason is Reason.DAMAGED]
-    return {**found, "restarts": found["restarts"] - len(passed_over)}
+    return {**counts, "restarts": counts["restarts"] - len(passed_over)}
 
 
 def checkpoint_parameters(store: "Store", checkpoint: str) -> int | None:
-    """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
+    """The number of parameters under `model` of a checkpoint, from its safetensors header; None if there are none."""
     from everstep.runtime.checkpoint.stored.manifest import read_commit
 
     key = read_commit(store, checkpoint).holdings(checkpoint)[0].key

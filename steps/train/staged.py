@@ -1,4 +1,4 @@
-"""How much shared memory a node needs: what it stages, times the slots that the keeper of checkpoints makes for it."""
+"""How much shared memory a node needs: the staged state, times the keeper's slots for it."""
 
 import json
 from typing import TYPE_CHECKING
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from everstep.steps.train.config import Config
 
 BYTES_A_PARAMETER = 12
-"""Of steps/train/llama.py: a weight and AdamW's two moments, in float32."""
+"""For steps/train/llama.py: a weight and AdamW's two moments, in float32."""
 WIDTH = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1}
-"""Bytes of a number, by the names of safetensors' format."""
+"""Bytes of a number, by the type names of safetensors' format."""
 
 
 def shared_memory_bytes(config: "Config") -> int:
-    """Bytes of /dev/shm for one node; 0: nobody knows, the template's has to do.
+    """Bytes of /dev/shm for one node; 0: unknown, the template's size must do.
 
-    The ranks of a node stage one copy of a replicated state; `state_bytes` says what it is for a script of the user's.
+    The ranks of a node stage one copy of a replicated state; for a user's script `state_bytes` says how much.
     """
     from everstep.runtime.checkpoint.node.keeper import SLOTS
     from everstep.runtime.checkpoint.shard.segment import segment_bytes
@@ -29,7 +29,7 @@ def shared_memory_bytes(config: "Config") -> int:
 
 
 def model_parameters(model: str) -> int:
-    """Numbers in the weights of a Hugging Face directory, read from its safetensors headers."""
+    """The number of parameters in a Hugging Face directory, from its safetensors headers."""
     store, total = open_directory(model), 0
     for entry in store.list(""):
         if entry.key.endswith(".safetensors"):

@@ -33,7 +33,7 @@ def task(name: str = "train", **arguments: object) -> StepTask:
 
     `job_spec` may be a `JobSpec` (everstep.job), besides the name of a YAML file.
     """
-    given = arguments.get("job_spec")
-    if isinstance(given, JobSpec):
-        arguments["job_spec"] = json.dumps(mapping_of(given), separators=(",", ":"))
+    job_spec = arguments.get("job_spec")
+    if isinstance(job_spec, JobSpec):
+        arguments["job_spec"] = json.dumps(mapping_of(job_spec), separators=(",", ":"))
     return step_task(template(), name, arguments)

@@ -119,4 +119,4 @@ def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(launcher: L
         connection.close()
         ended = launcher.ended(process)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
-    assert f"{endpoint}: in use by something else" in ended.err
+    assert f"{endpoint}: in use by something other" in ended.err

@@ -79,7 +79,7 @@ def test_a_node_with_a_number_comes_back_under_it_at_once_and_cannot_be_there_tw
     start("twice", 1)
     refused = nodes.ended("twice")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert f"worker-1 of job none-{nodes.port} runs here already, as process {second}" in refused.err
+    assert f"worker-1 of job none-{nodes.port} already runs here, as process {second}" in refused.err
     kill(second)
     until(lambda: nodes.launcher.named["b"].poll() is not None, nodes.told)
     start("c", 1)

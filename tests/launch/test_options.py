@@ -184,7 +184,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
     [
         (["--rdzv-backend=etcd"], {}, "etcd is not supported"),
         (["--rdzv-backend=etcd-v2"], {}, "etcd is not supported"),
-        (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: not known"),
+        (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: unknown"),
         (["--logs-specs=x"], {}, "--logs-specs x: no entry point torchrun.logs_specs[x]"),
         (["--exclude-straggler"], {}, "part of --network-check"),
         (["--switchbox-check"], {}, "part of --network-check"),
@@ -315,7 +315,7 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
         (["--role=ps", "--rdzv-conf=join_timeout=0.5,last_call_timeout=7", "--on-hang=fail"], "but --on-hang says"),
         (["--role=ps", "--nnodes=4", "--node-rank=1", "--master-addr=h"], "replicaSpecs.ps.replicas: 1 here"),
         (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no numbers"),
-        (["--role=ps"], "give --rdzv-endpoint HOST:PORT alone"),
+        (["--role=ps"], "give only --rdzv-endpoint HOST:PORT"),
         (["--role=ps", "--standalone"], "--standalone, but 4 nodes are asked for"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_node_begins_only_when_what_its_forerunner_left_is_gone(
         cleaning.set()
         assert cleaned.wait(DEADLINE_S)
 
-    monkeypatch.setattr(debris, "clean", clean)
+    monkeypatch.setattr(debris, "remove_debris", clean)
     with ThreadPoolExecutor(2) as threads:
         sweep = threads.submit(scratch.sweep)
         assert cleaning.wait(DEADLINE_S)

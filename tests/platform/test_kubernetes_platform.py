@@ -103,7 +103,7 @@ def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() 
         taints = server.nodes["a"]["spec"]["taints"]
         assert taints == [other, {"key": "everstep/unfit", "effect": "NoSchedule"}]
         assert [line.partition(":")[0] for line in said] == [
-            "node a is marked everstep/unfit", "node b could not be marked everstep/unfit",
+            "node a is tainted everstep/unfit", "node b could not be tainted everstep/unfit",
         ]  # fmt: skip
 
     tell(story)

@@ -64,7 +64,9 @@ def test_what_nobody_limits_is_said_once_for_all_nodes_of_a_role(tmp_path: Path,
             await made.create(request(wanted, name))
 
     asyncio.run(story())
-    assert said == ["worker nodes are not limited in nvidia.com/gpu, memory, cpu: nobody can do so on this machine"]
+    assert said == [
+        "worker nodes are not limited in nvidia.com/gpu, memory, cpu: this process cannot do so on this machine"
+    ]
 
 
 def test_nodes_beyond_the_minimum_are_the_first_that_a_machine_out_of_memory_ends(tmp_path: Path, job: str) -> None:

@@ -184,7 +184,7 @@ def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(
         await asyncio.gather(first.join(), second.join())
         job.edit("worker: many")
         await job.server.until(lambda: said)
-        assert "replicas: 'worker: many' is no `role: number`" in said[0]
+        assert "replicas: 'worker: many' is not `role: number`" in said[0]
         job.edit("worker: 9\n")
         await job.server.until(lambda: "not scaled" in caplog.text)
         assert "9 is not between 1 and 2" in caplog.text

@@ -132,7 +132,7 @@ def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, mo
         assert may_clean.wait(DEADLINE_S)
         clean(*given)
 
-    monkeypatch.setattr(debris, "clean", gated)
+    monkeypatch.setattr(debris, "remove_debris", gated)
 
     async def story() -> None:
         made = platform(tmp_path, job)
@@ -187,7 +187,7 @@ def test_a_nodes_end_is_told_although_what_it_left_cannot_be_removed(
 
     asyncio.run(story())
     (line,) = [line for line in said if "limited" not in line]
-    told = "node worker-0-0 has ended, and some of what it left cannot be removed: "
+    told = "node worker-0-0 has ended, but some of what it left cannot be removed: "
     assert line == f"{told}[Errno 1] Operation not permitted: '/dev/shm/x'"
 
 

@@ -161,7 +161,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         (["--target", "argo"], "--store s3://"),
         (["--store", "s3://b/p"], "needs --image"),
-        ([*ON_ARGO, "--watch", "--detach"], "say one of them"),
+        ([*ON_ARGO, "--watch", "--detach"], "give only one of them"),
         ([*ON_ARGO, "--detach", "--logs"], "--logs"),
         ([*ON_ARGO[:-1], "Not_A_Name"], "Not_A_Name"),
         (["--target", "local", "--image", "x", "--detach"], "--detach, --image: only for Argo"),

@@ -68,5 +68,5 @@ def test_a_licence_is_told_by_its_name(metadata: dict[str, str], said: str) -> N
     ],
 )
 def test_one_that_nobody_has_judged_is_refused_by_name(metadata: dict[str, str]) -> None:
-    with pytest.raises(LicenceError, match=r"^new: nobody has judged its licence"):
+    with pytest.raises(LicenceError, match=r"^new: nobody has reviewed its licence"):
         judged(**metadata)

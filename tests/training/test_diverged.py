@@ -24,7 +24,7 @@ def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: A
         session(7, 7 + WATCHED).send({"loss": loss})
     assert ended.value.code == DIVERGED
     assert reason_of(DIVERGED) is Reason.DIVERGED
-    assert "right after iteration 7 was restored; this worker ends" in capfd.readouterr().err
+    assert "right after iteration 7 was restored; this worker exits" in capfd.readouterr().err
 
 
 def test_later_or_without_a_restore_it_is_the_trainings_own_matter() -> None:

@@ -71,13 +71,13 @@ def test_what_stands_in_another_file_is_told_there(
 
 
 WRONG = {
-    "a folder of programs": (["--path", "nowhere"], r"--path \S*nowhere: is no folder"),
+    "a folder of programs": (["--path", "nowhere"], r"--path \S*nowhere: not a folder"),
     "a library": (["--with", "nowhere"], r"run: nowhere: No such file or directory"),
     "an image's quotes": (["--image", 'i="x'], r'--image i="x: No closing quotation'),
     "an image": (["--image", "i"], r"--image 'i': write NAME=VALUE"),
     "a parameter": (["-p", "x"], r"-p 'x': write NAME=VALUE"),
     "a file of parameters": (["--parameter-file", "nothing"], r"nothing: No such file or directory"),
-    "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: is no map of parameters"),
+    "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: not a map of parameters"),
     "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: No such file or directory"),
     "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
     "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
@@ -145,10 +145,10 @@ def test_what_is_asked_of_a_run_is_one_line(
     again = ["--restart-successful", "--node-field-selector"]
     for words, said in (
         (["run", "other.yaml"], "has a run of another manifest; choose another name"),
-        (["retry", "w"], "w: has succeeded; --restart-successful --node-field-selector displayName=STEP"),
+        (["retry", "w"], "w: has already succeeded; --restart-successful --node-field-selector displayName=STEP"),
         (["retry", "w", *again, "colour=red"], "'colour=red': write FIELD=VALUE with one of displayName, "),
         (["retry", "w", *again, "displayName=nobody"], "no node that has succeeded matches"),
-        (["stop", "w"], "w: has ended already: Succeeded"),
+        (["stop", "w"], "w: has already ended: Succeeded"),
         (["set", "w", "--phase", "Failed"], "w: nobody runs it; `everstep workflow resume w` takes it up"),
         (["get", "nobody"], "nobody: no such run; `everstep workflow list --runs runs` shows them"),
         (["logs", "w", "z"], "w: no pod of that name has a log, and no step begins with 'z'"),

@@ -127,7 +127,7 @@ def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_p
     wait_until(lambda: not psutil.pid_exists(pid), "the step's end")
     assert f"Stopped with strategy '{verb.capitalize()}'" in everstep("get", "h", cwd=tmp_path).stdout
     again = everstep(verb, "h", cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (2, f"everstep workflow {verb}: h: has ended already: Failed\n")
+    assert (again.returncode, again.stderr) == (2, f"everstep workflow {verb}: h: has already ended: Failed\n")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_run_stays_in_its_sandbox(
     assert main(["workflow", "run", "w.yaml"]) == 2
     assert "has a run with other flags of its sandbox; give the same" in capsys.readouterr().err
     assert main(["workflow", "run", "w.yaml", "--no-network"]) == 2
-    assert "--no-network: goes with --sandbox" in capsys.readouterr().err
+    assert "--no-network: needs --sandbox, too" in capsys.readouterr().err
 
 
 def _commands() -> str:

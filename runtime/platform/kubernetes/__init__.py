@@ -1,11 +1,10 @@
-"""Nodes that are pods, made by the train step's pod in the namespace where it runs.
+"""Nodes that are pods, created by the train step's pod in its own namespace.
 
-The story begins in `platform` (the Platform of a job); `pods` says what a pod of ours looks like and what one that
-ended tells (pure), `scheduling` what its scheduler is told (pure; `groups` makes the PodGroups that some want), `known`
-what the API has told so far (pure), `api` asks it, `workflow` is whom all belongs to, `switches` where machines hang in
-the network, `sizes` how somebody scales the job, `taints` how unfit machines are marked.
-The few requests needed are plain HTTP by aiohttp, after Kubernetes' API concepts ("Efficient
-detection of changes", "Resource versions").
+The story begins in `platform` (the Platform of a job). Pure modules: `pods` (what a node's pod looks like, and what an
+ended one says), `scheduling` (what the scheduler is told) and `known` (what the API has said so far). `groups` creates
+the PodGroups that some schedulers need, `api` talks to the API, `workflow` is the owner of everything, `switches` reads
+the network's topology, `sizes` lets somebody resize the job, `taints` marks unfit machines. The few requests are plain
+HTTP with aiohttp, after Kubernetes' API concepts ("Efficient detection of changes", "Resource versions").
 """
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeApi, KubeError

@@ -1,4 +1,4 @@
-"""The Kubernetes API as far as a job's pods need it: make, read, list, watch and delete, in one namespace."""
+"""The part of the Kubernetes API that a job's pods need: create, read, list, watch and delete, in one namespace."""
 
 import asyncio
 import json
@@ -18,14 +18,15 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its service account."""
 ANSWER_S = 30.0
 STREAM_S = 240
-"""How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
+"""How long the server may keep a watch open; a stream that is open 30 s longer is considered dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ALLOWED_S = 60.0
-"""What was allowed before and is refused now is asked again for so long: an API server that has just started refuses
-until it has read its own rules (Kubernetes' issue 121635).
+"""A request that was allowed before and is now forbidden is retried for so long.
+
+An API server that has just started refuses requests until it has read its own rules (Kubernetes' issue 121635).
 """
 FORBIDDEN_USER = re.compile(r'User ".*" cannot ')
-"""In what the API server says where a right is missing; it forbids for other reasons, too: a quota, a policy."""
+"""Matches the message for a missing right; the server also forbids for other reasons: a quota, a policy."""
 T = TypeVar("T")
 Kind = Literal[
     "pods",
@@ -46,31 +47,31 @@ Wait = Callable[[float], Awaitable[object]]
 
 
 class KubeError(OSError):
-    """The API said no, or nothing. One line: what, where, why."""
+    """The API refused, or did not answer. One line: what, where, why."""
 
     def __init__(self, text: str, status: int = 0, after_s: float = 0.0) -> None:
         super().__init__(" ".join(text.split()))
         self.status = status
-        """Of the answer; 0: there was none."""
+        """The answer's status; 0: there was no answer."""
         self.after_s = after_s
-        """The server's wish for the next try (Retry-After)."""
+        """Seconds until the server wants the next try (Retry-After)."""
         self.passing = status in (0, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500
-        """The same again, later, may do."""
+        """The same request may succeed later."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the API is, and who asks it."""
+    """Where the API is, and the account that asks."""
 
     url: str
     namespace: str
     token_file: Path | None = None
-    """Read before each request: tokens of service accounts change while a pod lives."""
+    """Read before each request: a service account's token changes while a pod lives."""
     ca_file: Path | None = None
 
     @classmethod
     def of_this_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> "Access":
-        """By the pod's own service account. Raises KubeError where there is none."""
+        """The pod's own service account. Raises KubeError if there is none."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
         token, authority = account / "token", account / "ca.crt"
         if not host or not token.is_file():
@@ -78,21 +79,21 @@ class Access:
                 f"no service account here (KUBERNETES_SERVICE_HOST, {token}); pods get one unless their spec says "
                 "automountServiceAccountToken: false"
             )
-        shown = f"[{host}]" if ":" in host else host
-        return cls(f"https://{shown}:{port}", (account / "namespace").read_text().strip(), token, authority)
+        address = f"[{host}]" if ":" in host else host
+        return cls(f"https://{address}:{port}", (account / "namespace").read_text().strip(), token, authority)
 
 
 class KubeApi:
     """Requests to one namespace. `async with`; used from one event loop."""
 
     def __init__(self, access: Access, wait: Wait = asyncio.sleep, clock: Callable[[], float] = time.monotonic) -> None:
-        """`wait(seconds)` between two tries."""
+        """`wait(seconds)` is awaited between two tries."""
         self.namespace = access.namespace
         self._access = access
         self._wait = wait
         self._clock = clock
         self._allowed: dict[tuple[str, str], float | None] = {}
-        """What was allowed before (method, kind), and since when it is refused; None: it is not."""
+        """By (method, kind): since when a request that was allowed before is forbidden; None: it is not."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "KubeApi":
@@ -106,11 +107,11 @@ class KubeApi:
             await self._session.close()
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The object as it was made. Raises KubeError (409: there is one of that name)."""
+        """Create the object and return it. Raises KubeError (409: there is one of that name)."""
         return await self._ask("POST", kind, body=manifest)
 
     async def ensure(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
-        """The object is there, made now or before; waits while the API is away. Raises KubeError for a refusal."""
+        """Create the object unless it exists; waits while the API is away. Raises KubeError for a refusal."""
         try:
             await self.retry(lambda: self.create(kind, manifest))
         except KubeError as error:
@@ -118,16 +119,16 @@ class KubeApi:
                 raise
 
     async def get(self, kind: Kind, name: str) -> dict[str, Any]:
-        """The object as it is. Raises KubeError (404: there is none)."""
+        """The object. Raises KubeError (404: there is none)."""
         return await self._ask("GET", kind, name)
 
     async def list(self, kind: Kind, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """All with these labels as they are now, and the version to watch from. Raises KubeError."""
-        told = await self._ask("GET", kind, asked={"labelSelector": selector})
-        return told.get("items") or [], told["metadata"]["resourceVersion"]
+        """All objects with these labels, and the version to watch from. Raises KubeError."""
+        answer = await self._ask("GET", kind, asked={"labelSelector": selector})
+        return answer.get("items") or [], answer["metadata"]["resourceVersion"]
 
     async def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> None:
-        """Merge the change into the object. Raises KubeError (409: it is another version than the change names)."""
+        """Merge the change into the object. Raises KubeError (409: its version is not the one in the change)."""
         await self._ask("PATCH", kind, name, body=change)
 
     async def delete(self, kind: Kind, name: str, uid: str, grace_s: int) -> None:
@@ -136,7 +137,7 @@ class KubeApi:
         await self._ask("DELETE", kind, name, body={**body, "gracePeriodSeconds": grace_s})
 
     async def watch(self, kind: Kind, selector: str, version: str) -> AsyncIterator[dict[str, Any]]:
-        """What changes from that version on: `{"type": ..., "object": ...}`, bookmarks too, until the stream ends.
+        """The changes from that version on: `{"type": ..., "object": ...}`, bookmarks too, until the stream ends.
 
         Raises KubeError; 410: the version is no longer kept, list again.
         """
@@ -151,14 +152,14 @@ class KubeApi:
                 async for line in _lines(answer):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        told = event["object"]
-                        raise KubeError(f"watch of {kind}: {told.get('message')}", int(told.get("code") or 500))
+                        status = event["object"]
+                        raise KubeError(f"watch of {kind}: {status.get('message')}", int(status.get("code") or 500))
                     yield event
         except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
             raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
 
     async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until there is an answer: 429, 5xx and no connection are waited out. Raises KubeError for another no."""
+        """Retry until there is an answer: waits out 429, 5xx and no connection. Raises KubeError for other refusals."""
         pauses = Backoff()
         while True:
             try:
@@ -169,15 +170,17 @@ class KubeApi:
                 await self.pause(pauses, error.after_s)
 
     async def own_pod(self, name: str) -> dict[str, Any]:
-        """The pod that asks, once its address is known: its containers may run before its kubelet has told. Waits while
-        the API is away. Raises KubeError."""
+        """The pod that this process runs in, once it has an address; waits while the API is away. Raises KubeError.
+
+        Containers may run before the kubelet has reported the address.
+        """
         pauses = Backoff()
         while not ((pod := await self.retry(lambda: self.get("pods", name))).get("status") or {}).get("podIP"):
             await self.pause(pauses)
         return pod
 
     async def pause(self, pauses: "Backoff", at_least_s: float = 0.0) -> None:
-        """Before the next try."""
+        """Wait before the next try."""
         await self._wait(max(pauses.next(), at_least_s))
 
     async def _ask(
@@ -191,7 +194,7 @@ class KubeApi:
             raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
 
     async def _check_answer(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
-        """Raises KubeError for an answer from 400 on; a `passing` one where it was allowed until just now."""
+        """Raises KubeError for an answer from 400 on; `passing` if the request was allowed until just now."""
         if answer.status < 400:
             self._allowed[asked] = None
             return
@@ -225,30 +228,30 @@ class KubeApi:
 
 
 class Backoff:
-    """Seconds to wait before each further try: longer and longer, and never the same for everybody."""
+    """Seconds to wait before each further try: growing, and randomized so that clients do not retry together."""
 
     def __init__(self) -> None:
         self._pause_s = FIRST_PAUSE_S
 
     def next(self) -> float:
-        """The next one."""
+        """The next pause."""
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause * random.uniform(0.5, 1.0)
 
 
 async def _refusal(answer: aiohttp.ClientResponse, where: str) -> KubeError:
-    """What an answer from 400 on says."""
+    """The error in an answer from 400 on."""
     text = await answer.text()
     try:
-        said = str(json.loads(text)["message"])
+        message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        said = text[:200] or answer.reason or "no reason given"
+        message = text[:200] or answer.reason or "no reason given"
     wish = answer.headers.get("Retry-After", "")
-    return KubeError(f"{where}: {said} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
+    return KubeError(f"{where}: {message} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines, however long; what a broken stream leaves of one is dropped."""
+    """Complete lines of any length; an incomplete line of a broken stream is dropped."""
     rest = bytearray()
     async for part in answer.content.iter_any():
         rest += part

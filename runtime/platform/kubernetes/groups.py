@@ -1,4 +1,4 @@
-"""The PodGroups of a job whose scheduler wants them: made before its pods, deleted after them."""
+"""The PodGroups of a job whose scheduler needs them: created before its pods, deleted after them."""
 
 from http import HTTPStatus
 
@@ -13,7 +13,7 @@ KINDS: dict[Gang, Kind] = {
 
 
 async def ensure_groups(api: KubeApi, scheduling: Scheduling, job: str, owner: Owner) -> None:
-    """They are there, made now or by an earlier master. Raises KubeError, also where the cluster knows none."""
+    """Create the groups unless an earlier master did. Raises KubeError, also if the cluster has no such kind."""
     for manifest in groups_of(scheduling, job, owner):
         try:
             await api.ensure(KINDS[scheduling.gang], manifest)
@@ -28,7 +28,7 @@ async def ensure_groups(api: KubeApi, scheduling: Scheduling, job: str, owner: O
 
 
 async def delete_groups(api: KubeApi, scheduling: Scheduling, job: str) -> None:
-    """They are gone. Raises KubeError."""
+    """Delete the groups. Raises KubeError."""
     if scheduling.gang not in KINDS:
         return
     for name in (group_name(job), group_name(job, extra=True)):
@@ -37,8 +37,8 @@ async def delete_groups(api: KubeApi, scheduling: Scheduling, job: str) -> None:
 
 async def _delete_group(api: KubeApi, kind: Kind, name: str) -> None:
     try:
-        made = await api.retry(lambda: api.get(kind, name))
-        await api.retry(lambda: api.delete(kind, name, made["metadata"]["uid"], 0))
+        group = await api.retry(lambda: api.get(kind, name))
+        await api.retry(lambda: api.delete(kind, name, group["metadata"]["uid"], 0))
     except KubeError as error:
         if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
             raise

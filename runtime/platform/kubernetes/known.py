@@ -1,7 +1,7 @@
-"""What the API has told of a job's pods, kept by UID. Pure: lists, events and answers go in, nodes and ends come out.
+"""What the API has said about a job's pods, kept by UID. Pure: lists, events and answers in, nodes and ends out.
 
-No resource versions are compared: a watch tells of each pod in order, and a list overrules what was known before it
-was asked for.
+Resource versions are not compared: a watch reports each pod's changes in order, and a list overrules what was known
+before the list was requested.
 """
 
 from collections.abc import Iterable
@@ -19,49 +19,49 @@ class KnownPods:
     def __init__(self) -> None:
         self._pods: dict[str, Pod] = {}
         self._since: dict[str, int] = {}
-        """By UID: after which list the pod became known."""
+        """By UID: the number of the last list that was requested before the pod became known."""
         self._told: set[str] = set()
         self._asked = 0
 
     def nodes(self) -> list[Node]:
-        """Those that have not ended."""
+        """Nodes of the pods that have not ended."""
         return [node_of(pod) for pod in self.pods()]
 
     def pods(self) -> list[Pod]:
-        """Those that have not ended."""
+        """Nodes of the pods that have not ended."""
         return [pod for pod in self._pods.values() if not has_ended(pod)]
 
     def pod(self, uid: str) -> Pod | None:
-        """The newest that is known of it, unless it is gone."""
+        """The newest known state of the pod, unless it is gone."""
         return self._pods.get(uid)
 
     def begin_list(self) -> int:
-        """A list is asked for now; the ticket goes to `listed` with the answer."""
+        """A list is about to be requested; pass the ticket to `on_list` with the answer."""
         self._asked += 1
         return self._asked
 
     def on_list(self, ticket: int, pods: Iterable[Pod]) -> list[NodeEnd]:
-        """All there are. Those that were known when it was asked for, and are not there any more, are gone."""
-        there = {pod["metadata"]["uid"]: pod for pod in pods}
-        missing = [uid for uid, since in self._since.items() if since < ticket and uid not in there]
+        """All pods there are. A pod that was known before the request and is missing from the list is gone."""
+        by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
+        missing = [uid for uid, since in self._since.items() if since < ticket and uid not in by_uid]
         lost = [one for uid in missing for one in self.on_deleted(self._pods[uid])]
-        return [*lost, *(one for pod in there.values() for one in self.on_seen(pod))]
+        return [*lost, *(one for pod in by_uid.values() for one in self.on_seen(pod))]
 
     def on_created(self, pod: Pod) -> Node:
-        """The answer to a create, or to a get: older than what a watch told of the same pod."""
+        """The answer to a create or a get. It is older than what a watch has said about the same pod."""
         uid = pod["metadata"]["uid"]
         if uid not in self._told and uid not in self._pods:
             self._keep(uid, pod)
         return node_of(self._pods.get(uid, pod))
 
     def on_seen(self, pod: Pod) -> list[NodeEnd]:
-        """As it is now; the news that it has ended, the first time."""
+        """The pod's current state; returns its end the first time that it has ended."""
         uid = pod["metadata"]["uid"]
         self._keep(uid, pod)
         return self._end_once(pod, "") if has_ended(pod) else []
 
     def on_deleted(self, pod: Pod) -> list[NodeEnd]:
-        """It is no more."""
+        """The pod is deleted; returns its end unless that was returned before."""
         uid = pod["metadata"]["uid"]
         self._pods.pop(uid, None)
         self._since.pop(uid, None)

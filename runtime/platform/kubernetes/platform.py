@@ -1,8 +1,8 @@
 """The Platform of a job whose nodes are pods.
 
-What exists is learned by one list and a watch that goes on from it (a list again when the version is no longer kept);
-`observe` answers from that. So the API may be away for a while: nodes that were there are taken to be there, and what
-has to be made or deleted waits. Made pods have names that follow from the job: a second create finds the first's.
+It learns what exists from one list and a watch from there on (and another list when the version is no longer kept);
+`observe` answers from that. So the API may be away for a while: existing nodes are assumed to exist, and creations and
+deletions wait. Pod names follow from the job, so a repeated create finds the pod of the first.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, e
 from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
-"""A pod that was told to end so long ago and is still there is on a host that nobody hears of: it is forgotten."""
+"""A pod that is still there so long after it was told to end is on an unreachable host: it is forgotten."""
 
 
 async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
-    """The job's token, from a Secret that the Workflow owns; made by whoever needs it first. Raises KubeError."""
+    """The job's token, from a Secret that the Workflow owns; created on first use. Raises KubeError."""
     await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
-    there = await api.retry(lambda: api.get("secrets", secret_name(job)))
-    return base64.b64decode(there["data"][TOKEN_KEY]).decode()
+    secret = await api.retry(lambda: api.get("secrets", secret_name(job)))
+    return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
 
 class KubernetesPlatform:
@@ -60,11 +60,11 @@ class KubernetesPlatform:
         taints: bool = False,
         ends_at: float | None = None,
     ) -> None:
-        """`template`: the spec of a pod; its first container becomes the agent, see `template_of`.
+        """`template`: a pod's spec, whose first container becomes the agent; see `template_of`.
 
-        `say` is given one line for each reason why a pod does not start. `taints`: machines to avoid are marked for
-        everybody (see `taints`). `ends_at`: when no pod may run any more (Unix time); who asks for them is killed then,
-        without the time to remove them.
+        `say` gets one line for each reason why a pod does not start. `taints`: mark machines to avoid for everybody
+        (see `taints`). `ends_at`: Unix time at which every pod must have ended, because Argo then kills this process
+        without time to remove them.
         """
         self._api = api
         self._job = job
@@ -76,13 +76,13 @@ class KubernetesPlatform:
         self._ends_at = ends_at
         self._tainted: set[str] = set()
         self._said: dict[str, str] = {}
-        """By UID: why the pod does not start, as it was told last."""
+        """By UID: the last reason given why the pod does not start."""
         self._clock = clock
         self._known = KnownPods()
         self._listed = asyncio.Event()
         self._news: asyncio.Queue[NodeEnd] = asyncio.Queue()
         self._ending: dict[str, float] = {}
-        """By UID: when it was told to end."""
+        """By UID: when the pod was told to end."""
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "KubernetesPlatform":
@@ -96,9 +96,9 @@ class KubernetesPlatform:
                 await self._watching
 
     async def observe(self) -> list[Node]:
-        """The job's pods that have not ended, as the API told last; waits for its first answer.
+        """The job's pods that have not ended, by the API's last word; waits for its first answer.
 
-        Raises KubeError where it refuses to tell.
+        Raises KubeError if the API refuses.
         """
         first = asyncio.create_task(self._listed.wait())
         assert self._watching, "used outside of `async with`"
@@ -109,13 +109,13 @@ class KubernetesPlatform:
         return self._known.nodes()
 
     async def create(self, request: NodeRequest) -> Node:
-        """Make the pod, or find the one an earlier try made; waits while the API is away.
+        """Create the pod, or find the one that an earlier try created; waits while the API is away.
 
-        Raises OSError where it refuses, and for a pod of that name that has ended: names are not used twice.
+        Raises OSError if the API refuses, and for a pod of that name that has ended: names are not reused.
         """
         try:
-            made = pod_of(request, self._job, self._owner, self._template)
-            manifest = with_scheduling(self._with_deadline(made), self._scheduling, self._job, request.extra)
+            wanted_pod = pod_of(request, self._job, self._owner, self._template)
+            manifest = with_scheduling(self._with_deadline(wanted_pod), self._scheduling, self._job, request.extra)
         except ValueError as error:
             raise OSError(str(error)) from None
         await self._taint_hosts(request.avoid_hosts)
@@ -145,7 +145,7 @@ class KubernetesPlatform:
             await taint(self._api, host, self._say)
 
     async def delete(self, name: str, uid: str) -> None:
-        """Tell that pod to end; forget it when it was told so long ago that its host must be lost. Idempotent."""
+        """Tell that pod to end. Forget it if it was told so long ago that its host must be lost. Idempotent."""
         pod = self._known.pod(uid)
         if pod is None or has_ended(pod):
             return
@@ -163,7 +163,7 @@ class KubernetesPlatform:
             self._publish(self._known.on_deleted(pod))
 
     async def node_ends(self) -> AsyncIterator[NodeEnd]:
-        """Each node's end, with its exit code where the pod tells it; also of those that ended before this master."""
+        """Each node's end, with its exit code if the pod tells it; also ends from before this master started."""
         while True:
             yield await self._news.get()
 
@@ -174,14 +174,14 @@ class KubernetesPlatform:
             self._news.put_nowait(one)
 
     def _explain(self, pod: dict[str, Any]) -> None:
-        """Say why it does not start, once for each reason."""
+        """Say why the pod does not start, once for each reason."""
         why, uid = waiting_reason(pod), pod["metadata"]["uid"]
         if why and why != self._said.get(uid):
             self._said[uid] = why
             self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:
-        """List, watch, list again. Ends only with a refusal that waiting does not mend (KubeError)."""
+        """List, watch, list again. Ends only with a refusal that waiting cannot cure (KubeError)."""
         pauses, version = Backoff(), ""
         while True:
             try:
@@ -199,7 +199,7 @@ class KubernetesPlatform:
                 await self._api.pause(pauses, error.after_s)
 
     async def _admit_extras(self) -> None:
-        """Open the gates of extras when it is time."""
+        """Remove the scheduling gates of extras when it is time."""
         for name in extras_to_admit(self._known.pods(), self._scheduling):
             try:
                 await self._api.patch("pods", name, {"spec": {"schedulingGates": None}})
@@ -215,7 +215,7 @@ class KubernetesPlatform:
         return version
 
     def _handle_event(self, event: dict[str, Any]) -> str:
-        """One event; returns the version that it brings."""
+        """Handle one event; returns its version."""
         pod = event["object"]
         if event["type"] == "DELETED":
             self._publish(self._known.on_deleted(pod))

@@ -1,4 +1,4 @@
-"""A node as a pod: what is asked for, and what a pod that ended tells. Pure.
+"""A node as a pod: the request for it, and what an ended pod tells. Pure.
 
 After the Pod API of Kubernetes (fields `spec`, `status`) and its labels and annotations (`kubernetes.io/hostname`,
 `controller.kubernetes.io/pod-deletion-cost`).
@@ -17,18 +17,18 @@ from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
-"""Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
+"""Labels (the job as a digest, because its name may be too long), and the annotation with the job's name."""
 STEP = {"everstep/step": "train"}
-"""Label of the pods of all steps, by which they may reach each other (templates/chart/files/network.yaml)."""
+"""Label of the pods of all steps, which lets them reach each other (templates/chart/files/network.yaml)."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO, LAST_TO_GO = "-100", "100"
-"""Such costs of a node beyond the minimum, and of one of the minimum."""
+"""Deletion costs of a node beyond the minimum, and of a node of the minimum."""
 TOKEN = "EVERSTEP_JOB_TOKEN"
 HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
-"""Variables: where the scheduler has put the pod, the pod's address, and that of its machine."""
+"""Variables: the host that the scheduler chose, the pod's address, and its machine's address."""
 TOKEN_KEY = "token"
 OOM_KILLED = 247
-"""The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
+"""The exit code for out of memory in the table of faults; the killed container itself ends with 137 or 0."""
 COMMAND = ("python", "-m", "everstep.runtime.agent")
 ARGO_MOUNTS = ("/argo", "/var/run/argo", "/mainctrfs")
 """Folders that only Argo's own containers need."""
@@ -39,33 +39,33 @@ KEPT_FIELDS = (
 KEPT_CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
 SHARED_MEMORY = "/dev/shm"
 GRACE_S = 10
-"""For a pod that the master does not need any more."""
+"""Grace period of a pod that the master no longer needs, in seconds."""
 NOTICE_S = 25
-"""For one that anybody else tells to end: the agent's 20 seconds to hand its state over, and some to go."""
+"""Grace period when anybody else ends the pod: the agent has 20 s to hand over its state, then some to exit."""
 CANNOT_START_REASONS = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
 )  # fmt: skip
-"""Reasons of a container that waits for somebody to mend something."""
+"""Reasons of a waiting container that somebody has to fix."""
 EVICTED_REASONS = ("PreemptionByScheduler", "EvictionByEvictionAPI")
-"""Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that tell of no fault."""
+"""Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that are nobody's fault."""
 Pod = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The Workflow: when it is deleted, so is all that it owns."""
+    """The Workflow: deleting it deletes everything that it owns."""
 
     name: str
     uid: str
 
     def reference(self) -> dict[str, Any]:
-        """As it stands in `metadata.ownerReferences`. Nobody's deletion waits for ours."""
+        """The entry for `metadata.ownerReferences`. It does not block the owner's deletion."""
         return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
 
 
 def digest(job: str) -> str:
-    """The job in a label, or in a name."""
+    """The job's name as a digest, for labels and names."""
     return hashlib.sha256(job.encode()).hexdigest()[:12]
 
 
@@ -75,7 +75,7 @@ def selector(job: str) -> str:
 
 
 def pod_name(job: str, owner: Owner, node: str) -> str:
-    """Always the same for a node of a job, and at most 63 characters: a pod's name is its host name, too.
+    """The pod's name: always the same for a node of a job, at most 63 characters because it is also the host name.
 
     Raises ValueError for a node's name that no pod can have.
     """
@@ -86,7 +86,7 @@ def pod_name(job: str, owner: Owner, node: str) -> str:
 
 
 def secret_name(job: str) -> str:
-    """The Secret that holds the job's token."""
+    """Name of the Secret that holds the job's token."""
     return f"everstep-{digest(job)}"
 
 
@@ -100,9 +100,9 @@ def secret_of(job: str, owner: Owner, token: str) -> dict[str, Any]:
 
 
 def template_of(step: Pod) -> dict[str, Any]:
-    """A pod spec for nodes from the train step's own pod: its image, store credentials, memory, place.
+    """A pod spec for nodes, from the train step's own pod: its image, store credentials, memory, placement.
 
-    What Argo put there for itself is left out, and so is the service account's token: a node asks no API.
+    What Argo added for itself is left out, and so is the service account's token: a node calls no API.
     """
     spec = step["spec"]
     main = next((one for one in spec["containers"] if one["name"] == "main"), spec["containers"][0])
@@ -125,9 +125,10 @@ def template_of(step: Pod) -> dict[str, Any]:
 
 
 def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, Any]:
-    """The pod spec with at least so many bytes of /dev/shm, and as much more memory: it counts as that.
+    """The pod spec with at least `needed` bytes of /dev/shm.
 
-    A template without such a volume, or without a limit of it, is left as it is.
+    The memory limit grows by as much, because /dev/shm counts as memory. A template without such a volume, or without a
+    limit of it, is unchanged.
     """
     first, *others = template["containers"]
     name = next((one["name"] for one in first.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
@@ -146,16 +147,16 @@ def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, An
 
 
 def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, Any]) -> Pod:
-    """The pod that is that node. The job's token stands in it by reference only. Raises ValueError, see `pod_name`."""
+    """The pod for that node. It only refers to the job's token. Raises ValueError, see `pod_name`."""
     spec = copy.deepcopy(dict(template))
     first, *others = spec["containers"]
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
-    told = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
-    told |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
+    variables = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
+    variables |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
     for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP"), (HOST_IP, "status.hostIP")):
-        told[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
-    given = [one for one in first.get("env") or () if one["name"] not in told]
-    first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*given, *told.values()]}
+        variables[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+    template_variables = [one for one in first.get("env") or () if one["name"] not in variables]
+    first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*template_variables, *variables.values()]}
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
     spec |= {
@@ -175,36 +176,34 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
 
 
 def _arguments(request: NodeRequest) -> list[str]:
-    """The agent's; its `--host`, where none was asked for, is the one that it gets."""
-    given = [_escape(one) for one in request.arguments]
-    if not request.host and "--host" in given:
-        given[given.index("--host") + 1] = f"$({HOST})"
-    return given
+    """The agent's arguments; `--host`, unless requested, is the host that the scheduler chooses."""
+    arguments = [_escape(one) for one in request.arguments]
+    if not request.host and "--host" in arguments:
+        arguments[arguments.index("--host") + 1] = f"$({HOST})"
+    return arguments
 
 
 def _escape(text: str) -> str:
-    """The text such that Kubernetes leaves it alone: it reads `$(NAME)` and `$$` in arguments and variables."""
+    """Escape `$`: Kubernetes expands `$(NAME)` and `$$` in arguments and variables."""
     return text.replace("$", "$$")
 
 
-def _resources(request: NodeRequest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's, and over them what the job's spec says of this node."""
-    asked, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
+def _resources(request: NodeRequest, template_resources: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's resources, overridden by those in the job's spec for this node."""
+    requests, limits = dict(template_resources.get("requests") or {}), dict(template_resources.get("limits") or {})
     want = request.resources
     if want.cpu:
-        asked["cpu"] = f"{want.cpu:g}"
+        requests["cpu"] = f"{want.cpu:g}"
         limits.pop("cpu", None)
     if want.memory_bytes:
-        asked["memory"] = limits["memory"] = str(want.memory_bytes)
+        requests["memory"] = limits["memory"] = str(want.memory_bytes)
     for name, count in want.others.items():
-        asked[name] = limits[name] = f"{count:g}"
-    return {"requests": asked, "limits": limits}
+        requests[name] = limits[name] = f"{count:g}"
+    return {"requests": requests, "limits": limits}
 
 
 def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The volumes, /dev/shm the same share of a larger memory that it is of the template's: it counts as memory, and
-    holds what the node stages.
-    """
+    """The volumes, with /dev/shm scaled as the node's memory is: it counts as memory and holds the staged state."""
     volumes: list[dict[str, Any]] = list(spec.get("volumes") or ())
     before, now = (float(quantity((one.get("limits") or {}).get("memory", 0))) for one in (given, agent["resources"]))
     name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
@@ -214,22 +213,22 @@ def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Map
 
 
 def _scale_volume(volume: dict[str, Any], times: float) -> dict[str, Any]:
-    held = volume.get("emptyDir") or {}
-    if "sizeLimit" not in held:
+    empty_dir = volume.get("emptyDir") or {}
+    if "sizeLimit" not in empty_dir:
         return volume
-    return {**volume, "emptyDir": {**held, "sizeLimit": str(int(quantity(held["sizeLimit"]) * times))}}
+    return {**volume, "emptyDir": {**empty_dir, "sizeLimit": str(int(quantity(empty_dir["sizeLimit"]) * times))}}
 
 
 def _host_terms(request: NodeRequest) -> list[dict[str, Any]]:
-    """What is demanded of the host: that it is the one that was asked for, and none of those to avoid."""
+    """Requirements for the host: the requested one, and none of those to avoid."""
     host = "kubernetes.io/hostname"
-    wanted = [{"key": host, "operator": "In", "values": [request.host]}] if request.host else []
+    terms = [{"key": host, "operator": "In", "values": [request.host]}] if request.host else []
     avoided = sorted(set(request.avoid_hosts) - {request.host})
-    return [*wanted, *([{"key": host, "operator": "NotIn", "values": avoided}] if avoided else [])]
+    return [*terms, *([{"key": host, "operator": "NotIn", "values": avoided}] if avoided else [])]
 
 
 def _with_terms(affinity: Mapping[str, Any], terms: list[dict[str, Any]]) -> dict[str, Any]:
-    """The affinity, and these demands in each of its alternatives."""
+    """The affinity, with these terms added to each of its alternatives."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     node = dict(affinity.get("nodeAffinity") or {})
     before = (node.get(required) or {}).get("nodeSelectorTerms") or [{}]
@@ -244,17 +243,17 @@ def node_of(pod: Pod) -> Node:
 
 
 def has_ended(pod: Pod) -> bool:
-    """Whether its containers run no more, and never will."""
+    """Whether no container of the pod runs, or ever will again."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def waiting_reason(pod: Pod) -> str:
-    """Why it does not start, as far as it tells; "": it has started, or nothing stands in its way."""
+    """Why the pod does not start, if it says so; "": it has started, or nothing is in its way."""
     status = pod.get("status") or {}
     for one in status.get("containerStatuses") or ():
-        held = (one.get("state") or {}).get("waiting") or {}
-        if held.get("reason") in CANNOT_START_REASONS:
-            return f"its container cannot start, {held['reason']}: {_one_line(held.get('message'))}".rstrip(": ")
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in CANNOT_START_REASONS:
+            return f"its container cannot start, {waiting['reason']}: {_one_line(waiting.get('message'))}".rstrip(": ")
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             if one.get("reason") == "SchedulingGated":
@@ -268,13 +267,13 @@ def _one_line(message: str | None) -> str:
 
 
 def was_evicted(pod: Pod) -> bool:
-    """Whether the scheduler wanted its place for a more important pod, or it was evicted (a drain, an autoscaler)."""
-    told = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in EVICTED_REASONS for one in told)
+    """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler)."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in EVICTED_REASONS for one in conditions)
 
 
 def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:
-    """How it ended, as far as the pod tells; `otherwise` for one that had not ended when last seen."""
+    """How the pod ended, if it tells; `otherwise` is the reason for a pod that had not ended when last seen."""
     return msgspec.structs.replace(_exit_of(pod, otherwise), gave_way=was_evicted(pod))
 
 
@@ -290,8 +289,8 @@ def _exit_of(pod: Pod, otherwise: str) -> NodeEnd:
     if any(one.get("reason") == "OOMKilled" for one in dead):
         return NodeEnd(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
     if reason := status.get("reason"):
-        said = f"{reason}: {_one_line(status.get('message'))}".rstrip(": ")
-        return NodeEnd(node.name, node.uid, None, f"its pod ended, {said}")
+        reason_text = f"{reason}: {_one_line(status.get('message'))}".rstrip(": ")
+        return NodeEnd(node.name, node.uid, None, f"its pod ended, {reason_text}")
     if code is not None and has_ended(pod):
         return NodeEnd(node.name, node.uid, code, f"its agent ended with exit code {code}")
     return NodeEnd(node.name, node.uid, code, otherwise or "its pod ended")

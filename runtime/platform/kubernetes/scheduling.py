@@ -1,4 +1,4 @@
-"""What a cluster's scheduler is told of a job's pods: who comes first, and who only comes together. Pure.
+"""What a cluster's scheduler is told about a job's pods: their priority, and which must come together. Pure.
 
 After the documents of the schedulers: Volcano ("PodGroup", and the annotations `scheduling.k8s.io/group-name` and
 `volcano.sh/preemptable`), Koordinator ("Gang Scheduling", its lightweight protocol by annotations; "Elastic Quota") and
@@ -18,60 +18,60 @@ PREEMPTABLE = "volcano.sh/preemptable"
 KOORDINATOR_NAME, KOORDINATOR_MINIMUM = (f"gang.scheduling.koordinator.sh/{key}" for key in ("name", "min-available"))
 KOORDINATOR_QUEUE = "quota.scheduling.koordinator.sh/name"
 GATE = "everstep/minimum"
-"""Keeps an extra from being placed before the gang is: in its room the gang might never come together."""
+"""Keeps an extra from being placed before the gang, whose room it might take."""
 COSCHEDULING_NAME = "scheduling.x-k8s.io/pod-group"
 SCHEDULERS = {
     Gang.VOLCANO: "volcano", Gang.KOORDINATOR: "koord-scheduler", Gang.COSCHEDULING: "scheduler-plugins-scheduler",
 }  # fmt: skip
-"""The names under which these are installed by their own charts."""
+"""The schedulers' names as their own charts install them."""
 GROUP_KINDS = {Gang.VOLCANO: "scheduling.volcano.sh/v1beta1", Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1"}
 """The API versions of their PodGroups; Koordinator needs none."""
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """Of one job."""
+    """Scheduling of one job."""
 
     gang: Gang = Gang.NONE
     queue: str = ""
     """Volcano's Queue, or Koordinator's ElasticQuota; "": the default one."""
     priority_class: str = ""
-    """PriorityClass of the nodes of the minimum; "": as the step's own pod has it."""
+    """PriorityClass of the nodes of the minimum; "": that of the step's own pod."""
     extra_priority_class: str = ""
-    """PriorityClass of the nodes beyond it; "": as the others."""
+    """PriorityClass of the nodes beyond the minimum; "": the same."""
     minimum: int = 1
-    """Pods that come together."""
+    """Pods that must come together."""
 
 
 PLAIN = Scheduling()
-"""As any pod."""
+"""Scheduling of an ordinary pod."""
 
 
 def minimum_of(spec: JobSpec) -> int:
-    """The pods that a job cannot begin without: of roles that wait for others none, they are made later."""
+    """The number of pods that a job needs to begin. Roles that wait for others do not count: their pods come later."""
     return sum(role.least for role in spec.roles.values() if not role.waits_for)
 
 
 def groups_of(scheduling: Scheduling, job: str, owner: Owner) -> list[dict[str, Any]]:
-    """The PodGroups that have to be there before the pods; none: this scheduler needs none.
+    """The PodGroups to create before the pods; empty: this scheduler needs none.
 
-    Volcano judges who gives way to whom by the PriorityClass of the group, not the pod's: extras have a group of their
-    own, any number of which may run.
+    Volcano preempts by the PriorityClass of the group, not of the pod. So extras have a group of their own, of which
+    any number may run.
     """
     if scheduling.gang not in GROUP_KINDS:
         return []
-    made = [_group(scheduling, job, owner, extra=False)]
+    groups = [_group(scheduling, job, owner, extra=False)]
     if scheduling.gang is Gang.VOLCANO:
-        made.append(_group(scheduling, job, owner, extra=True))
-    return made
+        groups.append(_group(scheduling, job, owner, extra=True))
+    return groups
 
 
 def _group(scheduling: Scheduling, job: str, owner: Owner, extra: bool) -> dict[str, Any]:
     spec: dict[str, Any] = {"minMember": 0 if extra else scheduling.minimum}
     if scheduling.gang is Gang.VOLCANO:
-        wanted = _priority_class(scheduling, extra)
+        priority_class = _priority_class(scheduling, extra)
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
-        spec |= {"priorityClassName": wanted} if wanted else {}
+        spec |= {"priorityClassName": priority_class} if priority_class else {}
     metadata = {
         "name": group_name(job, extra), "labels": {JOB: digest(job)}, "ownerReferences": [owner.reference()],
     }  # fmt: skip
@@ -79,7 +79,7 @@ def _group(scheduling: Scheduling, job: str, owner: Owner, extra: bool) -> dict[
 
 
 def group_name(job: str, extra: bool = False) -> str:
-    """Of the PodGroup of the minimum, or of what is beyond it."""
+    """Name of the PodGroup of the minimum, or of the extras."""
     return f"{secret_name(job)}-extra" if extra else secret_name(job)
 
 
@@ -88,15 +88,15 @@ def _priority_class(scheduling: Scheduling, extra: bool) -> str:
 
 
 def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> Pod:
-    """The pod as its scheduler has to see it; `extra`: beyond the minimum.
+    """The pod as its scheduler needs it; `extra`: beyond the minimum.
 
-    Extras stand outside of the gang, whose members are of one priority, and are Volcano's to take back.
+    Extras are outside the gang, whose members have one priority, and Volcano may preempt them.
     """
     metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
     labels, notes = dict(metadata["labels"]), dict(metadata["annotations"])
     group, member = group_name(job), not extra
-    if wanted := _priority_class(scheduling, extra):
-        spec["priorityClassName"] = wanted
+    if priority_class := _priority_class(scheduling, extra):
+        spec["priorityClassName"] = priority_class
     if scheduling.gang is not Gang.NONE:
         spec["schedulerName"] = SCHEDULERS[scheduling.gang]
         spec |= {"schedulingGates": [{"name": GATE}]} if extra else {}
@@ -112,10 +112,10 @@ def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> 
 
 
 def extras_to_admit(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
-    """Names of the extras whose gate shall open now: all, as soon as the whole minimum has machines."""
-    held = [pod for pod in pods if {"name": GATE} in (pod["spec"].get("schedulingGates") or ())]
+    """Names of the extras whose gate must open now: all of them, as soon as the whole minimum has machines."""
+    gated = [pod for pod in pods if {"name": GATE} in (pod["spec"].get("schedulingGates") or ())]
     placed = [pod for pod in pods if pod["spec"].get("nodeName") and not _is_extra(pod)]
-    return [pod["metadata"]["name"] for pod in held] if len(placed) >= scheduling.minimum else []
+    return [pod["metadata"]["name"] for pod in gated] if len(placed) >= scheduling.minimum else []
 
 
 def _is_extra(pod: Pod) -> bool:

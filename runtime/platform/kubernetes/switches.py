@@ -1,4 +1,4 @@
-"""The namespace's ConfigMap that says which switch each machine hangs at, as DLRover's users know it."""
+"""The namespace's ConfigMap that maps machines to switches, in the format of DLRover."""
 
 from http import HTTPStatus
 
@@ -9,17 +9,17 @@ NAME, KEY = "node-topology-config", "topology_config"
 
 
 async def read_topology(api: KubeApi) -> tuple[str, ...]:
-    """Its lines, for `JobSpec.topology`; none where there is no such ConfigMap, or no right to read it.
+    """Its lines, for `JobSpec.topology`; empty if there is no such ConfigMap, or no right to read it.
 
     Raises KubeError for lines that cannot be read.
     """
     try:
-        found = await api.retry(lambda: api.get("configmaps", NAME))
+        config_map = await api.retry(lambda: api.get("configmaps", NAME))
     except KubeError as error:
         if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
             return ()
         raise
-    lines = tuple((found.get("data") or {}).get(KEY, "").splitlines())
+    lines = tuple((config_map.get("data") or {}).get(KEY, "").splitlines())
     try:
         switches(lines)
     except TopologyError as error:

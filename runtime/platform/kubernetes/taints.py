@@ -1,6 +1,6 @@
-"""Machines that a job found unfit, marked for everybody (`kubectl taint node NAME everstep/unfit:NoSchedule-` undoes).
+"""Taints machines that a job found unfit, for everybody (`kubectl taint node NAME everstep/unfit:NoSchedule-` undoes).
 
-Opt-in: a job that keeps to its own pods only avoids them; to mark a node needs a right beyond the namespace.
+Opt-in: by default a job only keeps its own pods off them. Tainting a node needs a right beyond the namespace.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,17 @@ TAINT = {"key": "everstep/unfit", "effect": "NoSchedule"}
 
 
 async def taint(api: KubeApi, host: str, say: Callable[[str], None]) -> None:
-    """Mark the node; where that cannot be done it is said, and the job goes on without."""
+    """Taint the node; if that fails, say so and go on."""
     try:
         while not await _try_taint(api, host):
             pass
-        say(f"node {host} is marked {TAINT['key']}:{TAINT['effect']}: no new pod of anybody's goes there")
+        say(f"node {host} is tainted {TAINT['key']}:{TAINT['effect']}: nobody's new pods go there")
     except KubeError as error:
-        say(f"node {host} could not be marked {TAINT['key']}: {error}")
+        say(f"node {host} could not be tainted {TAINT['key']}: {error}")
 
 
 async def _try_taint(api: KubeApi, host: str) -> bool:
-    """One try; False: somebody else has changed the node meanwhile."""
+    """Try once; False: somebody else has changed the node meanwhile."""
     node = await api.retry(lambda: api.get("nodes", host))
     taints = node["spec"].get("taints") or []
     if any(one["key"] == TAINT["key"] for one in taints):

@@ -1,7 +1,7 @@
-"""The Workflow that a step belongs to: who it is, and whether it still will retry the step.
+"""The Workflow that a step belongs to: its identity, and whether it will still retry the step.
 
-What a real Argo does at `stop`, `terminate`, a deadline and a deletion: the step's process gets SIGTERM each time, and
-only the Workflow tells which it was.
+A real Argo sends the step's process SIGTERM for `stop`, `terminate`, a deadline and a deletion alike; only the Workflow
+tells which one it was.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import Owner
 
 ANSWER_S = 5.0
-"""A process that is told to end has no time to wait for long."""
+"""Seconds to wait for an answer: a process that is told to end has little time."""
 FINAL_PHASES = ("Succeeded", "Failed", "Error")
 EARLY_S = 5.0
-"""So long before a Workflow's deadline its pods may be told to end: Argo rounds down, clocks differ."""
+"""Pods may be told to end so long before the Workflow's deadline: Argo rounds down, and clocks differ."""
 
 
 def owner_of(pod: Mapping[str, Any]) -> Owner:
-    """The Workflow that owns the step's pod. Raises KubeError when none does."""
+    """The Workflow that owns the step's pod. Raises KubeError if none does."""
     metadata = pod["metadata"]
     for one in metadata.get("ownerReferences") or ():
         if one["kind"] == "Workflow":
@@ -30,9 +30,9 @@ def owner_of(pod: Mapping[str, Any]) -> Owner:
 
 
 async def is_over_for_good(api: KubeApi, owner: Owner, now: float) -> bool:
-    """Whether the Workflow is stopped, over or deleted: the step will not be tried again.
+    """Whether the Workflow is stopped, over or deleted, so that the step will not be retried.
 
-    False where the API does not say: then the nodes train on, and end by themselves when no master comes.
+    False if the API does not say: the nodes then keep training, and end by themselves if no master comes.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -45,7 +45,7 @@ async def is_over_for_good(api: KubeApi, owner: Owner, now: float) -> bool:
 
 
 def is_over(workflow: Mapping[str, Any], now: float) -> bool:
-    """Told to stop or terminate, ended, or past its deadline (of which Argo says nothing beforehand)."""
+    """Whether the Workflow is to stop or terminate, has ended, or is past its deadline (never announced)."""
     spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
     if spec.get("shutdown") or status.get("phase") in FINAL_PHASES:
         return True
@@ -54,7 +54,7 @@ def is_over(workflow: Mapping[str, Any], now: float) -> bool:
 
 
 def deadline_of(workflow: Mapping[str, Any]) -> float | None:
-    """When Argo ends it whatever it does (Unix time); None: it has no deadline, or has not begun."""
+    """The Workflow's deadline (Unix time); None: it has none, or has not started."""
     deadline_s = (workflow.get("spec") or {}).get("activeDeadlineSeconds")
     began = (workflow.get("status") or {}).get("startedAt")
     if deadline_s is None or not began:
@@ -63,7 +63,7 @@ def deadline_of(workflow: Mapping[str, Any]) -> float | None:
 
 
 async def read_deadline(api: KubeApi, owner: Owner) -> float | None:
-    """The deadline of the Workflow, see `ends_at`. Raises KubeError where the API refuses to tell."""
+    """Read the Workflow's deadline, see `deadline_of`. Raises KubeError if the API refuses."""
     try:
         return deadline_of(await api.retry(lambda: api.get("workflows", owner.name)))
     except KubeError as error:
