@@ -1,7 +1,7 @@
 """A user's state as a flat list of tensors and one JSON value, and back into the live objects.
 
-JSON says what is not a tensor as itself, with these signs (the key is `$`): a tensor's name, a tuple, a dict whose keys
-are not all strings, a float that JSON lacks.
+Values that JSON lacks are written as an object with the key `$`: a tensor's name, a tuple, a dict whose keys are not
+all strings, a float that is not finite.
 """
 
 import math
@@ -30,32 +30,32 @@ class FlatState:
     """A flattened state."""
 
     named_tensors: list[NamedTensors] = field(default_factory=list)
-    """All of its tensors."""
+    """All tensors, in groups."""
     name_by_path: dict[str, str] = field(default_factory=dict)
-    """Every key path at which a tensor stands -> its name in `tensors`."""
+    """Every key path of a tensor -> the tensor's name in `tensors`."""
     json: Any = None
-    """The rest, ready for `json_bytes`."""
+    """All other values, ready for `json_bytes`."""
     traversal: TraversalCache = field(default_factory=TraversalCache)
-    """Trees of one walk have the same tensors at the same places."""
+    """Flat states of one traversal have the same tensors at the same paths."""
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of
-        each. Made when it is asked for: a state that is as it was is staged and loaded without."""
+        """This rank's part of each tensor by key path, joined with '.'. A tensor with several paths is here once, under
+        the first. Computed on demand: an unchanged state is staged and loaded without it."""
         return {name: one for found in self.named_tensors for name, one in zip(found.names, found.tensors, strict=True)}
 
     @cached_property
     def live(self) -> dict[str, torch.Tensor]:
-        """The same as the state has them, where that may be something else."""
+        """The tensors as the state has them, where these differ from this rank's parts (DTensors)."""
         others = [found for found in self.named_tensors if found.live is not found.tensors]
         return {name: one for found in others for name, one in zip(found.names, found.live, strict=True)}
 
     def parts(self) -> dict[str, TensorPart]:
-        """What the DTensors' parts are parts of, by name in `tensors`."""
+        """The part of the whole that this rank holds, for each sharded tensor by name."""
         return {name: part_of(tensor) for name, tensor in self.live.items() if is_sharded_kind(tensor)}
 
     def is_sharded(self) -> bool:
-        """Does each rank hold something else? The same answer on every rank."""
+        """Does each rank hold a different part? The answer is the same on every rank."""
         return any(is_distributed(tensor) for tensor in self.live.values())
 
     def live_tensor(self, path: str) -> torch.Tensor:
@@ -65,13 +65,13 @@ class FlatState:
 
 
 class Flattener:
-    """Flattens one state again and again; where its tensors are the same as before, quickly (see `walk`)."""
+    """Flattens one state repeatedly; fast while its tensors are unchanged (see `traversal`)."""
 
     def __init__(self) -> None:
         self._walk = TraversalCache()
 
     def flatten(self, state: Any) -> FlatState:
-        """As `flatten` does it. Raises StateError."""
+        """See the function `flatten`. Raises StateError."""
         if not self._walk.fresh:
             with suppress(ChangedError):
                 return _flatten(state, self._walk)
@@ -80,9 +80,10 @@ class Flattener:
 
 
 def flatten(state: Any) -> FlatState:
-    """Tensors and JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with state_dict.
+    """The tensors and the JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with
+    state_dict.
 
-    Raises StateError naming the key path of anything else.
+    Raises StateError with the key path of any other value.
     """
     return Flattener().flatten(state)
 
@@ -97,7 +98,7 @@ def _flatten(state: Any, walk: TraversalCache) -> FlatState:
 
 
 def _encode(value: Any, path: str, tree: FlatState, again: set[str]) -> Any:
-    """What stands for `value` in the JSON; `again` gets the paths of groups that are as they were."""
+    """The JSON of `value`. Adds the paths of unchanged groups to `again`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
         return {SIGN: "tensor", "name": _add_tensor(value, path, tree)}
@@ -154,7 +155,7 @@ def _add_tensor(live: torch.Tensor, path: str, tree: FlatState) -> str:
 
 
 def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
-    """The state that `_encode` wrote; `tensor(name)` gives what stands for each tensor."""
+    """The inverse of `_encode`. `tensor(name)` supplies each tensor."""
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
@@ -175,7 +176,8 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
 
 
 def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None) -> dict[str, str]:
-    """Key path -> tensor name of a JSON state, as `Tree.places` has it; a group of `walk` may stand in it as a Raw."""
+    """Key path -> tensor name of a JSON state, as in `FlatState.name_by_path`. A group of `walk` may stand in it as a
+    Raw."""
     if isinstance(value, msgspec.Raw):
         assert walk is not None
         return walk.groups[path].name_by_path
@@ -198,8 +200,8 @@ def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None)
 
 
 def tensor_names(value: Any) -> set[str]:
-    """The names of all tensors in a JSON state; what stands in it as a Raw is known. Raises ValueError, TypeError,
-    LookupError where it is not as `_encode` writes it."""
+    """The names of all tensors in a JSON state. A Raw is skipped: its names are known. Raises ValueError, TypeError or
+    LookupError if the JSON was not written by `_encode`."""
     if isinstance(value, list):
         return set().union(*map(tensor_names, value))
     if not isinstance(value, dict):
@@ -222,7 +224,7 @@ def tensor_names(value: Any) -> set[str]:
 
 
 def prepare_state(state: Any, path: str = "") -> None:
-    """Make the optimizers in `state` have a state, so that its tensors and their sizes are known."""
+    """Create the state of optimizers that have none yet, so that its tensors and their sizes are known."""
     if isinstance(state, torch.optim.Optimizer):
         prepare_optimizer(state, path)
     elif isinstance(state, dict):
@@ -232,11 +234,12 @@ def prepare_state(state: Any, path: str = "") -> None:
 
 
 def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> Any:
-    """Set everything in `live` that is no tensor from the JSON `saved`; `tree`, of the whole state, has its tensors,
-    which hold their values already: an object whose `state_dict` makes new ones each time is given these. What stands
-    in `saved` as a Raw is text that `live` gave, too.
+    """Set every value of `live` that is not a tensor from the JSON `saved`.
 
-    Returns what stands in the place of `live` now: itself when it could be changed in place.
+    `tree` is the flat form of the whole state; its tensors hold the restored values already. An object whose
+    `state_dict` creates new tensors each time receives these. A Raw in `saved` is text that equals that of `live`.
+
+    Returns what replaces `live`: `live` itself if it could be changed in place.
     """
     inner = unwrap(live)
     if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_other_values(saved)):
@@ -262,7 +265,7 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
 
 
 def _merge_live(saved: Any, tree: FlatState, path: str) -> Any:
-    """`saved`, which stands at `path`, with the live tensor at each of its places."""
+    """`saved`, which stands at `path`, with the live tensor at each of its paths."""
     return decode(_name_by_own_path(saved, path), tree.live_tensor)
 
 
@@ -288,7 +291,7 @@ def _name_by_own_path(value: Any, path: str) -> Any:
 
 
 def _has_other_values(value: Any) -> bool:
-    """Is there anything but tensors?"""
+    """Does it hold any value that is not a tensor?"""
     if isinstance(value, msgspec.Raw):
         return False
     if isinstance(value, dict):
