@@ -1,4 +1,4 @@
-"""Tokens as an array, or of an S3 object that is read by ranges as they are asked for, in bounded memory."""
+"""Tokens as an array, or of an S3 object that is read by ranges on demand, in bounded memory."""
 
 from collections import OrderedDict
 from typing import Any, Protocol
@@ -9,11 +9,11 @@ from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK_BYTES, BLOCKS = 256 << 10, 256
-"""64 MB at most. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""
+"""At most 64 MB in total. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""
 
 
 class Tokens(Protocol):
-    """Tokens one after another, 1-D: an array, or what is read like one."""
+    """A sequence of tokens, 1-D: an array, or an object that is read like one."""
 
     @property
     def dtype(self) -> np.dtype: ...
@@ -21,15 +21,15 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any:
-        """Those of a range, as an array; one, for a whole number."""
+        """An array for a slice; one token for an integer."""
         ...
 
 
 class RangedTokens:
-    """1-D, like the array that a local file is mapped to: `len`, `[start:end]`, `[i]`, `dtype`.
+    """1-D, like the array of a mapped local file: `len`, `[start:end]`, `[i]`, `dtype`.
 
-    Of the blocks read, the ones used last are held. Reading raises DatasetError when the object is not there any more,
-    StoreError when the store does not answer.
+    Caches the most recently used blocks. Reading raises DatasetError if the object was removed, StoreError if the store
+    does not answer.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RangedTokens:
         block_bytes: int = BLOCK_BYTES,
         blocks: int = BLOCKS,
     ) -> None:
-        """The object has so many `tokens` of that type."""
+        """The object holds `tokens` tokens of that type."""
         self.dtype = dtype
         self._store, self._key, self._count = store, key, tokens
         self._block, self._most = block_bytes, blocks
@@ -51,7 +51,7 @@ class RangedTokens:
         return self._count
 
     def __getitem__(self, index: slice | int) -> np.ndarray:
-        """A copy of that range (of every token in it: no step); for a whole number, one token."""
+        """A copy of a slice (without a step), or one token."""
         if not isinstance(index, slice):
             at = int(index) + self._count * (index < 0)
             if not 0 <= at < self._count:
