@@ -166,11 +166,11 @@ def plan_layout(
 
 
 def _make_layout(rows: list[_Row], pieces: Mapping[str, TensorPart]) -> Layout:
-    told = {"format": "pt", "everstep": "1"}
+    metadata = {"format": "pt", "everstep": "1"}
     if pieces:
         of = {name: [part.whole, part.box.offset] for name, part in pieces.items()}
-        told["pieces"] = json.dumps(of, separators=(",", ":"))
-    header: dict[str, Any] = {"__metadata__": told}
+        metadata["pieces"] = json.dumps(of, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, kind, shape, size in rows:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
@@ -209,9 +209,9 @@ def read_header(data: bytes | memoryview) -> Layout:
         raise DamagedError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
     header = bytes(data[: 8 + length])
     try:
-        told = _entries(header[8:])
-        of = _pieces(_metadata(told.pop("__metadata__", b"{}")).get("pieces", "{}"))
-        every, end = _lay_in_sequence({name: _entry(entry) for name, entry in told.items()}, 8 + length)
+        entries = _entries(header[8:])
+        of = _pieces(_metadata(entries.pop("__metadata__", b"{}")).get("pieces", "{}"))
+        every, end = _lay_in_sequence({name: _entry(entry) for name, entry in entries.items()}, 8 + length)
         state, table = every.pop(STATE_TENSOR), every.pop(DIGESTS_TENSOR)
         if state.start != 8 + length or find_table(header) != slice(table.start, table.start + table.size):
             raise ValueError("the JSON part and the digests do not stand first")
