@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -23,6 +23,8 @@ from everstep.runtime.checkpoint.shard.stage import copy_tensors
 from everstep.runtime.checkpoint.state.flatten import decode, flatten, name_by_path, prepare_state, restore_values
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
 from everstep.runtime.protocol.messages import Holding, Refusal
+
+T = TypeVar("T")
 
 ReadBytes = Callable[[Holding, int, memoryview], None]
 """Fill the buffer from this source, starting at this byte. Raises RestoreError if the bytes are not available."""
@@ -51,12 +53,12 @@ class Shard:
         """Called when no source supplies some of the shard any more."""
         self.identity = self._left[0].round, self._left[0].iteration
         self.layout, self._digests, self.saved = self._try_sources(self._read_head)
-        self.places = name_by_path(self.saved["state"])
+        self.name_by_path = name_by_path(self.saved["state"])
         """Key path -> the name of its tensor in this shard."""
 
     def block_range(self, start: int, end: int) -> tuple[int, int]:
         """First byte and end of the blocks that contain bytes `start` to `end`."""
-        return self._digests.blocks(start, end, self.layout.size)
+        return self._digests.block_range(start, end, self.layout.size)
 
     def read_blocks(self, first: int, buffer: memoryview) -> None:
         """Read whole blocks from byte `first` on, and check them. Raises PassedOverError."""
@@ -74,7 +76,7 @@ class Shard:
         for first in range(start, size, _READ_BYTES):
             self.read_blocks(first, buffer[: min(_READ_BYTES, size - first)])
 
-    def _try_sources(self, call: Callable[[Holding], Any]) -> Any:
+    def _try_sources(self, call: Callable[[Holding], T]) -> T:
         while self._left:
             try:
                 return call(self._left[0])
@@ -136,8 +138,8 @@ def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
         raise _inconsistent_error(shards, f"shards of iteration {min(found)} are in it")
     kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for shard in shards:
-        for path, name in shard.places.items():
-            kind = shard.layout.piece(name).whole, shard.layout.places[name].dtype
+        for path, name in shard.name_by_path.items():
+            kind = shard.layout.part(name).whole, shard.layout.tensors[name].dtype
             if kinds.setdefault(path, kind) != kind:
                 raise _inconsistent_error(
                     shards, f"{path}: shards disagree, {describe_tensor(*kinds[path])} and {describe_tensor(*kind)}"
@@ -199,12 +201,12 @@ def read_whole(sources: Iterable[Holding], read: ReadBytes) -> tuple[dict[str, A
 def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """Like `read_whole`, from open shards."""
     saved, layout = shards[0].saved, shards[0].layout
-    parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
-    for path, name in shards[0].places.items():
+    parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
+    for path, name in shards[0].name_by_path.items():
         _, missing = cover(whole_part(parts[name]).box, _boxes_of(shards, path))
         if missing:
             raise _inconsistent_error(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
-    tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}
+    tensors = {name: torch.empty(shape, dtype=layout.tensors[name].dtype) for name, shape in parts.items()}
     gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
 
@@ -230,7 +232,7 @@ def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
 
 def _boxes_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
     """The regions of that tensor in the shards, each with the shard's index."""
-    return [(n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places]
+    return [(n, shard.layout.part(shard.name_by_path[path]).box) for n, shard in enumerate(shards) if path in shard.name_by_path]
 
 
 @dataclass(frozen=True)
@@ -255,8 +257,8 @@ class _RowRange:
 
 def _row_ranges(n: int, shard: Shard, want: WantedTensor, box: Box) -> Iterator[_RowRange]:
     """Divide `box` of the wanted tensor in this shard into ranges of at most `_READ_BYTES`."""
-    name = shard.places[want.path]
-    place, held = shard.layout.places[name], shard.layout.piece(name).box
+    name = shard.name_by_path[want.path]
+    place, held = shard.layout.tensors[name], shard.layout.part(name).box
     if not box.shape:
         yield _RowRange(n, place.start, place.start + place.size, place, (), want.tensor)
         return
@@ -288,7 +290,7 @@ def _group_ranges(parts: Iterable[_RowRange]) -> Iterator[tuple[int, int, int, l
 def _saved_tensors(shards: Sequence[Shard]) -> Mapping[str, str]:
     """Key path -> shape and type of the whole tensor, over all shards."""
     return {
-        path: describe_tensor(shard.layout.piece(name).whole, shard.layout.places[name].dtype)
+        path: describe_tensor(shard.layout.part(name).whole, shard.layout.tensors[name].dtype)
         for shard in shards
-        for path, name in shard.places.items()
+        for path, name in shard.name_by_path.items()
     }

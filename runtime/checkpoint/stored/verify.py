@@ -70,9 +70,9 @@ def find_problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
 
 def _missing_parts(shards: list[Shard]) -> Iterator[str]:
     """Yields a line for each tensor of which no shard has some part."""
-    paths = dict.fromkeys(path for shard in shards for path in shard.places)
+    paths = dict.fromkeys(path for shard in shards for path in shard.name_by_path)
     for path in paths:
-        parts = [shard.layout.piece(shard.places[path]) for shard in shards if path in shard.places]
+        parts = [shard.layout.part(shard.name_by_path[path]) for shard in shards if path in shard.name_by_path]
         missing = cover(whole_part(parts[0].whole).box, enumerate(part.box for part in parts))[1]
         if missing:
             yield f"{path}: no shard has the part at {list(missing[0].offset)} of {list(parts[0].whole)}"

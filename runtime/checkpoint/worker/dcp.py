@@ -91,11 +91,11 @@ class DcpReader(StorageReader):
 
     def _pieces(self, key: str) -> list[TensorPart]:
         path = self._path(key)
-        return [shard.layout.piece(shard.places[path]) for shard in self._shards if path in shard.places]
+        return [shard.layout.part(shard.name_by_path[path]) for shard in self._shards if path in shard.name_by_path]
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         pieces, shard = self._pieces(key), self._shards[0]
-        kind = shard.layout.places[shard.places[self._path(key)]].dtype
+        kind = shard.layout.tensors[shard.name_by_path[self._path(key)]].dtype
         boxes = dict.fromkeys(piece.box for piece in pieces if not piece.box.is_empty)
         chunks = [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape)) for box in boxes]
         return TensorStorageMetadata(TensorProperties(kind), torch.Size(pieces[0].whole), chunks)
