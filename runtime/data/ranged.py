@@ -44,8 +44,8 @@ class RangedTokens:
         """The object holds `tokens` tokens of that type."""
         self.dtype = dtype
         self._store, self._key, self._count = store, key, tokens
-        self._block, self._most = block_bytes, blocks
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._block_bytes, self._max_blocks = block_bytes, blocks
+        self._cache: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return self._count
@@ -66,7 +66,7 @@ class RangedTokens:
     def _read(self, start: int, end: int) -> bytes:
         parts = []
         while start < end:
-            number, offset = divmod(start, self._block)
+            number, offset = divmod(start, self._block_bytes)
             part = self._read_block(number)[offset : offset + end - start]
             if not part:
                 raise DatasetError(f"{self._store.uri}/{self._key}: ends at byte {start}; the dataset is half-written")
@@ -75,14 +75,14 @@ class RangedTokens:
         return b"".join(parts)
 
     def _read_block(self, number: int) -> bytes:
-        held = self._held.get(number)
+        held = self._cache.get(number)
         if held is None:
             try:
-                held = self._store.get(self._key, number * self._block, self._block)
+                held = self._store.get(self._key, number * self._block_bytes, self._block_bytes)
             except NoSuchKey:
                 raise DatasetError(f"{self._store.uri}/{self._key}: was removed while it was read") from None
-            self._held[number] = held
-        self._held.move_to_end(number)
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
+            self._cache[number] = held
+        self._cache.move_to_end(number)
+        while len(self._cache) > self._max_blocks:
+            self._cache.popitem(last=False)
         return held

@@ -77,7 +77,7 @@ class AdmissionClient:
         try:
             host, port = await self._where()
         except (OSError, RuntimeError, KeyError) as error:
-            raise CoordinatorLostError(f"nobody says where the check is: {error}") from error
+            raise CoordinatorLostError(f"the address of the check is unknown: {error}") from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         link = HttpLink(http, address, self._credentials, arrival_s=min(wait_s, _PATIENCE_S))
         return (await check_node(link, self._me, measuring, self._box)).verdict

@@ -45,10 +45,10 @@ class Coordinator:
         self._silence_s = silence_s
         self._arrived: dict[str, Arrive] = {}
         self._sessions: dict[str, Session] = {}
-        self._left: set[str] = set()
+        self._dismissed: set[str] = set()
         self._events: dict[str, asyncio.Event] = {}
-        self._asking: Counter[str] = Counter()
-        self._silent: dict[str, float] = {}
+        self._polls: Counter[str] = Counter()
+        self._silent_since: dict[str, float] = {}
         """Node without a pending poll -> since when; the longest silent first."""
         self._called_off = ""
 
@@ -77,7 +77,7 @@ class Coordinator:
             exclude_straggler=self._exclude_straggler,
         )
         self._sessions.update(dict.fromkeys(nodes, session))
-        self._left.difference_update(nodes)
+        self._dismissed.difference_update(nodes)
         session.begin(self._clock())
         known = 0
         while True:
@@ -94,7 +94,7 @@ class Coordinator:
 
     async def wait_until_dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
         """Wait until these nodes have received their verdicts. Returns those that did not ask in time."""
-        return await self._wait_until_empty(lambda: set(nodes) - self._left, timeout_s)
+        return await self._wait_until_empty(lambda: set(nodes) - self._dismissed, timeout_s)
 
     def call_off(self, reason: str) -> None:
         """Cancel the check. Nodes that ask get a NoQuorumError with this reason."""
@@ -115,7 +115,7 @@ class Coordinator:
 
     def is_waiting(self, node: str) -> bool:
         """Is this node polling for an order? Then it is alive."""
-        return self._asking[node] > 0
+        return self._polls[node] > 0
 
     def mark_lost(self, node: str, reason: str) -> None:
         """This node is gone for good: do not wait for it."""
@@ -126,15 +126,15 @@ class Coordinator:
 
     def _mark_silent_lost(self) -> None:
         due = self._clock() - self._silence_s
-        while self._silent and self._silent[node := next(iter(self._silent))] <= due:
-            del self._silent[node]
+        while self._silent_since and self._silent_since[node := next(iter(self._silent_since))] <= due:
+            del self._silent_since[node]
             self.mark_lost(node, f"it asked for no orders for {self._silence_s:g} s")
 
     def _note_contact(self, node: str) -> None:
         """The node's poll started or ended: update its silence."""
-        self._silent.pop(node, None)
+        self._silent_since.pop(node, None)
         if not self.is_waiting(node):
-            self._silent[node] = self._clock()
+            self._silent_since[node] = self._clock()
 
     async def arrive(self, arrive: Arrive) -> None:
         """A node is ready. Raises TakenNameError if another living node has this name."""
@@ -151,7 +151,7 @@ class Coordinator:
     async def order(self, ask: Ask) -> Order | None:
         """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
         deadline = self._clock() + POLL_S
-        self._asking[ask.node] += 1
+        self._polls[ask.node] += 1
         self._note_contact(ask.node)
         try:
             while True:
@@ -160,7 +160,7 @@ class Coordinator:
                     return order
                 await self._wait_for_event(ask.node, deadline)
         finally:
-            self._asking[ask.node] -= 1
+            self._polls[ask.node] -= 1
             self._note_contact(ask.node)
 
     def _next_order(self, ask: Ask) -> Order | None:
@@ -172,7 +172,7 @@ class Coordinator:
             raise UnknownNodeError(f"node {ask.node} has not arrived here")
         order = self._sessions[ask.node].order(ask.node, ask.seen)
         if isinstance(order, Over):
-            self._left.add(ask.node)
+            self._dismissed.add(ask.node)
             self._wake()
         return order
 

@@ -27,7 +27,7 @@ class MeasurementProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._told: dict[str, asyncio.Queue[StageResult]] = {}
+        self._results: dict[str, asyncio.Queue[StageResult]] = {}
         self._running: dict[str, tuple[int, StageResult]] = {}
         self._keys = itertools.count(1)
         self._devices: asyncio.Queue[int] = asyncio.Queue()
@@ -83,7 +83,7 @@ class MeasurementProcess:
         await self._reader
 
     def _queue(self, node: str) -> asyncio.Queue[StageResult]:
-        return self._told.setdefault(node, asyncio.Queue())
+        return self._results.setdefault(node, asyncio.Queue())
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None

@@ -193,7 +193,7 @@ class Session:
                 group.waiting.discard(node)
                 self._issue(Stop(self._next_number(node), self._round_number, "its time is up"), node)
             else:
-                self._give_up_node(group, node, f"its all-reduce did not end within {half}, nor fail")
+                self._give_up_node(group, node, f"its all-reduce neither ended nor failed within {half}")
 
     def _give_up_node(self, group: _Group, node: str, reason: str) -> None:
         group.measurements[node] = replace(group.measurements[node], died=True, error=reason)

@@ -204,7 +204,7 @@ class DirectoryStore:
                     return os.dup(at), name, file
                 file.close()  # It was unlocked for a moment, and is being swept.
                 os.unlink(name, dir_fd=at)
-        raise OSError(errno.EAGAIN, "removed again and again while it was begun")
+        raise OSError(errno.EAGAIN, f"removed during each of {_ATTEMPTS} attempts to write it")
 
     def _prune(self, folder: Path) -> None:
         """Remove the folder if it is empty, then its parents as far as they are empty."""

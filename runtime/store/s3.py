@@ -90,7 +90,7 @@ class S3Store:
                     raise TooShort(f"{self.uri}/{key}: ends {short} bytes too early")
                 if self._read_ranges(name, start, view, found.headers["etag"]):
                     return
-        raise StoreError(f"{self.uri}/{key}: is being replaced again and again while it is read")
+        raise StoreError(f"{self.uri}/{key}: was replaced during each of {READ_ATTEMPTS} attempts to read it")
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:
         name = self._object_name(key)
@@ -210,7 +210,7 @@ class S3Store:
         body = ElementTree.tostring(root)
         done = self._requests.send("POST", name, query={"uploadId": upload}, body=body, wanted=(404,))
         if (done.status == 404 or b"<Error>" in done.data) and not self._is_written_by(name, nonce):
-            raise StoreError(f"{self.uri}: {name}: the upload's parts were not made one object ({done.code})")
+            raise StoreError(f"{self.uri}: {name}: the upload's parts were not joined to one object ({done.code})")
 
     def _read_ranges(self, name: str, start: int, view: memoryview, tag: str) -> bool:
         """Fill `view` by ranges of the version `tag`. Returns False if the object has been replaced."""

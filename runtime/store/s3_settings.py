@@ -52,7 +52,7 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
-        raise StoreError(f"{uri}: {bucket!r} is no bucket's name; give s3://bucket/prefix")
+        raise StoreError(f"{uri}: {bucket!r} is not a bucket's name; give s3://bucket/prefix")
     try:
         if prefix:
             check_key(prefix)

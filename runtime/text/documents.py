@@ -153,7 +153,7 @@ class DocumentReader:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _BadDocument("half a surrogate pair is no text; mend or remove the line") from None
+            raise _BadDocument("half a surrogate pair is not text; mend or remove the line") from None
         return value
 
     def _read_whole(self, part: Piece) -> Iterator[Texts]:

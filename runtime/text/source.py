@@ -102,9 +102,9 @@ class _ObjectFile(io.RawIOBase):
     def __init__(self, name: str, objects: "S3Objects", key: str, size: int) -> None:
         super().__init__()
         self._name, self._objects, self._key, self._size = name, objects, key, size
-        self._at = self._begin = 0
-        self._held = b""
-        self._ahead = _SMALLEST
+        self._at = self._buffer_start = 0
+        self._buffer = b""
+        self._request_bytes = _SMALLEST
 
     def readable(self) -> bool:
         return True
@@ -125,22 +125,22 @@ class _ObjectFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         wanted, done = min(len(view), max(0, self._size - self._at)), 0
         while done < wanted:
-            if not self._begin <= self._at < self._begin + len(self._held):
+            if not self._buffer_start <= self._at < self._buffer_start + len(self._buffer):
                 self._fetch()
-            offset = self._at - self._begin
-            count = min(wanted - done, len(self._held) - offset)
-            view[done : done + count] = memoryview(self._held)[offset : offset + count]
+            offset = self._at - self._buffer_start
+            count = min(wanted - done, len(self._buffer) - offset)
+            view[done : done + count] = memoryview(self._buffer)[offset : offset + count]
             done, self._at = done + count, self._at + count
         return done
 
     def _fetch(self) -> None:
         """Fetch the next byte and some that follow it."""
-        forwards = 0 <= self._at - (self._begin + len(self._held)) < self._ahead
-        self._ahead = min(_LARGEST, 2 * self._ahead) if forwards else _SMALLEST
+        forwards = 0 <= self._at - (self._buffer_start + len(self._buffer)) < self._request_bytes
+        self._request_bytes = min(_LARGEST, 2 * self._request_bytes) if forwards else _SMALLEST
         try:
-            self._held = self._objects.get(self._key, self._at, self._ahead)
+            self._buffer = self._objects.get(self._key, self._at, self._request_bytes)
         except NoSuchKey:
             raise StoreError(f"{self._name}: was removed while it was read") from None
-        self._begin = self._at
-        if not self._held:
+        self._buffer_start = self._at
+        if not self._buffer:
             raise StoreError(f"{self._name}: became shorter while it was read")

@@ -49,7 +49,7 @@ class Digests:
         """Raises DamagedError if the file does not start with the head of a shard."""
         table = _find_whole_table(file)
         if table is None:
-            raise DamagedError("not a shard of Everstep, or the end of its head is missing: no digests are in it")
+            raise DamagedError("not a shard of Everstep, or the end of its head is missing: it has no digests")
         self._table = file[table]
         self.head = file[: table.stop]
         """Everything before the data."""

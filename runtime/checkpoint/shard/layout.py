@@ -111,7 +111,7 @@ class Layout:
         the JSON exceeds its capacity."""
         if len(text) > self.state.size:
             raise StateError(
-                f"state: its part that is no tensor has {len(text)} bytes, {self.state.size} were set aside"
+                f"state: its values other than tensors have {len(text)} bytes, {self.state.size} were set aside"
             )
         buffer[: len(self.header)] = self.header
         start, end = self.state.start, self.state.start + self.state.size
@@ -206,7 +206,7 @@ def read_header(data: bytes | memoryview) -> Layout:
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:
-        raise DamagedError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(data) - 8} of {length} bytes of its header are present")
     header = bytes(data[: 8 + length])
     try:
         entries = _entries(header[8:])
@@ -250,7 +250,7 @@ def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, 
     view = memoryview(data)
     layout = read_header(view)
     if len(view) < layout.size:
-        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(view)} of {layout.size} bytes are present")
     tensors = {name: place.view(view) for name, place in layout.tensors.items()}
     return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
 
@@ -267,7 +267,7 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
         if (unknown := tensor_names(saved["state"]) - layout.tensors.keys()) and not isinstance(
             saved["state"], msgspec.Raw
         ):
-            raise ValueError(f"it names tensors that are not there: {', '.join(sorted(unknown)[:3])}")
+            raise ValueError(f"it names tensors that are missing: {', '.join(sorted(unknown)[:3])}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
     return saved

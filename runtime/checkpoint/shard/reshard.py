@@ -47,11 +47,11 @@ class Shard:
 
     def __init__(self, sources: Sequence[Holding], read: ReadBytes) -> None:
         """`sources` are its holders, best first. Raises PassedOverError if none has an intact head."""
-        self._left, self._read = list(sources), read
-        self._refused: list[Refusal] = []
+        self._sources, self._read = list(sources), read
+        self._refusals: list[Refusal] = []
         self.on_lost: Callable[[tuple[Refusal, ...]], None] | None = None
         """Called when no source supplies some of the shard any more."""
-        self.identity = self._left[0].round, self._left[0].iteration
+        self.identity = self._sources[0].round, self._sources[0].iteration
         self.layout, self._digests, self.saved = self._try_sources(self._read_head)
         self.name_by_path = name_by_path(self.saved["state"])
         """Key path -> the name of its tensor in this shard."""
@@ -77,24 +77,24 @@ class Shard:
             self.read_blocks(first, buffer[: min(_READ_BYTES, size - first)])
 
     def _try_sources(self, call: Callable[[Holding], T]) -> T:
-        while self._left:
+        while self._sources:
             try:
-                return call(self._left[0])
+                return call(self._sources[0])
             except RestoreError as error:
-                refused = refusal(source := self._left.pop(0), error)
+                refused = refusal(source := self._sources.pop(0), error)
                 if not refused.why.startswith(place := describe(source)):
                     refused = replace(refused, why=f"{place}: {refused.why}")
-                self._refused.append(refused)
+                self._refusals.append(refused)
                 _log.warning("restoring: %s", refused.why)
         if self.on_lost:
-            self.on_lost(tuple(self._refused))
-        raise PassedOverError("; ".join(refused.why for refused in self._refused), self._refused)
+            self.on_lost(tuple(self._refusals))
+        raise PassedOverError("; ".join(refused.why for refused in self._refusals), self._refusals)
 
     def _read_head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
         layout, digests = read_head(source, self._read)
         digests = check_head(digests.head, source.digest)
         if layout.size != source.size:
-            raise DamagedError(f"{source.size} bytes were promised, its header tells of {layout.size}")
+            raise DamagedError(f"{source.size} bytes were promised, but its header says {layout.size}")
         return layout, digests, read_json(layout, digests.head)
 
 
@@ -150,7 +150,7 @@ def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
 def _inconsistent_error(shards: Sequence[Shard], why: str) -> PassedOverError:
     """Each shard is intact, but together they are not a state. This is so wherever the checkpoint is held."""
     round_, iteration = shards[0].identity
-    text = f"iteration {iteration} of round {round_} is no whole state: {why}"
+    text = f"iteration {iteration} of round {round_} is not a whole state: {why}"
     return PassedOverError(text, [Refusal(round_, iteration, text)])
 
 
@@ -232,7 +232,11 @@ def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
 
 def _boxes_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
     """The regions of that tensor in the shards, each with the shard's index."""
-    return [(n, shard.layout.part(shard.name_by_path[path]).box) for n, shard in enumerate(shards) if path in shard.name_by_path]
+    return [
+        (n, shard.layout.part(shard.name_by_path[path]).box)
+        for n, shard in enumerate(shards)
+        if path in shard.name_by_path
+    ]
 
 
 @dataclass(frozen=True)

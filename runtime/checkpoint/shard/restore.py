@@ -46,7 +46,7 @@ def open_local_shard(data: memoryview, live: FlatState, expected: Layout | None 
     same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
     layout = expected if expected is not None and same else read_header(data)
     if len(data) < layout.size:
-        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(data)} of {layout.size} bytes are present")
     return LocalShard(data[: layout.size], layout, read_json(layout, data, live.json))
 
 

@@ -63,7 +63,7 @@ class SegmentFile:
         try:
             file = os.open(path, os.O_RDWR)
         except OSError as error:
-            raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
+            raise SegmentError(f"{path}: {error.strerror}; the agent of this node replaced it or ended") from None
         try:
             status = os.fstat(file)
             memory = map_shared(file, status.st_size) if status.st_size >= PAGE else memoryview(bytes(PAGE))
@@ -72,7 +72,7 @@ class SegmentFile:
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
         if (magic, version) != (_MAGIC, _VERSION) or len(memory) != PAGE + slots * capacity:
             raise SegmentError(
-                f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep"
+                f"{path}: not a segment of version {_VERSION}; agent and worker must run the same version of Everstep"
             )
         return cls(path, memory, slots, capacity, status.st_ino)
 

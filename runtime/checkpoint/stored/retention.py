@@ -41,16 +41,16 @@ class RetentionPolicy(NamedTuple):
 
     last: int = 0
     every: int = 0
-    begun: CheckpointId = (0, 0)
+    started_from: CheckpointId = (0, 0)
     passed_over: frozenset[CheckpointId] = frozenset()
 
 
 def keys_to_delete(
-    store: Store, job: str, kept: RetentionPolicy, now: float | None = None
+    store: Store, job: str, policy: RetentionPolicy, now: float | None = None
 ) -> dict[CheckpointId, list[str]]:
     """The keys of the surplus checkpoints, in the order of their deletion. Blocking. Raises StoreError."""
     found = objects_by_checkpoint(store.list(checkpoints_prefix(job)))
-    gone = surplus(found, kept, time.time() if now is None else now)
+    gone = surplus(found, policy, time.time() if now is None else now)
     return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
 
 
@@ -73,12 +73,17 @@ def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, Stored
     return found
 
 
-def surplus(found: dict[CheckpointId, StoredObjects], kept: RetentionPolicy, now: float) -> list[CheckpointId]:
+def surplus(found: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
     """The checkpoints to delete, the oldest first. Young debris stays, as a writer may still be at work on it."""
-    committed = sorted(place for place, one in found.items() if one.committed and place not in kept.passed_over)
+    committed = sorted(place for place, one in found.items() if one.committed and place not in policy.passed_over)
     if not committed:
         return []
-    stays = {*committed[-kept.last :], *_newest_of_multiples(committed, kept.every), kept.begun, *kept.passed_over}
+    stays = {
+        *committed[-policy.last :],
+        *_newest_of_multiples(committed, policy.every),
+        policy.started_from,
+        *policy.passed_over,
+    }
     return sorted(
         place
         for place, one in found.items()

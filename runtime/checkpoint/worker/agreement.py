@@ -32,7 +32,7 @@ def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int
         raise failure
     one, other = both.tolist()
     if one == _FAILED:
-        raise UnreachableError("rank 0 could not look which checkpoints there are; it says why")
+        raise UnreachableError("rank 0 could not list the checkpoints; see its error")
     return one, other
 
 

@@ -83,7 +83,7 @@ class Checkpointer:
         tree = self._flatten(state)
         self._sharded = tree.is_sharded()
         self._stages = self._sharded or local_rank == 0
-        self._thinning = StagingInterval(0.0)
+        self._interval = StagingInterval(0.0)
         self._persisted = False
         """Was the last save to be persisted?"""
         if link is not None:
@@ -125,11 +125,11 @@ class Checkpointer:
         `persist` copies it to the store whatever the interval is. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
-        staged = persist or self._thinning.is_due(iteration)
+        staged = persist or self._interval.is_due(iteration)
         self._save(iteration, state, persist, staged)
         self.stall_s = time.perf_counter() - began
-        if self._thinning.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
-            print(f"everstep: {self._thinning.why}", file=sys.stderr)
+        if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
+            print(f"everstep: {self._interval.why}", file=sys.stderr)
 
     def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
         same = iteration == self._saved and self._saved_here
@@ -204,8 +204,8 @@ class Checkpointer:
             self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
-        if self._stages and segment.overhead != self._thinning.overhead:
-            self._thinning = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
+        if self._stages and segment.overhead != self._interval.overhead:
+            self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
         self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
@@ -228,14 +228,14 @@ class Checkpointer:
         text = _encode_values(iteration, tree)
         layout = self._stager.layout
         if not self._stager.fits(tree) or len(text) > layout.state.size:
-            print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
+            print("everstep: the state changed its layout; its shared memory is allocated again", file=sys.stderr)
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
         given = self._link.read_answer(Slot)
         slot, self._waited_s = given.slot, given.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
-        self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why))
+        self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why))
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 

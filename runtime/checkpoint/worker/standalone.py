@@ -76,7 +76,7 @@ class StandaloneKeeper:
         """Claimed with the first checkpoint; for a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
         self._saved: set[int] = set()
-        self._kept = RetentionPolicy(keep_last)
+        self._policy = RetentionPolicy(keep_last)
         self._stager: Stager | None = None
         self._buffer = memoryview(b"")
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
@@ -102,12 +102,12 @@ class StandaloneKeeper:
             found, error = self._try_load(folder, load)
             verdict = self._largest(_verdict(error))
             if verdict == _LOADED:
-                self._kept = self._kept._replace(begun=place)
+                self._policy = self._policy._replace(started_from=place)
                 return found
             if verdict == _UNFIT:
-                raise error or RestoreError(f"{folder}: another rank cannot load it; it says why")
+                raise error or RestoreError(f"{folder}: another rank cannot load it; see its error")
             passed[place] = error
-            self._kept = self._kept._replace(passed_over=frozenset(passed))
+            self._policy = self._policy._replace(passed_over=frozenset(passed))
             if error is not None:
                 print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
@@ -152,7 +152,7 @@ class StandaloneKeeper:
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while missing := self._commit(iteration):
             if time.monotonic() > deadline:
-                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} did not come")
+                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} was not written")
             time.sleep(_POLL_S)
         return self._manifest_key(iteration)
 
@@ -192,19 +192,19 @@ class StandaloneKeeper:
             source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
             layout, digests = read_head(source, partial(read, store=self.store, credentials=Credentials("")))
             if layout.size != sizes[key]:
-                raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
+                raise StoreError(f"{key}: it has {sizes[key]} bytes, but its header says {layout.size}")
             shards.append(replace(source, digest=digests.head_digest()))
         faults.point("alone.before_manifest", iteration=iteration)
         created = self.store.create(manifest, encode_manifest(make_commit(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
-        if created and self._kept.last:
+        if created and self._policy.last:
             self._delete_surplus()
         return []
 
     def _delete_surplus(self) -> None:
         """The rank that committed deletes surplus checkpoints. If that fails, it is retried after the next commit."""
         try:
-            delete_checkpoints(self.store, keys_to_delete(self.store, self._job, self._kept))
+            delete_checkpoints(self.store, keys_to_delete(self.store, self._job, self._policy))
         except StoreError as error:
             print(f"everstep: old checkpoints stay until the next one: {error}", file=sys.stderr)
 
