@@ -68,7 +68,7 @@ def load_shard(
     """Like `restore`, for an open shard and a state that is prepared and flattened. `stager`, if given, knows the state
     and has the shard's layout."""
     layout, saved = shard.layout, shard.saved["state"]
-    sources = name_by_path(saved, walk=live.traversal)
+    sources = name_by_path(saved, traversal=live.traversal)
     same = sources == live.name_by_path
     if same and (stager or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
@@ -193,7 +193,7 @@ def has_same_parts(shard: LocalShard, live: FlatState) -> bool:
     pieces, layout = live.parts(), shard.layout
     if not pieces and not layout.parts:
         return True
-    sources = name_by_path(shard.saved["state"], walk=live.traversal)
+    sources = name_by_path(shard.saved["state"], traversal=live.traversal)
     return all(
         layout.part(sources[path]) == (pieces.get(name) or whole_part(live.tensors[name].shape))
         for path, name in live.name_by_path.items()

@@ -88,17 +88,17 @@ def flatten(state: Any) -> FlatState:
     return Flattener().flatten(state)
 
 
-def _flatten(state: Any, walk: TraversalCache) -> FlatState:
-    tree = FlatState(traversal=walk)
-    again: set[str] = set()
+def _flatten(state: Any, traversal: TraversalCache) -> FlatState:
+    tree = FlatState(traversal=traversal)
+    unchanged: set[str] = set()
     with torch.no_grad():
-        tree.json = _encode(state, "", tree, again)
-    tree.name_by_path = walk.finish(len(again), tree.name_by_path)
+        tree.json = _encode(state, "", tree, unchanged)
+    tree.name_by_path = traversal.finish(len(unchanged), tree.name_by_path)
     return tree
 
 
-def _encode(value: Any, path: str, tree: FlatState, again: set[str]) -> Any:
-    """The JSON of `value`. Adds the paths of unchanged groups to `again`."""
+def _encode(value: Any, path: str, tree: FlatState, unchanged: set[str]) -> Any:
+    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
         return {SIGN: "tensor", "name": _add_tensor(value, path, tree)}
@@ -107,35 +107,35 @@ def _encode(value: Any, path: str, tree: FlatState, again: set[str]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
     if isinstance(value, dict):
-        return _encode_dict(value, path, tree, again)
+        return _encode_dict(value, path, tree, unchanged)
     if isinstance(value, list | tuple):
-        items = [_encode(item, _join(path, place), tree, again) for place, item in enumerate(value)]
+        items = [_encode(item, _join(path, index), tree, unchanged) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
     if isinstance(value, Stateful):
-        return _encode(value.state_dict(), path, tree, again)
+        return _encode(value.state_dict(), path, tree, unchanged)
     raise StateError(
         f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
         "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
-def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, again: set[str]) -> Any:
-    walk = tree.traversal
-    if known := walk.match_group(path, value):
-        again.add(path)
+def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, unchanged: set[str]) -> Any:
+    traversal = tree.traversal
+    if known := traversal.match_group(path, value):
+        unchanged.add(path)
         group, found = known
         tree.named_tensors.append(found)
         return group.json
     before = len(tree.name_by_path)
-    inner = {key: _encode(item, _join(path, key), tree, again) for key, item in value.items()}
+    inner = {key: _encode(item, _join(path, key), tree, unchanged) for key, item in value.items()}
     if all(isinstance(key, str) for key in inner) and SIGN not in inner:
         encoded = inner
     elif all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
         encoded = {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
     else:
         raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
-    if walk.fresh and len(tree.name_by_path) - before >= MIN_GROUP:
-        return walk.remember(path, value, encoded, dict(islice(tree.name_by_path.items(), before, None)))
+    if traversal.fresh and len(tree.name_by_path) - before >= MIN_GROUP:
+        return traversal.remember(path, value, encoded, dict(islice(tree.name_by_path.items(), before, None)))
     return encoded
 
 
@@ -175,12 +175,12 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
             raise StateError(f"a checkpoint of a later Everstep: unknown sign {other!r}")
 
 
-def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None) -> dict[str, str]:
-    """Key path -> tensor name of a JSON state, as in `FlatState.name_by_path`. A group of `walk` may stand in it as a
-    Raw."""
+def name_by_path(value: Any, path: str = "", traversal: TraversalCache | None = None) -> dict[str, str]:
+    """Key path -> tensor name of a JSON state, as in `FlatState.name_by_path`. A Raw in it is a group of
+    `traversal`."""
     if isinstance(value, msgspec.Raw):
-        assert walk is not None
-        return walk.groups[path].name_by_path
+        assert traversal is not None
+        return traversal.groups[path].name_by_path
     if isinstance(value, list):
         items: Any = enumerate(value)
     elif not isinstance(value, dict):
@@ -195,7 +195,7 @@ def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None)
         items = value.items()
     found: dict[str, str] = {}
     for key, item in items:
-        found.update(name_by_path(item, _join(path, key), walk))
+        found.update(name_by_path(item, _join(path, key), traversal))
     return found
 
 
@@ -256,7 +256,7 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
     items = saved["items"] if isinstance(saved, dict) and saved.get(SIGN) == "tuple" else saved
     if isinstance(inner, list | tuple) and isinstance(items, list) and len(inner) == len(items):
         pairs = enumerate(zip(inner, items, strict=True))
-        both = [restore_values(old, item, tree, _join(path, place)) for place, (old, item) in pairs]
+        both = [restore_values(old, item, tree, _join(path, index)) for index, (old, item) in pairs]
         if isinstance(inner, tuple):
             return tuple(both)
         inner[:] = both
@@ -273,14 +273,14 @@ def _name_by_own_path(value: Any, path: str) -> Any:
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
     if isinstance(value, list):
-        return [_name_by_own_path(item, _join(path, place)) for place, item in enumerate(value)]
+        return [_name_by_own_path(item, _join(path, index)) for index, item in enumerate(value)]
     if not isinstance(value, dict) or value.get(SIGN) == "float":
         return value
     match value.get(SIGN):
         case "tensor":
             return {SIGN: "tensor", "name": path}
         case "tuple":
-            items = [_name_by_own_path(item, _join(path, place)) for place, item in enumerate(value["items"])]
+            items = [_name_by_own_path(item, _join(path, index)) for index, item in enumerate(value["items"])]
             return {SIGN: "tuple", "items": items}
         case "dict":
             return {

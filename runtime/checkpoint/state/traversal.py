@@ -111,31 +111,34 @@ class TraversalCache:
             raise ChangedError
         return known, firsts
 
-    def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
-        """Record the dict at `path` as a group if it holds only tensors, whose names are `places`. Returns its JSON."""
+    def remember(self, path: str, value: dict[Any, Any], encoded: Any, name_by_path: dict[str, str]) -> Any:
+        """Record the dict at `path` as a group if it holds only tensors, which `name_by_path` names. Returns its
+        JSON."""
         listed = _list_tensors(value)
-        if listed is None or len(listed.tensors) != len(places):
+        if listed is None or len(listed.tensors) != len(name_by_path):
             return encoded
-        for inner in places:
+        for inner in name_by_path:
             self.lone_tensors.pop(inner, None)
         within = f"{path}." if path else ""
         for inner in [inner for inner in self.groups if inner.startswith(within)]:
             del self.groups[inner]
-        first = [place == name for place, name in places.items()]
-        names = list(compress(places, first))
+        first = [inner == name for inner, name in name_by_path.items()]
+        names = list(compress(name_by_path, first))
         text = msgspec.Raw(msgspec.json.encode(encoded))
         batches = _split_batches(list(compress(listed.tensors, first)))
         guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
-        again = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
-        self.groups[path] = Group(listed.keys, _addresses(listed.tensors), guards, again, places, first, names, text)
+        duplicates = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
+        self.groups[path] = Group(
+            listed.keys, _addresses(listed.tensors), guards, duplicates, name_by_path, first, names, text
+        )
         return text
 
-    def finish(self, groups: int, places: dict[str, str]) -> dict[str, str]:
+    def finish(self, groups: int, name_by_path: dict[str, str]) -> dict[str, str]:
         """End the traversal, which met so many groups and these tensors outside groups (when fresh: all tensors).
         Returns `name_by_path`. Raises ChangedError if some were not met."""
         if self.fresh:
-            self.name_by_path = places
-        elif (groups, len(places)) != (len(self.groups), len(self.lone_tensors)):
+            self.name_by_path = name_by_path
+        elif (groups, len(name_by_path)) != (len(self.groups), len(self.lone_tensors)):
             raise ChangedError
         self.fresh = False
         self._names.clear()
