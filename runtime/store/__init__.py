@@ -90,13 +90,13 @@ def fetch_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.en
     `manifest`), TooLarge if the data exceeds the cache, StoreError.
     """
 
-    def opened() -> Store:
+    def open_source() -> Store:
         return open_store(uri, read_only=True, environment=environment)
 
     place = local_copy_path(f"{uri}-without{without}" if is_s3_uri(uri) and without else uri, environment)
     if is_s3_uri(uri):
-        return Cache(environment).fetch(place, opened, manifest, without)
-    opened().get(manifest, 0, 0)
+        return Cache(environment).fetch(place, open_source, manifest, without)
+    open_source().get(manifest, 0, 0)
     return place
 
 

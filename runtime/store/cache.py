@@ -41,9 +41,9 @@ class Cache:
         entry = hashlib.sha256(f"{endpoint} {uri}".encode()).hexdigest()[:16]
         return self.root / entry / uri.rpartition("/")[2]
 
-    def fetch(self, place: Path, opened: Callable[[], Store], manifest: str, without: str = "") -> Path:
+    def fetch(self, place: Path, open_source: Callable[[], Store], manifest: str, without: str = "") -> Path:
         """Copy the whole store to `place` unless it is there, and return `place`. The copy is in use until this process
-        ends. `opened` opens the store and is called only to copy. Objects with the suffix `without` are left out,
+        ends. `open_source` opens the store and is called only to copy. Objects with the suffix `without` are left out,
         unless it is empty.
 
         Raises NoSuchKey without `manifest`, which is written last; StoreError if the data cannot be read or stored;
@@ -57,7 +57,7 @@ class Cache:
                 if not place.is_dir():
                     with _copy_lock(place.parent):
                         if not place.is_dir():
-                            self._make_copy(place, opened(), manifest, without)
+                            self._make_copy(place, open_source(), manifest, without)
                 os.utime(lock)
             except BaseException:
                 os.close(lock)

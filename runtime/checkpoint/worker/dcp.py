@@ -79,7 +79,7 @@ class DcpReader(StorageReader):
                 planner.load_bytes(item, buffer)
             else:
                 tensors.append((item, planner.resolve_tensor(item).detach()))
-        gather(self._shards, [self._want(item, tensor) for item, tensor in tensors])
+        gather(self._shards, [self._wanted_tensor(item, tensor) for item, tensor in tensors])
         for item, tensor in tensors:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()
@@ -100,7 +100,7 @@ class DcpReader(StorageReader):
         chunks = [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape)) for box in boxes]
         return TensorStorageMetadata(TensorProperties(kind), torch.Size(pieces[0].whole), chunks)
 
-    def _want(self, item: ReadItem, tensor: torch.Tensor) -> WantedTensor:
+    def _wanted_tensor(self, item: ReadItem, tensor: torch.Tensor) -> WantedTensor:
         index = item.storage_index
         start = index.offset or (0,) * len(item.storage_offsets)
         offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))
