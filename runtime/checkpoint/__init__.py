@@ -1,5 +1,7 @@
-"""Checkpoints: staged in shared memory by workers, kept, persisted and fetched by the node's agent.
+"""Checkpoints: staged in shared memory by workers; kept, persisted and fetched by the agent of the node.
 
-The agent's side (`keeper` and what it imports) does without torch. The story begins in `checkpointer` (worker) and in
-`keeper` (agent); `slots` has the rules by which no state is ever torn or lost, `layout` the bytes of a shard.
+`state` flattens a user's state. `shard` defines the bytes of a shard and copies them. `stored` names and checks the
+checkpoints in a store. `worker` is what a training script calls; start with `worker.checkpointer`. `node` is the
+agent's side, and works without torch; start with `node.keeper`. `node.slots` has the rules by which no state is ever
+torn or lost.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong with a checkpoint, each one line with its mend."""
+"""Errors of checkpoints. Each text is one line and says how to mend it."""
 
 from collections.abc import Iterable
 
@@ -6,49 +6,51 @@ from everstep.runtime.protocol.messages import Flaw, Refusal
 
 
 class StateError(TypeError):
-    """The state holds something that no checkpoint can; names its key path."""
+    """The state holds a value that cannot be checkpointed. The text gives its key path."""
 
 
 class RestoreError(RuntimeError):
-    """The checkpoint cannot be loaded into this state; nothing was loaded, unless the text says that it was torn.
+    """The checkpoint cannot be loaded into this state. Nothing was loaded unless the text says that the checkpoint was
+    torn.
 
-    Of this class itself: the state is another one. Of a class below: it is the checkpoint that is to blame.
+    This class itself means that the state is of another model. Its subclasses blame the checkpoint.
     """
 
     flaw: Flaw | None = None
 
 
 class DamagedError(RestoreError):
-    """It is proven not to be whole: bytes are not what they were, objects are gone or say what cannot be."""
+    """The checkpoint is proven incomplete: bytes differ from their digests, or objects are missing or invalid."""
 
     flaw = Flaw.DAMAGED
 
 
 class NewerError(RestoreError):
-    """A later Everstep wrote it."""
+    """A later version of Everstep wrote the checkpoint."""
 
     flaw = Flaw.NEWER
 
 
 class UnreachableError(RestoreError):
-    """Whoever has it does not give it now; it may be whole."""
+    """The holder does not answer now. The checkpoint may still be whole."""
 
     flaw = Flaw.UNREACHABLE
 
 
 class PassedOverError(RestoreError):
-    """No source gives what a round was to begin from: an older checkpoint takes its place. Nobody's fault."""
+    """No source supplies the checkpoint that the round was to start from. An older one takes its place; no worker is at
+    fault."""
 
     def __init__(self, text: str, refusals: Iterable[Refusal]) -> None:
         super().__init__(text)
         self.refusals = tuple(refusals)
-        # One source that may be whole is enough: nobody may begin from nothing because it does not answer now.
+        # One source that may be whole is enough: an unreachable checkpoint must not lead to a start from zero.
         self.flaw = next((one.flaw for one in self.refusals if one.flaw is not Flaw.DAMAGED), Flaw.DAMAGED)
 
 
 class SegmentError(OSError):
-    """Shared memory cannot be had, or is not what it should be."""
+    """Shared memory is not available, or its content is not a valid segment."""
 
 
 class KeeperError(RuntimeError):
-    """The keeper cannot do what was asked; the agent answers with a Problem of this text."""
+    """The keeper cannot do what was requested. The agent answers with a Problem of this text."""

@@ -1,6 +1,6 @@
-"""Token datasets in Megatron's indexed format, the order in which training reads them, and finished data in the store.
+"""Token datasets in Megatron's indexed format, the order in which training reads them, and finished data in a store.
 
-The story begins in `dataset`.
+Start with `dataset`.
 """
 
 from everstep.runtime.data.dataset import TokenDataset, open_dataset

@@ -1,4 +1,4 @@
-"""A token dataset as `steps.preprocess` makes it: `dataset.json` names the splits, each a Megatron indexed dataset."""
+"""A token dataset made by `steps.preprocess`: `dataset.json` names the splits, each a Megatron indexed dataset."""
 
 import json
 from collections.abc import Mapping
@@ -20,22 +20,22 @@ TOKENS_SUFFIX = ".bin"
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """One split of a dataset: mapped into memory, or read by ranges from a store that holds more than fits here."""
+    """One split of a dataset: mapped into memory, or read by ranges from a store if it exceeds the local cache."""
 
     uri: str
-    """What `open_dataset` was given."""
+    """The argument of `open_dataset`."""
     folder: Path
     split: str
     tokens: Tokens
     """All tokens of the split, 1-D, uint16 or int32."""
     documents: np.ndarray
-    """First token of each document and, last, the number of tokens: (documents + 1,) int64."""
+    """First token of each document and, at the end, the number of tokens: (documents + 1,) int64."""
     meta: Mapping[str, Any]
     """The whole of `dataset.json`."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id that the tokenizer can give."""
+        """One more than the largest token id of the tokenizer."""
         return int(self.meta["vocab_size"])
 
     @property
@@ -45,17 +45,18 @@ class TokenDataset:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer.json that made the tokens."""
+        """The tokenizer.json that produced the tokens."""
         return self.folder / str(self.meta["tokenizer"])
 
 
 def open_dataset(uri: str) -> TokenDataset:
-    """The split that `uri` names: a dataset's directory or s3:// address, with `#validation` for what was held out.
+    """Open the split that `uri` names: a dataset's directory or s3:// address, with `#validation` for the held-out
+    split.
 
-    What is in S3 is fetched once for all processes of this machine. Of a dataset that EVERSTEP_CACHE_BYTES does not
-    allow, everything but the tokens is; these are read by ranges.
+    Data in S3 is fetched once for all processes of this machine. If the dataset exceeds EVERSTEP_CACHE_BYTES,
+    everything but the tokens is fetched, and tokens are read by ranges.
 
-    Raises DatasetError: no finished dataset there, files that do not fit `dataset.json`, a split without tokens.
+    Raises DatasetError: there is no finished dataset, files do not match `dataset.json`, or the split has no tokens.
     """
     place, _, split = uri.partition("#")
     split = split or "train"
@@ -74,12 +75,12 @@ def open_dataset(uri: str) -> TokenDataset:
     except StoreError as error:
         raise DatasetError(str(error)) from error
     meta = _read_manifest(folder / MANIFEST)
-    told = meta[split]
-    indexed = IndexedDataset(folder / told["prefix"], f"{far}/{told['prefix']}{TOKENS_SUFFIX}" if far else "")
-    if len(indexed.tokens) != told["tokens"] or len(indexed) != told["documents"]:
+    entry = meta[split]
+    indexed = IndexedDataset(folder / entry["prefix"], f"{far}/{entry['prefix']}{TOKENS_SUFFIX}" if far else "")
+    if len(indexed.tokens) != entry["tokens"] or len(indexed) != entry["documents"]:
         raise DatasetError(
-            f"{folder / told['prefix']}.bin: {len(indexed.tokens)} tokens of {len(indexed)} documents, but {MANIFEST} "
-            f"says {told['tokens']} of {told['documents']}; make the dataset again"
+            f"{folder / entry['prefix']}.bin: {len(indexed.tokens)} tokens of {len(indexed)} documents, but {MANIFEST} "
+            f"says {entry['tokens']} of {entry['documents']}; make the dataset again"
         )
     if not len(indexed.tokens):
         raise DatasetError(f"{uri}: the split {split} has no tokens; give the corpus a larger --validation-share")

@@ -1,5 +1,5 @@
-"""What is wrong with data that was given."""
+"""Errors of datasets."""
 
 
 class DatasetError(ValueError):
-    """The dataset is missing, half there or not one: one line that says which file and what to do."""
+    """The dataset is missing, incomplete or invalid. The text is one line with the file and the remedy."""

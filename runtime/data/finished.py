@@ -1,8 +1,8 @@
-"""Finished data: a folder of the store whose manifest is created last, so that it is there whole or not at all.
+"""Finished data: a folder of the store whose manifest is created last, so it is either complete or absent.
 
-A `Draft` is where it grows: a hidden folder beside its final place (with an S3 store: beside its copy's place in this
-machine's cache), locked while its writer lives. Drafts whose writer died are removed by the next writer. Content
-decides the name, so two writers of one folder write the same.
+A `Draft` is the folder while it is being written: hidden, beside its final place (with an S3 store: beside its path in
+the local cache), and locked while its writer lives. The next writer removes drafts of dead writers. The name depends on
+the content, so two writers of one folder write the same data.
 """
 
 import errno
@@ -24,7 +24,7 @@ _DRAFT_PREFIX = "~draft-"
 
 @dataclass(frozen=True)
 class Draft:
-    """A folder that is not yet visible; `commit` makes it so."""
+    """A folder that is not yet visible; `commit` makes it visible."""
 
     folder: Path
     store: str
@@ -32,7 +32,7 @@ class Draft:
     manifest: str
 
     def commit(self, meta: Mapping[str, Any]) -> None:
-        """Make what is in the folder durable, give it its final name, then create the manifest."""
+        """Make the folder's content durable, give it its final name, then create the manifest."""
         if is_s3_uri(self.store):
             self._upload(_encode_json(meta))
             return
@@ -43,31 +43,31 @@ class Draft:
         _fsync(final.parent)
         open_store(self.store).create(f"{self.key}/{self.manifest}", _encode_json(meta))
 
-    def _upload(self, told: bytes) -> None:
-        """Everything to the store, the manifest last; then the folder is this machine's copy of it."""
+    def _upload(self, manifest: bytes) -> None:
+        """Upload everything, the manifest last. Then the folder becomes the local copy."""
         store = open_store(self.store)
         for path in _files(self.folder):
             store.put(f"{self.key}/{path.relative_to(self.folder).as_posix()}", path)
-        if store.create(f"{self.key}/{self.manifest}", told):
-            (self.folder / self.manifest).write_bytes(told)
+        if store.create(f"{self.key}/{self.manifest}", manifest):
+            (self.folder / self.manifest).write_bytes(manifest)
             self._move_to(local_copy_path(data_uri(self.store, self.key)))
 
     def _move_to(self, final: Path) -> None:
         try:
             self.folder.rename(final)
         except OSError as error:
-            # Somebody was first with the same content: a final name is only ever given to a whole folder.
+            # Another writer was first with the same content. Invariant: a folder with a final name is complete.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
 
 def data_uri(store: str, key: str) -> str:
-    """The address of the finished data `key`, wherever a process works."""
+    """The address of the finished data `key`, independent of the working directory."""
     return f"{absolute_uri(store)}/{key}"
 
 
 def find_manifest(store: str, key: str, manifest: str) -> dict[str, Any] | None:
-    """The manifest of finished data, None while there is none."""
+    """The manifest of finished data; None if it does not exist."""
     try:
         return json.loads(open_store(store).get(f"{key}/{manifest}"))
     except NoSuchKey:
@@ -76,13 +76,12 @@ def find_manifest(store: str, key: str, manifest: str) -> dict[str, Any] | None:
 
 @contextmanager
 def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
-    """A new, empty folder for the data `key` (`corpora/<digest>`). What was not committed is removed at the end."""
+    """A new, empty folder for the data `key` (`corpora/<digest>`). It is removed at the end unless it was committed."""
     parent = local_copy_path(data_uri(store, key)).parent
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
-    folder = (
-        parent / f"{_DRAFT_PREFIX}{Path(key).name}-{secrets.token_hex(4)}"
-    )  # pods that share a folder share process ids
+    # Random, because process ids collide between pods that share a folder.
+    folder = parent / f"{_DRAFT_PREFIX}{Path(key).name}-{secrets.token_hex(4)}"
     lock = _create_locked(folder)
     try:
         yield Draft(folder, store, key, manifest)
@@ -92,7 +91,7 @@ def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
 
 
 def _create_locked(folder: Path) -> int:
-    """A new folder and its lock. Another writer may take it for a dead one's between the two: then once more."""
+    """Create a folder and lock it. Another writer may sweep it between the two steps; then try again."""
     while True:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -104,7 +103,7 @@ def _create_locked(folder: Path) -> int:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the drafts whose writers are gone: nobody holds their lock."""
+    """Remove the drafts of dead writers, which nobody holds a lock on."""
     for path in parent.glob(f"{_DRAFT_PREFIX}*"):
         try:
             lock = os.open(path, os.O_RDONLY)

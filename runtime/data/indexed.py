@@ -2,7 +2,7 @@
 
 `.idx`, little-endian: 9 bytes magic, u64 version 1, u8 dtype code, u64 N sequences, u64 D document indices, N int32
 lengths in tokens, N int64 byte offsets into `.bin`, D int64 indices of the sequences at which documents begin (the
-first is 0, the last N). The same bytes as Megatron-LM's `IndexedDatasetBuilder` and GPT-NeoX's
+first is 0, the last N). The bytes equal those that Megatron-LM's `IndexedDatasetBuilder` and GPT-NeoX's
 `MMapIndexedDatasetBuilder` write for the same documents. Here every document is one sequence.
 """
 
@@ -26,7 +26,7 @@ HEADER = struct.Struct("<9sQBQQ")
 CACHED_MAGIC = b"TNTIDX\x00\x00"
 CACHED_HEADER = struct.Struct("<8sQQQQQQ")
 CACHED_DTYPE = np.dtype(np.int32)
-"""That builder knows no smaller one."""
+"""The smallest token type of that builder."""
 DTYPES: dict[int, type[np.generic]] = {
     1: np.uint8,
     2: np.int8,
@@ -43,12 +43,12 @@ UINT16_BELOW = 65500
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type that Megatron's tools choose for a vocabulary of that size."""
+    """The token type that Megatron's tools choose for a vocabulary of that size."""
     return np.dtype(np.uint16 if vocab_size < UINT16_BELOW else np.int32)
 
 
 def write_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike) -> None:
-    """Write `path` (the `.idx`) for documents of those lengths (tokens, in order), durably and whole or not at all."""
+    """Write `path` (the `.idx`) for documents of those lengths (tokens, in order). Atomic and durable."""
     kind = np.dtype(dtype)
     sizes = np.asarray(lengths, dtype="<i4")
     offsets = np.zeros(len(sizes), dtype="<i8")
@@ -78,7 +78,7 @@ def write_cached_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike)
 
 
 class IndexedWriter:
-    """Writes documents one after another; the `.idx` comes last, when the `with` block ends without an error."""
+    """Writes documents one after another. The `.idx` is written last, if the `with` block ends without an error."""
 
     def __init__(self, prefix: Path, dtype: npt.DTypeLike) -> None:
         """`prefix` without suffix: `prefix.bin` and `prefix.idx` are written."""
@@ -88,7 +88,7 @@ class IndexedWriter:
         self._lengths: list[int] = []
 
     def add(self, tokens: npt.ArrayLike | Sequence[int]) -> None:
-        """One document; one of no tokens is left out, as by Megatron's writers."""
+        """Add one document. An empty document is left out, as by Megatron's writers."""
         array = np.asarray(tokens, dtype=self.dtype)
         if array.size:
             self._file.write(array.tobytes())
@@ -109,16 +109,17 @@ class IndexedWriter:
 
 
 class IndexedDataset:
-    """An indexed dataset: `dataset[i]` is sequence i. Raises DatasetError when it is none.
+    """An indexed dataset: `dataset[i]` is sequence i. Raises DatasetError if it is missing or invalid.
 
-    On this machine it is mapped into memory. In an S3 store the index is read whole, tokens by ranges.
+    A local dataset is mapped into memory. In an S3 store the index is read whole, and tokens by ranges.
     """
 
     def __init__(self, prefix: Path | str, data: str = "") -> None:
-        """`prefix` without suffix, a path or s3://; `data`: the `.bin`, where that is not beside the `.idx`."""
+        """`prefix` is a path or s3:// address without suffix. `data` is the `.bin` if it is not beside the `.idx`."""
         index, data = f"{prefix}.idx", data or f"{prefix}.bin"
         raw = _read_index(index)
         code, count, documents = _read_header(index, raw)
+        """Index of the first sequence of each document and, at the end, N: (documents + 1,)."""
         self.dtype = np.dtype(DTYPES[code])
         start = HEADER.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", count, start)
@@ -154,7 +155,7 @@ def _read_index(index: str) -> np.ndarray:
 
 
 def _open_tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
-    """Those of a `.bin` of so many tokens."""
+    """The tokens of a `.bin` that must have `count` of them."""
     folder, _, name = data.rpartition("/")
     store = open_store(folder, read_only=True) if is_s3_uri(data) else None
     if store:

@@ -1,4 +1,4 @@
-"""Tokens as an array, or of an S3 object that is read by ranges as they are asked for, in bounded memory."""
+"""Tokens as an array, or of an S3 object that is read by ranges on demand, in bounded memory."""
 
 from collections import OrderedDict
 from typing import Any, Protocol
@@ -9,11 +9,11 @@ from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK_BYTES, BLOCKS = 256 << 10, 256
-"""64 MB at most. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""
+"""At most 64 MB in total. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""
 
 
 class Tokens(Protocol):
-    """Tokens one after another, 1-D: an array, or what is read like one."""
+    """A sequence of tokens, 1-D: an array, or an object that is read like one."""
 
     @property
     def dtype(self) -> np.dtype: ...
@@ -21,15 +21,15 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any:
-        """Those of a range, as an array; one, for a whole number."""
+        """An array for a slice; one token for an integer."""
         ...
 
 
 class RangedTokens:
-    """1-D, like the array that a local file is mapped to: `len`, `[start:end]`, `[i]`, `dtype`.
+    """1-D, like the array of a mapped local file: `len`, `[start:end]`, `[i]`, `dtype`.
 
-    Of the blocks read, the ones used last are held. Reading raises DatasetError when the object is not there any more,
-    StoreError when the store does not answer.
+    Caches the most recently used blocks. Reading raises DatasetError if the object was removed, StoreError if the store
+    does not answer.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class RangedTokens:
         block_bytes: int = BLOCK_BYTES,
         blocks: int = BLOCKS,
     ) -> None:
-        """The object has so many `tokens` of that type."""
+        """The object holds `tokens` tokens of that type."""
         self.dtype = dtype
         self._store, self._key, self._count = store, key, tokens
-        self._block, self._most = block_bytes, blocks
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._block_bytes, self._max_blocks = block_bytes, blocks
+        self._cache: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: slice | int) -> np.ndarray:
-        """A copy of that range (of every token in it: no step); for a whole number, one token."""
+        """A copy of a slice (without a step), or one token."""
         if not isinstance(index, slice):
             at = int(index) + self._count * (index < 0)
             if not 0 <= at < self._count:
@@ -66,7 +66,7 @@ class RangedTokens:
     def _read(self, start: int, end: int) -> bytes:
         parts = []
         while start < end:
-            number, offset = divmod(start, self._block)
+            number, offset = divmod(start, self._block_bytes)
             part = self._read_block(number)[offset : offset + end - start]
             if not part:
                 raise DatasetError(f"{self._store.uri}/{self._key}: ends at byte {start}; the dataset is half-written")
@@ -75,14 +75,14 @@ class RangedTokens:
         return b"".join(parts)
 
     def _read_block(self, number: int) -> bytes:
-        held = self._held.get(number)
+        held = self._cache.get(number)
         if held is None:
             try:
-                held = self._store.get(self._key, number * self._block, self._block)
+                held = self._store.get(self._key, number * self._block_bytes, self._block_bytes)
             except NoSuchKey:
                 raise DatasetError(f"{self._store.uri}/{self._key}: was removed while it was read") from None
-            self._held[number] = held
-        self._held.move_to_end(number)
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
+            self._cache[number] = held
+        self._cache.move_to_end(number)
+        while len(self._cache) > self._max_blocks:
+            self._cache.popitem(last=False)
         return held

@@ -1,7 +1,7 @@
 """The order in which training reads a token stream: a pure function of (seed, consumed samples).
 
-The stream is endless: epoch after epoch, each a permutation of all samples. `consumed` is a position in it, so a
-restart, another world size or another batch size goes on exactly where training stopped. Sample i of length S is
+The stream is endless: epoch after epoch, each a permutation of all samples. `consumed` is a position in it. So a
+restart, another world size or another batch size continues exactly where training stopped. Sample i of length S is
 tokens[i*S : i*S + S + 1]: its inputs are the first S, its targets the last S.
 """
 
@@ -16,10 +16,10 @@ def sample_count(tokens: int, length: int) -> int:
 
 
 class Sampler:
-    """Samples by position. Keeps the permutations of the two epochs in use; they change no answer."""
+    """Samples by position. Caches the permutations of the two epochs in use; this does not affect results."""
 
     def __init__(self, samples: int, global_batch: int, seed: int) -> None:
-        """Raises ValueError when there is nothing to read or to ask for."""
+        """Raises ValueError for fewer than one sample or an empty batch."""
         if samples < 1 or global_batch < 1:
             raise ValueError(f"{samples} samples in batches of {global_batch}: both must be at least 1")
         self.samples = samples
@@ -32,8 +32,8 @@ class Sampler:
         return self._slice(consumed, consumed + self.global_batch)
 
     def share(self, consumed: int, rank: int, world_size: int) -> np.ndarray:
-        """What `rank` reads of that batch: (n,) int64, n differing by at most 1 between ranks and 0 when there are
-        more ranks than samples. The shares in rank order are the batch."""
+        """The samples of that batch for `rank`: (n,) int64. n differs by at most 1 between ranks, and is 0 for some if
+        there are more ranks than samples. The shares in rank order are the batch."""
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         start = rank * self.global_batch // world_size
@@ -61,8 +61,8 @@ class Sampler:
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of one epoch: 0..samples-1, (samples,) int64, the same on every machine and with every numpy.
 
-    The samples sorted by a random key each: raw words of Philox, whose stream numpy keeps (NEP 19 promises it for bit
-    generators, not for `Generator.permutation`); equal keys keep their order.
+    Samples are sorted by random keys: raw words of Philox, whose stream is stable (NEP 19 guarantees this for bit
+    generators, not for `Generator.permutation`). Equal keys keep their order.
     """
     keys = np.random.Philox(key=np.array([seed & _WORD_MASK, epoch], dtype=np.uint64)).random_raw(samples)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -1,28 +1,36 @@
-"""Is a machine fit to train? The node check: rounds of real work in small groups, and rules that name who is unfit.
+"""The node check: is a machine fit to train? Rounds of real work in small groups, and rules that name unfit nodes.
 
-Pure, standard library only (msgspec for messages): `evidence` (what measurements prove), `rounds` (who works with whom
-next), `verdicts` (what is said of each node), `session` (one check as a state machine in virtual time),
-`switchbox` (reader and rule). Then the shells: `work` is what is measured (torch), `forks` the process of a node that
-forks it, `measuring` its handle, `node` the loop of one node, `coordinator` the one that all nodes ask, `serving` both
-ends of HTTP, `local` all nodes on this machine, `telling` what a person reads. The story begins in `rounds`.
+These are pure and need only the standard library (msgspec for messages):
 
-Inside a job
-============
-A master makes one `Coordinator` and adds `serving.routes(coordinator)` to its server (its own guard checks the token).
-An agent that is to be checked runs, on its event loop:
+- `evidence`: what measurements prove;
+- `rounds`: the groups of the next round; start here;
+- `verdicts`: the verdict on each node;
+- `session`: one check as a state machine in virtual time;
+- `switchbox`: reader of and rule for links within a machine.
 
-    async with measuring.started() as processes:          # imports torch once; keep it for later checks
-        over = await check_node(HttpLink(http, address, token), Arrive(node, host, ip), processes)
+Around them:
+
+- `workload`: the measured work (torch);
+- `measurement_server`: a process that forks measurements; `measurement_process` is a handle on it;
+- `node`: the loop of one node; `coordinator`: the side that all nodes ask; `http_link`: both ends of HTTP;
+- `single_machine`, `multi_machine`: a check by itself; `admission`, `admission_client`: checks within a job;
+- `report`: the output.
+
+Inside a job ============ The master serves a `Coordinator` with `serve_coordinator`, beside its own server. A node that
+is to be checked runs, on its event loop:
+
+    async with start_measurement_process() as measuring:  # imports torch once; keep it for later checks
+        over = await check_node(HttpLink(http, address, credentials), Arrive(node, host, ip), measuring)
     # over.verdict.health, .avoid, .reason; over.faulty, .stragglers, .undecided: names; over.usable: how many
 
-The master decides who checks when. At the start everyone; for a replacement the new node, with a healthy partner that
-it trusts. The partner may be training: the work is half a second of one core, and its time only makes a slow new node
-look better.
+The master decides which nodes are checked when: at the start all nodes; later a new node with a healthy partner, which
+it trusts. The partner may be training: the work is half a second of one core, and a slow partner only makes a slow new
+node look better.
 
-    missing = await coordinator.arrived({"worker-0-0", "worker-2-1"}, timeout_s)
+    missing = await coordinator.wait_for_arrivals({"worker-0-0", "worker-2-1"}, timeout_s)
     verdicts = await coordinator.check(["worker-0-0", "worker-2-1"], trusted=["worker-0-0"])
     # verdict.avoid: exclude verdict.host and replace verdict.node
 
-`coordinator.lose(node, reason)` tells it of a node that the platform says is gone. Nothing is journaled: a new master
-begins the check again, and an agent that gets UnknownNodeError calls `check_node` again.
+`coordinator.mark_lost(node, reason)` reports a node that the platform says is gone. Nothing is journaled: a new master
+starts the check again, and an agent that gets UnknownNodeError calls `check_node` again.
 """

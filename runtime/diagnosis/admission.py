@@ -1,8 +1,8 @@
-"""The node check of a job, on the master's side: who comes is checked before it may join.
+"""The node check of a job, on the master's side: a node is checked before it may join.
 
-It listens at the port after the master's. All that come at first are checked together; who comes later, with healthy
+It listens at the port after the master's. The first nodes are checked together. Later nodes are checked with healthy
 nodes that train meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and
-nodes that have joined already stay whatever it finds.
+nodes that have joined stay in the job whatever that check finds.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
 _POLL_S = 0.5
 PARTNER_S = 5.0
-"""So long a new node waits for a healthy one to work with; then it is checked alone."""
+"""A new node waits so long for a healthy partner; then it is checked alone."""
 
 
 def node_check_port(master_port: int) -> int:
-    """Where the nodes of a master are checked."""
+    """The port at which a master's nodes are checked."""
     return master_port + 1
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What a check of a job's nodes is like."""
+    """Parameters of the check of a job's nodes."""
 
     nodes: int
-    """So many are expected at first."""
+    """Number of nodes expected at first."""
     least: int
-    """With so many the check begins, when no more come for `window_s`."""
+    """With so many nodes the check begins, once none has arrived for `window_s`."""
     window_s: float
     timeout_s: float
-    """Without the least for so long there is no check: nodes end."""
+    """With fewer nodes after this time there is no check, and the nodes end."""
     exclude_straggler: bool = False
 
 
 class Gate:
-    """Who is to be checked next, and with whom. Pure: time comes in."""
+    """Decides which nodes are checked next, and with which partners. Pure: the time is an argument."""
 
     def __init__(self) -> None:
         self._judged: set[str] = set()
@@ -53,9 +53,9 @@ class Gate:
         self._fresh_since: float | None = None
 
     def next_nodes(self, ready: Iterable[str], now: float) -> tuple[list[str], list[str]]:
-        """Nodes to check, and healthy ones as their partners: one each, and one in case one of these is gone by then.
+        """Nodes to check, and healthy partners for them: one each, and a spare in case one is gone by then.
 
-        No nodes: nobody is to be checked now. `ready` wait to be checked, or stand by as partners.
+        Returns no nodes if none is to be checked now. Nodes in `ready` wait to be checked, or stand by as partners.
         """
         ready = list(ready)
         fresh = [node for node in ready if node not in self._judged]
@@ -70,7 +70,8 @@ class Gate:
         return [], []
 
     def record_verdicts(self, verdicts: Iterable[Verdict]) -> None:
-        """What a check said. A partner that turned out to be unfit (or gone) is none any more; it trains on."""
+        """Record the verdicts of a check. A partner that turned out to be unfit, or is gone, is no longer used as a
+        partner; it goes on training."""
         for one in verdicts:
             known = one.node in self._judged
             if one.health in (Health.FAULTY, Health.UNDECIDED) if known else one.avoid:
@@ -85,11 +86,11 @@ class Gate:
 async def serve_admission(
     admission: Admission, host: str, port: int, credentials: Credentials, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Nodes are checked while the block runs. Raises OSError when the port cannot be had."""
+    """Check nodes while the block runs. Raises OSError if the port is not available."""
     coordinator = Coordinator(
         timeout_s=TIMEOUT_S,
         exclude_straggler=admission.exclude_straggler,
-        on_round=lambda told: say(round_line(told)),
+        on_round=lambda round_: say(round_line(round_)),
     )
     async with serve_coordinator(coordinator, listen(host, port), Door(credentials)):
         checks = asyncio.create_task(_check_all(coordinator, admission, say))
@@ -120,7 +121,7 @@ async def _check_all(coordinator: Coordinator, admission: Admission, say: Callab
 
 
 async def _wait_for_first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
-    """Wait for all nodes; or for enough, and then for nobody more to come. False when too few came in time."""
+    """Wait for all nodes; or for enough, and then until no more arrive. Returns False if too few arrived in time."""
     began = changed = time.monotonic()
     before = 0
     while (here := len(coordinator.ready_nodes())) < admission.nodes:

@@ -18,7 +18,7 @@ from everstep.runtime.net.tls import Credentials
 
 _RETRY_PAUSE_S = 1.0
 _PATIENCE_S = 30.0
-"""So long one address is tried before it is asked again where the check is."""
+"""One address is tried for so long before the check's address is looked up again."""
 
 
 class AdmissionClient:
@@ -34,15 +34,16 @@ class AdmissionClient:
         wait_s: float,
         box: SwitchboxSpec | None = None,
     ) -> None:
-        """`where` gives the check's address and port now, or raises; `wait_s`: so long it is tried at first."""
-        # A node that comes again under its name is another one to the check.
+        """`where` returns the check's present address and port, or raises. `wait_s`: how long to try at first."""
+        # To the check, a node that arrives again under its old name is a new node.
         self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
         self._credentials = credentials
         self._box = box
         self._where = where
         self._wait_s = wait_s
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        """The first one. Raises NoQuorumError, RefusedError, MeasuringError, SwitchboxError, CoordinatorLostError."""
+        """The first verdict. Raises NoQuorumError, RefusedError, MeasurementError, SwitchboxError,
+        CoordinatorLostError."""
 
     async def run(self) -> None:
         """Be checked, then serve as a partner, until cancelled."""
@@ -55,14 +56,14 @@ class AdmissionClient:
                     try:
                         await self._check(http, measuring, self._wait_s)
                     except (CoordinatorLostError, UnknownNodeError):
-                        await asyncio.sleep(_RETRY_PAUSE_S)  # A new master is on its way.
+                        await asyncio.sleep(_RETRY_PAUSE_S)  # A new master will follow.
         except (CoordinatorLostError, UnknownNodeError, MeasurementError, OSError, ValueError, RuntimeError) as error:
             if self.verdict.done():
-                return  # Nobody needs this partner any more, or it cannot be one.
+                return  # This partner is no longer needed, or cannot be one.
             self.verdict.set_exception(error)
 
     async def _first_verdict(self, http: aiohttp.ClientSession, measuring: MeasurementProcess) -> Verdict:
-        """A new master begins the check anew, maybe elsewhere. Raises CoordinatorLostError when its time is over."""
+        """A new master starts the check again, maybe elsewhere. Raises CoordinatorLostError when the time is over."""
         deadline = time.monotonic() + self._wait_s
         while True:
             try:
@@ -76,7 +77,7 @@ class AdmissionClient:
         try:
             host, port = await self._where()
         except (OSError, RuntimeError, KeyError) as error:
-            raise CoordinatorLostError(f"nobody says where the check is: {error}") from error
+            raise CoordinatorLostError(f"the address of the check is unknown: {error}") from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         link = HttpLink(http, address, self._credentials, arrival_s=min(wait_s, _PATIENCE_S))
         return (await check_node(link, self._me, measuring, self._box)).verdict

@@ -1,4 +1,4 @@
-"""The one whom all nodes of a check ask: a session's shell, with an event loop's clock and long polls."""
+"""The coordinator of a check: a session in an event loop, with a real clock and long polls."""
 
 import asyncio
 import time
@@ -12,20 +12,20 @@ from everstep.runtime.diagnosis.session import Session
 from everstep.runtime.diagnosis.verdicts import Verdict
 
 POLL_S = 20.0
-"""How long a question for orders is held."""
+"""Duration of a long poll for orders."""
 SILENCE_S = POLL_S + 10.0
-"""A node that asks for nothing for so long is gone; its `HttpLink` gives the coordinator up after that time, too."""
+"""A node without a request for so long is gone. Its `HttpLink` gives the coordinator up after the same time."""
 _ANY_EVENT = ""
-"""Key of those who wait for whatever happens; other keys are nodes."""
+"""Key of the waiters for any event; all other keys are nodes."""
 
 
 class Coordinator:
-    """Checks nodes that arrive. A node's `Link` for those in this process; `serving.routes` for the others.
+    """Checks nodes that arrive. It is the `Link` of nodes in this process; other nodes use `http_link`.
 
     Args:
         timeout_s: for a node's part in one round; a node that takes longer has failed.
         exclude_straggler: the verdict on a straggler is to avoid it.
-        on_round: told of each finished round.
+        on_round: called with each finished round.
         silence_s: a node that is being checked and asks for no orders for so long is gone.
     """
 
@@ -34,7 +34,7 @@ class Coordinator:
         *,
         timeout_s: float = 300.0,
         exclude_straggler: bool = False,
-        on_round: Callable[[Round], None] = lambda told: None,
+        on_round: Callable[[Round], None] = lambda round_: None,
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -45,17 +45,17 @@ class Coordinator:
         self._silence_s = silence_s
         self._arrived: dict[str, Arrive] = {}
         self._sessions: dict[str, Session] = {}
-        self._left: set[str] = set()
+        self._dismissed: set[str] = set()
         self._events: dict[str, asyncio.Event] = {}
-        self._asking: Counter[str] = Counter()
-        self._silent: dict[str, float] = {}
-        """Who asks for nothing just now -> since when; the longest silent first."""
+        self._polls: Counter[str] = Counter()
+        self._silent_since: dict[str, float] = {}
+        """Node without a pending poll -> since when; the longest silent first."""
         self._called_off = ""
 
     async def wait_for_arrivals(
         self, nodes: Collection[str], timeout_s: float, more_than: int | None = None
     ) -> set[str]:
-        """Wait for these nodes, or for more than so many of them; returns those that have not arrived."""
+        """Wait for these nodes, or for more than `more_than` of them. Returns those that have not arrived."""
 
         def missing() -> set[str]:
             left = set(nodes) - self._arrived.keys()
@@ -65,7 +65,8 @@ class Coordinator:
         return set(nodes) - self._arrived.keys()
 
     async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
-        """Check nodes that have arrived, in rank order; `trusted` ones only serve as partners. One verdict a node.
+        """Check nodes that have arrived, in rank order. Returns one verdict a node. `trusted` nodes only serve as
+        partners.
 
         Raises KeyError for a node that has not arrived. Checks of other nodes may run at the same time.
         """
@@ -76,14 +77,14 @@ class Coordinator:
             exclude_straggler=self._exclude_straggler,
         )
         self._sessions.update(dict.fromkeys(nodes, session))
-        self._left.difference_update(nodes)
+        self._dismissed.difference_update(nodes)
         session.begin(self._clock())
         known = 0
         while True:
             self._mark_silent_lost()
             self._wake(*session.take_ordered_nodes())
-            for told in session.past[known:]:
-                self._on_round(told)
+            for round_ in session.past[known:]:
+                self._on_round(round_)
             known = len(session.past)
             if session.verdicts is not None:
                 return session.verdicts
@@ -92,11 +93,11 @@ class Coordinator:
             session.handle_timer(self._clock())
 
     async def wait_until_dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
-        """Wait until these nodes have been given their verdicts; returns those that did not ask in time."""
-        return await self._wait_until_empty(lambda: set(nodes) - self._left, timeout_s)
+        """Wait until these nodes have received their verdicts. Returns those that did not ask in time."""
+        return await self._wait_until_empty(lambda: set(nodes) - self._dismissed, timeout_s)
 
     def call_off(self, reason: str) -> None:
-        """There is no check: nodes that ask are told NoQuorumError with this reason."""
+        """Cancel the check. Nodes that ask get a NoQuorumError with this reason."""
         self._called_off = reason
         self._wake(*list(self._events))
 
@@ -105,19 +106,19 @@ class Coordinator:
         return self._arrived[node].address
 
     def ready_nodes(self) -> list[str]:
-        """Who has arrived, was not checked since, and asks for orders now: it is alive. In the order of arrival."""
+        """Nodes that have arrived, were not checked since, and are polling, so are alive. In the order of arrival."""
         return [node for node in self._arrived if self.is_waiting(node)]
 
     async def wait_for_event(self, timeout_s: float) -> None:
-        """Wait until something happens, at most so long."""
+        """Wait for any event, at most `timeout_s`."""
         await self._wait_for_event(_ANY_EVENT, self._clock() + timeout_s)
 
     def is_waiting(self, node: str) -> bool:
-        """Does this node wait for an order now? Then it is alive."""
-        return self._asking[node] > 0
+        """Is this node polling for an order? Then it is alive."""
+        return self._polls[node] > 0
 
     def mark_lost(self, node: str, reason: str) -> None:
-        """This node is gone for good: nobody needs to wait for it."""
+        """This node is gone for good: do not wait for it."""
         self._arrived.pop(node, None)
         if node in self._sessions:
             self._sessions[node].mark_lost(node, reason, self._clock())
@@ -125,18 +126,18 @@ class Coordinator:
 
     def _mark_silent_lost(self) -> None:
         due = self._clock() - self._silence_s
-        while self._silent and self._silent[node := next(iter(self._silent))] <= due:
-            del self._silent[node]
+        while self._silent_since and self._silent_since[node := next(iter(self._silent_since))] <= due:
+            del self._silent_since[node]
             self.mark_lost(node, f"it asked for no orders for {self._silence_s:g} s")
 
     def _note_contact(self, node: str) -> None:
-        """From now on this node asks, or is silent."""
-        self._silent.pop(node, None)
+        """The node's poll started or ended: update its silence."""
+        self._silent_since.pop(node, None)
         if not self.is_waiting(node):
-            self._silent[node] = self._clock()
+            self._silent_since[node] = self._clock()
 
     async def arrive(self, arrive: Arrive) -> None:
-        """A node is ready. Raises TakenNameError when another one of this name is here, and alive."""
+        """A node is ready. Raises TakenNameError if another living node has this name."""
         session = self._sessions.get(arrive.node)
         checking = session is not None and session.verdicts is None
         known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
@@ -150,7 +151,7 @@ class Coordinator:
     async def order(self, ask: Ask) -> Order | None:
         """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
         deadline = self._clock() + POLL_S
-        self._asking[ask.node] += 1
+        self._polls[ask.node] += 1
         self._note_contact(ask.node)
         try:
             while True:
@@ -159,7 +160,7 @@ class Coordinator:
                     return order
                 await self._wait_for_event(ask.node, deadline)
         finally:
-            self._asking[ask.node] -= 1
+            self._polls[ask.node] -= 1
             self._note_contact(ask.node)
 
     def _next_order(self, ask: Ask) -> Order | None:
@@ -171,19 +172,19 @@ class Coordinator:
             raise UnknownNodeError(f"node {ask.node} has not arrived here")
         order = self._sessions[ask.node].order(ask.node, ask.seen)
         if isinstance(order, Over):
-            self._left.add(ask.node)
+            self._dismissed.add(ask.node)
             self._wake()
         return order
 
-    async def report(self, told: StageResult) -> None:
-        """A node measured something."""
-        if told.node not in self._sessions:
-            raise UnknownNodeError(f"node {told.node} has not arrived here")
-        self._sessions[told.node].record_result(told, self._clock())
+    async def report(self, result: StageResult) -> None:
+        """Record what a node measured."""
+        if result.node not in self._sessions:
+            raise UnknownNodeError(f"node {result.node} has not arrived here")
+        self._sessions[result.node].record_result(result, self._clock())
         self._wake()
 
     def _wake(self, *nodes: str) -> None:
-        """Wake who waits for anything to happen, and the questions of these nodes."""
+        """Wake the waiters for any event, and the polls of these nodes."""
         for key in (_ANY_EVENT, *nodes):
             event = self._events.pop(key, None)
             if event is not None:

@@ -1,20 +1,20 @@
-"""What ends a check early, by whose turn it is: the caller's input, the other nodes, or the network. One line each."""
+"""Errors that end a check early: of the caller's input, of other nodes, or of the network. One line each."""
 
 
 class RefusedError(ValueError):
-    """The coordinator does not take this node: a wrong token, a malformed message."""
+    """The coordinator does not accept this node: wrong token, or malformed message."""
 
 
 class TakenNameError(RefusedError):
-    """A node arrives under a name that takes part in a check already."""
+    """A node with this name takes part in a check already."""
 
 
 class UnknownNodeError(LookupError):
-    """The coordinator does not know this node (it is a new one): the node should arrive again."""
+    """The coordinator does not know this node, as it is a new coordinator: the node should arrive again."""
 
 
 class NoQuorumError(RuntimeError):
-    """Too few nodes came: there is no check."""
+    """Too few nodes arrived, so there is no check."""
 
 
 class CoordinatorLostError(ConnectionError):

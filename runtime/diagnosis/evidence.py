@@ -1,9 +1,9 @@
-"""What measurements prove about nodes: who works, who does not, who is slow, and what stays open. Pure.
+"""What measurements prove about nodes: which work, which do not, which are slow, and what stays open. Pure.
 
-A group whose members all end their work proves each of them healthy. A group that fails proves only that one of its
-members is faulty: a node is named when all others of such a group are proven healthy. No bound on the number of faults
-is assumed, so nobody is ever named by guessing: each node that is not named faulty could be innocent. A failure counts
-as 3600 s, and a straggler is slower than twice the median (strictly), as in DLRover's network check.
+If all members of a group finish their work, each of them is proven healthy. If a group fails, this proves only that one
+of its members is faulty: a node is named when all others of such a group are proven healthy. The number of faults is
+not assumed to be bounded, so no node is named by guessing: every node that is not named faulty could be innocent. A
+failure counts as 3600 s, and a straggler is (strictly) slower than twice the median, as in DLRover's network check.
 """
 
 import math
@@ -12,48 +12,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FAILED_S = 3600.0
-"""What a failed or unfinished measurement counts, in seconds."""
+"""The value of a failed or unfinished measurement, in seconds."""
 SLOW_FACTOR = 2.0
 """A straggler's best time is more than this many times the median."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one node measured in one round, in seconds; FAILED_S for what failed or never ended."""
+    """What one node measured in one round, in seconds; FAILED_S for a failure."""
 
     node: str
     host: str
     matmul_s: float = FAILED_S
     self_reduce_s: float = FAILED_S
-    """All-reduce in a group of its own: its collective library works without any link."""
+    """All-reduce in a group of one: the collective library works without any link."""
     all_reduce_s: float = FAILED_S
     """All-reduce with its group."""
     error: str = ""
-    """One line: what failed first."""
+    """One line: the first failure."""
     died: bool = False
-    """Its process crashed, or hung while others of its group did not; or its own devices are below what was asked."""
+    """Its process crashed, or hung while others of its group did not; or its links are too slow."""
     links: Mapping[str, float] = field(default_factory=dict)
-    """Pairs of its own devices -> MB/s, where that was measured."""
+    """Pairs of its own devices -> MB/s, if measured."""
 
     @property
     def works_alone(self) -> bool:
-        """Everything that needs no partner was done."""
+        """Everything that needs no partner succeeded."""
         return not self.died and self.matmul_s < FAILED_S and self.self_reduce_s < FAILED_S
 
     @property
     def works_together(self) -> bool:
-        """The all-reduce with its group was done too."""
+        """The all-reduce with its group succeeded, too."""
         return self.works_alone and self.all_reduce_s < FAILED_S
 
     @property
     def elapsed_s(self) -> float:
-        """Its own work: products and all-reduces, without waiting for others to begin."""
+        """Seconds of its own work: products and all-reduces, without waiting for others to begin."""
         return self.matmul_s + self.all_reduce_s if self.works_together else FAILED_S
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the check: who worked with whom, why so, and what each measured. Who rested is in no group."""
+    """One round of the check: the groups, the reason for them, and what each node measured. Resting nodes are in no
+    group."""
 
     number: int
     """From 1."""
@@ -62,7 +63,7 @@ class Round:
     measured: Mapping[str, Measurement] = field(default_factory=dict)
 
     def has_failed(self, group: Iterable[str]) -> bool:
-        """Did this group's all-reduce fail for one of its members? Then none of them has proven anything."""
+        """Did this group's all-reduce fail for any member? Then it proves nothing about the members' health."""
         return not all(self.measured[node].works_together for node in group)
 
     def elapsed_s(self) -> dict[str, float]:
@@ -81,39 +82,39 @@ class Evidence:
     healthy: frozenset[str]
     """Proven by a group that worked, or trusted from the start."""
     faulty: Mapping[str, str]
-    """Node -> why it is named."""
+    """Node -> the proof."""
     untried: frozenset[str]
-    """Nothing it did failed, but no group of it came to its all-reduce."""
+    """Nothing it did failed, but no group of it reached its all-reduce."""
     undecided: frozenset[str]
-    """It is in a group that failed, and so is another who may be the cause."""
+    """Its group failed, and another member may be the cause."""
     best_s: Mapping[str, float]
-    """Node -> its best elapsed seconds; only nodes that some group proved."""
+    """Node -> its best elapsed seconds; only for nodes of a group that worked."""
     own_s: Mapping[str, float]
     """Node -> its best seconds for the part that needs no partner."""
     slow: frozenset[str]
     """Best time more than twice the median."""
     possibly_slow: frozenset[str]
-    """Those of `slow` that may only have waited for another slow one."""
+    """Those of `slow` that may only have waited for another slow node."""
     tried_groups: frozenset[frozenset[str]]
     """Every group so far."""
 
 
 def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = ()) -> Evidence:
-    """What the rounds prove about `nodes`; those in `trusted` (a part of them) are known to be healthy."""
+    """What the rounds prove about `nodes`; those in `trusted`, a subset, are known to be healthy."""
     broken: dict[str, str] = {}
-    for told in past:
-        for node, one in told.measured.items():
+    for round_ in past:
+        for node, one in round_.measured.items():
             if not one.works_alone:
                 broken.setdefault(node, one.error or "its own work did not end in time")
-    tried = [(told, group) for told in past for group in told.groups]
-    failed = [group for told, group in tried if told.has_failed(group) and not broken.keys() & set(group)]
-    passed = [(told, group) for told, group in tried if not told.has_failed(group)]
+    tried = [(round_, group) for round_ in past for group in round_.groups]
+    failed = [group for round_, group in tried if round_.has_failed(group) and not broken.keys() & set(group)]
+    passed = [(round_, group) for round_, group in tried if not round_.has_failed(group)]
     healthy = (set(trusted) | {node for _, group in passed for node in group}) - broken.keys()
     faulty = {**_identify_faulty(failed, healthy), **broken}
     left = {node for node in nodes if node not in healthy and node not in faulty}
     undecided = left & {node for group in failed for node in group}
-    best = _best_times(nodes, ((node, told.measured[node].elapsed_s) for told, group in passed for node in group))
-    own = _best_times(nodes, ((node, one.matmul_s) for told in past for node, one in told.measured.items()))
+    best = _best_times(nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed for node in group))
+    own = _best_times(nodes, ((node, one.matmul_s) for round_ in past for node, one in round_.measured.items()))
     best = {node: seconds for node, seconds in best.items() if node not in broken}
     limit = slow_threshold_s(list(best.values()))
     slow = frozenset(node for node, seconds in best.items() if seconds > limit)
@@ -131,7 +132,7 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
 
 
 def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
-    """The nodes that are the only possible cause of some failed group, and why."""
+    """The nodes that are the only possible cause of a failed group, and why."""
     partners: dict[str, dict[str, None]] = {}
     for group in failed:
         suspects = [node for node in group if node not in healthy]
@@ -147,7 +148,7 @@ def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict
 def slow_threshold_s(best_s: Sequence[float]) -> float:
     """The time above which a node is a straggler: twice the median. Of two nodes, twice the other's time.
 
-    (Twice the mean of two times is at least the larger: by the median's definition neither of two could be slow.)
+    (With two nodes, twice the mean is at least the larger time, so by the median neither could be slow.)
     """
     if len(best_s) < 2:
         return math.inf
@@ -164,7 +165,7 @@ def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dic
 def _possibly_slow(
     slow: frozenset[str], passed: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
 ) -> frozenset[str]:
-    """A slow node is seen sharply when its own part is too slow, or when nobody else of some group of it is slow."""
+    """A slow node is certainly slow if its own work is too slow, or if it was the only slow node of some group."""
     sharp = {node for node in slow if own_s[node] > limit_s}
     for group in passed:
         within = [node for node in group if node in slow]

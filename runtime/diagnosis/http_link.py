@@ -1,8 +1,8 @@
-"""Both ends of a check's HTTP: routes that a coordinator answers, and the link of a node that asks.
+"""Both ends of a check's HTTP: the routes of a coordinator, and the link of a node.
 
-POST /v1/check/arrive, /v1/check/order, /v1/check/told; the bodies are in `orders`. 200 an answer, 204 a question for
-orders that ended without one, 400 a malformed body (names the field), 401 a wrong token, 409 a name that is taken or
-unknown, 410 the check does not take place.
+POST /v1/check/arrive, /v1/check/order, /v1/check/told; the bodies are in `messages`. Statuses: 200 success, 204 a poll
+for orders without result, 400 a malformed body (the text names the field), 401 a wrong token, 409 a taken or unknown
+name, 410 the check does not take place.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from everstep.runtime.net.tls import Credentials, mismatch_reason
 
 MAX_BODY_BYTES = 1 << 16
 ANSWER_TIMEOUT_S = 10.0
-"""A request that is not held for longer is lost after this."""
+"""Timeout of a request, beyond the time of a long poll."""
 
 M = TypeVar("M")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,7 +40,7 @@ _decode_order = msgspec.json.Decoder(Order).decode
 
 
 def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
-    """The coordinator's part of a server, which itself checks the bearer token."""
+    """The coordinator's routes. The server itself checks the bearer token."""
 
     async def arrive(request: web.Request) -> web.Response:
         await coordinator.arrive(await _decode_body(request, Arrive))
@@ -75,12 +75,12 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
 async def serve_coordinator(
     coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
 ) -> AsyncIterator[None]:
-    """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs; what is
-    being answered then has `end_s`."""
+    """Serve the coordinator at `listener` while the block runs. The door checks the token. At the end, requests in
+    progress have `end_s` to finish."""
     guard = door.guard("check", lambda why: _json_response({"error": why}, 401))
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.add_routes(_routes(coordinator))
-    # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
+    # A handler is cancelled with its connection. Otherwise a dead node would seem to wait until its poll times out.
     async with door.serve(application_of(app, end_s=end_s, cancels=True), listener):
         yield
 
@@ -90,7 +90,7 @@ def _json_response(message: object, status: int = 200) -> web.Response:
 
 
 async def _decode_body(request: web.Request, kind: type[M]) -> M:
-    """The message. Raises RefusedError for a body that is none."""
+    """Raises RefusedError for a malformed body."""
     try:
         return msgspec.json.decode(await read_body(request), type=kind)
     except (msgspec.DecodeError, BadBody) as error:
@@ -102,11 +102,11 @@ class HttpLink:
 
     Args:
         address: host:port.
-        credentials: what both know.
-        patience_s: how long it asks again while nobody answers; `arrival_s` the same until the first answer.
+        credentials: those of all nodes of the check.
+    # A handler is cancelled with its connection. Otherwise a dead node would seem to wait until its poll ends.
 
-    Its methods raise RefusedError, TakenNameError, UnknownNodeError and NoQuorumError as the coordinator says,
-    CoordinatorLostError when it does not answer.
+    Its methods raise RefusedError, TakenNameError, UnknownNodeError and NoQuorumError as the coordinator does,
+    CoordinatorLostError if it does not answer.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class HttpLink:
         await self._post("arrive", arrive, self._arrival_s)
 
     async def order(self, ask: Ask) -> Order | None:
-        """The next order; None when none came for a while."""
+        """The next order; None after a long poll."""
         body = await self._post("order", ask, self._patience_s, POLL_S)
         return _decode_order(body) if body else None
 
-    async def report(self, told: StageResult) -> None:
-        """What the node measured."""
-        await self._post("told", told, self._patience_s)
+    async def report(self, result: StageResult) -> None:
+        """Report what the node measured."""
+        await self._post("told", result, self._patience_s)
 
     async def _post(
         self, path: str, message: Arrive | Ask | StageResult, patience_s: float, held_s: float = 0.0
@@ -167,9 +167,9 @@ class HttpLink:
             why = msgspec.json.decode(body, type=dict[str, str]).get("error", "")
         except msgspec.DecodeError:
             why = ""
-        told = f"the coordinator at {self._address} refused: {why or f'HTTP status {status}'}"
+        text = f"the coordinator at {self._address} refused: {why or f'HTTP status {status}'}"
         if status == 410:
             raise NoQuorumError(why)
         if status == 409:
-            raise TakenNameError(told) if path == "arrive" else UnknownNodeError(told)
-        raise RefusedError(told)
+            raise TakenNameError(text) if path == "arrive" else UnknownNodeError(text)
+        raise RefusedError(text)

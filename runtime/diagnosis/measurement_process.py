@@ -23,18 +23,18 @@ _decode = msgspec.json.Decoder(ForksAnswer).decode
 
 
 class MeasurementProcess:
-    """Begin and end measurements of nodes; hear what they tell. One measurement a node at a time."""
+    """Starts and ends measurements of nodes, and receives their results. Runs one measurement a node at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._told: dict[str, asyncio.Queue[StageResult]] = {}
+        self._results: dict[str, asyncio.Queue[StageResult]] = {}
         self._running: dict[str, tuple[int, StageResult]] = {}
         self._keys = itertools.count(1)
         self._devices: asyncio.Queue[int] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
     def start_alone(self, node: str, host: str, address: str, order: Work, box: SwitchboxSpec | None = None) -> None:
-        """Let the node work alone; whatever it did before ends."""
+        """Let the node work alone. Ends whatever it did before."""
         key = next(self._keys)
         self._running[node] = key, StageResult(node, order.round, Stage.ALONE, Measurement(node, host))
         if self._process.returncode is None and not self._reader.done():
@@ -43,14 +43,14 @@ class MeasurementProcess:
             self._report_death(node)
 
     def start_together(self, node: str, order: Together) -> None:
-        """Let the node, which waits, go on with its group."""
+        """Let the waiting node go on with its group."""
         if node in self._running:
-            key, told = self._running[node]
-            self._running[node] = key, msgspec.structs.replace(told, stage=Stage.TOGETHER, store="")
+            key, result = self._running[node]
+            self._running[node] = key, msgspec.structs.replace(result, stage=Stage.TOGETHER, store="")
         self._send(Go(node, order))
 
     def end(self, node: str) -> None:
-        """Kill the node's measurement, if it runs, and forget what was told of it."""
+        """Kill the node's measurement, if it runs, and discard its results."""
         if self._running.pop(node, None) is not None:
             self._send(End(node))
         queue = self._queue(node)
@@ -58,16 +58,16 @@ class MeasurementProcess:
             queue.get_nowait()
 
     async def next_result(self, node: str) -> StageResult:
-        """The next that this node's measurement tells."""
+        """Wait for the next result of this node."""
         return await self._queue(node).get()
 
     async def count_devices(self) -> int:
-        """How many CUDA devices this machine has."""
+        """The number of CUDA devices of this machine."""
         self._send(Count())
         return await self._devices.get()
 
     def kill(self) -> None:
-        """End the process and all that it measures at once."""
+        """Kill the process; its measurements die with it."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -83,42 +83,43 @@ class MeasurementProcess:
         await self._reader
 
     def _queue(self, node: str) -> asyncio.Queue[StageResult]:
-        return self._told.setdefault(node, asyncio.Queue())
+        return self._results.setdefault(node, asyncio.Queue())
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ConnectionResetError):  # dead: the reader tells it
+        with suppress(BrokenPipeError, ConnectionResetError):  # The process is dead, and the reader reports it.
             self._process.stdin.write(_encode(request) + b"\n")
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             match _decode(line):
-                case Heard(key, told):
-                    self._receive(key, told)
+                case Heard(key, result):
+                    self._receive(key, result)
                 case Devices(count):
                     self._devices.put_nowait(count)
         for node in list(self._running):
             self._report_death(node)
 
-    def _receive(self, key: int, told: StageResult) -> None:
-        if told.node not in self._running or self._running[told.node][0] != key:
-            return  # of a measurement that was ended
-        if told.measurement.died or told.stage is Stage.TOGETHER:
-            del self._running[told.node]
+    def _receive(self, key: int, result: StageResult) -> None:
+        if result.node not in self._running or self._running[result.node][0] != key:
+            return  # The measurement was ended.
+        if result.measurement.died or result.stage is Stage.TOGETHER:
+            del self._running[result.node]
         else:
-            self._running[told.node] = key, told
-        self._queue(told.node).put_nowait(told)
+            self._running[result.node] = key, result
+        self._queue(result.node).put_nowait(result)
 
     def _report_death(self, node: str) -> None:
-        _, told = self._running.pop(node)
-        measurement = replace(told.measurement, died=True, error="the process that measures was ended")
-        self._queue(node).put_nowait(msgspec.structs.replace(told, measurement=measurement, store=""))
+        _, result = self._running.pop(node)
+        measurement = replace(result.measurement, died=True, error="the process that measures was ended")
+        self._queue(node).put_nowait(msgspec.structs.replace(result, measurement=measurement, store=""))
 
 
 @asynccontextmanager
 async def start_measurement_process(environment: Mapping[str, str] = os.environ) -> AsyncIterator[MeasurementProcess]:
-    """A process that is ready to measure; it ends with the block. Raises MeasuringError when it does not start."""
+    """Start a process that is ready to measure; it ends with the block. Raises MeasurementError if it does not
+    start."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -138,6 +139,6 @@ async def start_measurement_process(environment: Mapping[str, str] = os.environ)
         finally:
             await measuring.close()
     finally:
-        if process.returncode is None:  # Nobody waited until it was ready.
+        if process.returncode is None:  # Cancelled before it was ready.
             process.kill()
             await process.wait()

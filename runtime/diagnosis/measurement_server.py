@@ -1,8 +1,9 @@
-"""`python -m everstep.runtime.diagnosis.measurement_server` imports torch once in each node and forks each measurement.
+"""`python -m everstep.runtime.diagnosis.measurement_server` imports torch once a node and forks each measurement.
 
-JSON lines: requests on stdin, `Ready`, then `Told` or `Devices` on stdout. Several nodes may share one, each with one
-measurement at a time. A fork dies with it (PR_SET_PDEATHSIG), and it ends when stdin does. One thread only, since a
-fork would inherit locks that nobody unlocks: it says so and ends with exit code 75 otherwise.
+JSON lines: requests on stdin, `Ready`, then `Heard` or `Devices` on stdout. Several nodes may share a server, each with
+one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the server ends when stdin does. It has
+one thread only, since a fork would inherit locks that no thread unlocks; with more threads it says so and ends with
+exit code 75.
 """
 
 import ctypes
@@ -27,14 +28,14 @@ PR_SET_PDEATHSIG = 1
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The first line on stdout: everything is imported."""
+    """The first line on stdout: all imports are done."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Fork: work alone, tell, and wait for Go. An earlier fork of this node ends first."""
+    """Fork: work alone, report, and wait for Go. An earlier fork of this node ends first."""
 
     key: int
-    """Of this measurement, told with everything that is heard of it."""
+    """Identifies this measurement in its results."""
     node: str
     host: str
     address: str
@@ -44,30 +45,30 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """To the fork of this node that waits."""
+    """For the waiting fork of this node."""
 
     node: str
     order: Together
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Kill the fork of this node, if there is one: nothing more will be told of it."""
+    """Kill the fork of this node, if there is one. It reports nothing more."""
 
     node: str
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """How many CUDA devices has this machine? Answer: Devices."""
+    """Count the CUDA devices of this machine. Answer: Devices."""
 
 
 class Devices(msgspec.Struct, frozen=True, tag=True):
-    """That many."""
+    """The number of CUDA devices."""
 
     count: int
 
 
 class Heard(msgspec.Struct, frozen=True, tag=True):
-    """A fork told something, or died."""
+    """A fork reported a result, or died."""
 
     key: int
     told: StageResult
@@ -88,7 +89,8 @@ class _Fork:
 
 
 def import_torch() -> None:
-    """Import what the forks need, with one thread. Before any other import of numpy or torch in this process."""
+    """Import what the forks need, with one thread. Call it before any other import of numpy or torch in this
+    process."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -110,7 +112,7 @@ class MeasurementServer:
         self._decode = msgspec.json.Decoder(Request).decode
 
     def serve(self) -> None:
-        """Until stdin ends."""
+        """Serve until stdin ends."""
         try:
             while True:
                 for key, _ in self._selector.select():
@@ -161,7 +163,7 @@ class MeasurementServer:
 
     def _start_together(self, fork: _Fork, order: Together) -> None:
         fork.last_result = msgspec.structs.replace(fork.last_result, stage=Stage.TOGETHER, store="")
-        with suppress(BrokenPipeError):  # it is dead: its pipe tells it
+        with suppress(BrokenPipeError):  # The fork is dead; the end of its pipe reports that.
             os.write(fork.write_fd, msgspec.json.encode(order) + b"\n")
 
     def _forward_results(self, fork: _Fork) -> None:
@@ -235,7 +237,7 @@ def _address_family(address: str) -> socket.AddressFamily:
 
 
 def _count_devices() -> int:
-    """In a fork: asking may initialize CUDA, and a process with CUDA must not fork measurements."""
+    """In a fork: counting may initialize CUDA, and a process with CUDA must not fork measurements."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -253,8 +255,8 @@ def _count_devices() -> int:
 
 
 def main() -> None:
-    """The process, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; stdin ends when our parent does
+    """Run the process until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; stdin ends when the parent does.
     import_torch()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -262,7 +264,7 @@ def main() -> None:
         sys.exit(ExitCode.TRY_AGAIN)
     _send(Ready())
     MeasurementServer(sys.stdin.fileno()).serve()
-    os._exit(0)  # torch's own way out takes a second
+    os._exit(0)  # torch's cleanup takes a second.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a node and the coordinator of its check say to each other: one Struct each, JSON over HTTP.
+"""Messages between a node and the coordinator of its check: one Struct each, JSON over HTTP.
 
 POST /v1/check/arrive, /v1/check/order (a long poll), /v1/check/told.
 """
@@ -24,11 +24,11 @@ class Arrive(msgspec.Struct, frozen=True):
     node: str
     host: str
     address: str
-    """IP address at which the others reach this node."""
+    """IP address at which other nodes reach this node."""
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What shall the node do? Answered with an Order whose number is above `seen`, or 204 after the long poll."""
+    """A request for orders. The answer is an Order whose number is above `seen`, or 204 after the long poll."""
 
     node: str
     seen: int = 0
@@ -42,11 +42,11 @@ class StageResult(msgspec.Struct, frozen=True):
     stage: Stage
     measurement: Measurement
     store: str = ""
-    """host:port of the store that the group meets at, if this node opened it (rank 0, when it has worked alone)."""
+    """host:port of the group's store, if this node opened it (rank 0, when it has worked alone)."""
 
 
 class Work(msgspec.Struct, frozen=True, tag=True):
-    """Do what needs no partner, tell it, and wait. Whatever the node still does for an earlier round ends."""
+    """Do the work that needs no partner, report it, and wait. Work for an earlier round ends."""
 
     number: int
     round: int
@@ -55,7 +55,7 @@ class Work(msgspec.Struct, frozen=True, tag=True):
 
 
 class Together(msgspec.Struct, frozen=True, tag=True):
-    """Every member of the group works alone: now the all-reduce among them."""
+    """Every member of the group can work alone: do the all-reduce."""
 
     number: int
     round: int
@@ -67,7 +67,7 @@ class Together(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """The round is over for this node: end what it does for it."""
+    """The round is over for this node: end its work."""
 
     number: int
     round: int
@@ -75,7 +75,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):
-    """The check is over. Names of nodes beside the verdict on this one."""
+    """The check is over: the verdict on this node, and the names of others."""
 
     number: int
     verdict: Verdict
@@ -83,7 +83,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     stragglers: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     usable: int = 0
-    """How many nodes are not to be avoided."""
+    """Number of nodes that need not be avoided."""
 
 
 Order = Work | Together | Stop | Over

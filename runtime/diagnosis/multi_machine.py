@@ -1,4 +1,4 @@
-"""A check across machines: each runs one node, node 0 also hosts the coordinator; all know one endpoint."""
+"""A check across machines: each runs one node, and node 0 also runs the coordinator. All know one endpoint."""
 
 import asyncio
 import hashlib
@@ -27,25 +27,25 @@ from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials, credentials_of
 
 JOIN_WINDOW_S = 30.0
-"""With enough nodes, but not all, the check begins this long after the last one came."""
+"""With enough nodes, but not all, the check begins this long after the last arrival."""
 DISMISS_TIMEOUT_S = 10.0
-"""How long node 0 waits for the others to hear their verdicts."""
+"""How long node 0 waits until the others have received their verdicts."""
 END_TIMEOUT_S = 2.0
-"""Verdicts that are on their way when node 0 is done have so long."""
+"""How long requests in progress may take when node 0 is done."""
 RESOLVE_TIMEOUT_S = 30.0
 """How long a name may take to appear in the DNS."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where node 0 listens."""
+    """The address at which node 0 listens."""
 
     host: str
     port: int
 
     @property
     def bind_host(self) -> str:
-        """The address to listen at: loopback only for a loopback address; empty (any) for what others must reach."""
+        """The address to bind: a loopback address itself; otherwise empty (any), as others must reach it."""
         try:
             return self.host if ipaddress.ip_address(self.host).is_loopback else ""
         except ValueError:
@@ -54,7 +54,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class MultiMachineCheck:
-    """One machine's part."""
+    """Options of a check on one machine."""
 
     endpoint: Endpoint
     rank: int
@@ -66,40 +66,40 @@ class MultiMachineCheck:
     exclude_straggler: bool = False
     box: SwitchboxSpec | None = None
     topology: Mapping[str, str] = field(default_factory=dict)
-    on_round: Callable[[Round], None] = lambda told: None
+    on_round: Callable[[Round], None] = lambda round_: None
 
     @cached_property
     def credentials(self) -> Credentials:
-        """Of all nodes. Between machines they speak TLS."""
+        """Those of all nodes. Between machines they use TLS."""
         return credentials_of(self.token, "check", tls=not self.endpoint.bind_host)
 
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """This node's end of the check; on node 0 also everybody's."""
+    """The end of the check for this node; on node 0 also for all nodes."""
 
     over: Over
     verdicts: list[Verdict]
     rounds: list[Round]
     refused: int = 0
-    """Requests without the token."""
+    """Number of requests without the token."""
 
 
 def shared_token(rendezvous_id: str, port: int) -> str:
-    """A token that all nodes can work out: it keeps out other checks by accident, not a stranger who knows the rule."""
+    """A token that all nodes can compute. It keeps out other checks by accident, not a stranger who knows the rule."""
     return hashlib.sha256(f"everstep check {rendezvous_id} {port}".encode()).hexdigest()
 
 
 def node_name(rank: int) -> str:
-    """A node's name."""
+    """The name of the node with that rank."""
     return f"node-{rank}"
 
 
 async def check_machines(options: MultiMachineCheck) -> CheckOutcome:
-    """Take part, and host the coordinator if this is node 0.
+    """Take part in a check, and run the coordinator on node 0.
 
-    Raises RefusedError (name or token wrong, port in use), NoQuorumError (too few came in time),
-    CoordinatorLostError, MeasuringError, SwitchboxError.
+    Raises RefusedError (wrong name or token, port in use), NoQuorumError (too few nodes arrived in time),
+    CoordinatorLostError, MeasurementError, SwitchboxError.
     """
     me = Arrive(
         node_name(options.rank),
@@ -125,11 +125,11 @@ async def _measurement_process(box: SwitchboxSpec | None) -> AsyncIterator[Measu
 async def _run_coordinator(options: MultiMachineCheck, me: Arrive) -> CheckOutcome:
     rounds: list[Round] = []
 
-    def heard(told: Round) -> None:
-        rounds.append(told)
-        options.on_round(told)
+    def record(round_: Round) -> None:
+        rounds.append(round_)
+        options.on_round(round_)
 
-    coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
+    coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=record)
     door = Door(options.credentials)
     async with (
         serve_coordinator(coordinator, _open_listener(options.endpoint, me.address), door, END_TIMEOUT_S),
@@ -151,7 +151,7 @@ async def _run_coordinator(options: MultiMachineCheck, me: Arrive) -> CheckOutco
 
 
 async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) -> list[str]:
-    """The nodes that take part, in rank order or by switch. Raises NoQuorumError when too few come."""
+    """The participating nodes, in rank order or by switch. Raises NoQuorumError if too few arrive."""
     nodes = [node_name(rank) for rank in range(options.max_nodes)]
     deadline = time.monotonic() + options.join_timeout_s
     here = -1
@@ -187,9 +187,10 @@ def _open_listener(endpoint: Endpoint, own_address: str) -> socket.socket:
 
 
 async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
-    """The IP address by which the others reach this machine: the one it reaches the endpoint with.
+    """The IP address of this machine for other nodes: the source address of packets to the endpoint.
 
-    A name that leads to loopback (PyTorchJob calls its first pod localhost) stands for this machine's own name.
+    If the endpoint's name resolves to loopback (PyTorchJob calls its first pod localhost), the machine's own name is
+    resolved instead.
     """
     deadline = time.monotonic() + min(RESOLVE_TIMEOUT_S, patience_s)
     loop = asyncio.get_running_loop()
@@ -209,7 +210,7 @@ async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
 
 
 async def _source_address(host: str, port: int) -> str:
-    """Connecting a UDP socket sends nothing, and tells the address that it would be sent from."""
+    """Connecting a UDP socket sends nothing, and shows which source address the system would use."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, place = found[0]
     with socket.socket(family, kind, protocol) as probe:

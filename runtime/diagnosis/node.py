@@ -1,4 +1,4 @@
-"""One node's way through a check: carry out orders, tell what was measured, until the verdict."""
+"""One node's part in a check: follow orders and report measurements until the verdict."""
 
 import asyncio
 from typing import Protocol
@@ -9,44 +9,44 @@ from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 
 class Link(Protocol):
-    """The coordinator, as a node sees it: itself, or over HTTP."""
+    """The coordinator as a node sees it: the object itself, or over HTTP."""
 
     async def arrive(self, arrive: Arrive) -> None:
         """This node is ready."""
         ...
 
     async def order(self, ask: Ask) -> Order | None:
-        """The next order; None when none came for a while: ask again."""
+        """The next order; None after a long poll: ask again."""
         ...
 
-    async def report(self, told: StageResult) -> None:
-        """What the node measured."""
+    async def report(self, result: StageResult) -> None:
+        """Report what the node measured."""
         ...
 
 
 async def check_node(link: Link, me: Arrive, measuring: MeasurementProcess, box: SwitchboxSpec | None = None) -> Over:
-    """Take part in one check; returns its end with the verdict on this node.
+    """Take part in one check. Returns its end, with the verdict on this node.
 
     Args:
         me: name, host and IP address of this node.
         measuring: the process that measures; nodes of one machine may share it.
         box: examine the links between this machine's devices too.
 
-    Raises what the link raises when the coordinator is gone.
+    Raises the errors of the link if the coordinator is gone.
     """
     await link.arrive(me)
-    telling = asyncio.create_task(_report_results(link, me.node, measuring))
-    obeying = asyncio.create_task(_follow_orders(link, me, measuring, box))
+    reports = asyncio.create_task(_report_results(link, me.node, measuring))
+    orders = asyncio.create_task(_follow_orders(link, me, measuring, box))
     try:
-        await asyncio.wait({telling, obeying}, return_when=asyncio.FIRST_COMPLETED)
-        if telling.done():
-            telling.result()  # it never ends but by raising
-        return await obeying
+        await asyncio.wait({reports, orders}, return_when=asyncio.FIRST_COMPLETED)
+        if reports.done():
+            reports.result()  # It ends only by raising.
+        return await orders
     finally:
         measuring.end(me.node)
-        for task in (telling, obeying):
+        for task in (reports, orders):
             task.cancel()
-        await asyncio.gather(telling, obeying, return_exceptions=True)
+        await asyncio.gather(reports, orders, return_exceptions=True)
 
 
 async def _report_results(link: Link, node: str, measuring: MeasurementProcess) -> None:

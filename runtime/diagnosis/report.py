@@ -1,4 +1,4 @@
-"""What a person reads of a check, and its facts as JSON. Pure but for the table, which needs rich and a terminal."""
+"""The output of a check, for people and as JSON. Pure but for the table, which needs rich and a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -10,15 +10,15 @@ VERSION = 2
 _COLOURS = {Health.HEALTHY: "green", Health.STRAGGLER: "yellow", Health.UNDECIDED: "magenta", Health.FAULTY: "red"}
 
 
-def round_line(told: Round) -> str:
-    """`Round 1: {0: 0.88, 1: 0.87 | 2: failed, 3: failed} s, adjacent pairs`: elapsed seconds, groups set apart."""
-    elapsed = told.elapsed_s()
-    groups = (", ".join(f"{node}: {_format_seconds(elapsed[node])}" for node in group) for group in told.groups)
-    return f"Round {told.number}: {{{' | '.join(groups)}}} s, {told.reason}"
+def round_line(round_: Round) -> str:
+    """`Round 1: {0: 0.88, 1: 0.87 | 2: failed, 3: failed} s, adjacent pairs`: elapsed seconds by group."""
+    elapsed = round_.elapsed_s()
+    groups = (", ".join(f"{node}: {_format_seconds(elapsed[node])}" for node in group) for group in round_.groups)
+    return f"Round {round_.number}: {{{' | '.join(groups)}}} s, {round_.reason}"
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Whoever is not healthy, with the reason; then all faulty nodes and stragglers in one line."""
+    """A line for each node that is not healthy, with the reason; then all unfit nodes in one line."""
     unfit = [one for one in verdicts if one.health is not Health.HEALTHY]
     lines = [f"{one.node} is {'a ' * (one.health is Health.STRAGGLER)}{one.health}: {one.reason}" for one in unfit]
     kinds = {"faulty": Health.FAULTY, "stragglers": Health.STRAGGLER, "undecided": Health.UNDECIDED}
@@ -27,7 +27,7 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
-    """Links between a machine's own devices that are below the lowest bandwidth, though its node may pass."""
+    """Links within a machine that are below the minimum bandwidth, even if the node passes."""
     lines = []
     for node, one in _first_measurements(rounds).items():
         slow = [f"{pair} {speed:.4g} MB/s" for pair, speed in one.links.items() if speed < min_bandwidth]
@@ -37,7 +37,7 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
 
 
 def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> None:
-    """The verdicts: a table on a terminal, else plain lines (the rounds' lines were printed as they ended)."""
+    """Print the verdicts: a table on a terminal, else plain lines (each round's line was printed when it ended)."""
     if not out.isatty():
         print("\n".join(verdict_lines(verdicts)), file=out)
         return
@@ -46,13 +46,13 @@ def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[R
     from rich.text import Text
 
     table = Table(title="node check, elapsed seconds")
-    for column in ("node", "host", *(f"round {told.number}" for told in rounds), "verdict", "why"):
+    for column in ("node", "host", *(f"round {round_.number}" for round_ in rounds), "verdict", "why"):
         table.add_column(column, justify="right" if column.startswith("round") else "left")
-    elapsed = [told.elapsed_s() for told in rounds]
+    elapsed = [round_.elapsed_s() for round_ in rounds]
     for one in verdicts:
         times = (_format_seconds(seconds[one.node]) if one.node in seconds else "rested" for seconds in elapsed)
-        told = Text(str(one.health), style=_COLOURS[one.health])
-        table.add_row(Text(one.node), Text(one.host), *times, told, Text(one.reason))
+        health = Text(str(one.health), style=_COLOURS[one.health])
+        table.add_row(Text(one.node), Text(one.host), *times, health, Text(one.reason))
     Console(file=out).print(table)
 
 
@@ -74,7 +74,7 @@ def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
 
 
 def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int) -> dict[str, Any]:
-    """Everything, as JSON: seconds, 3600 for what failed; each node's times are its best of all rounds."""
+    """The whole result for JSON: seconds, 3600 for a failure; each node's times are its best of all rounds."""
     best, first = _best_times(rounds), _first_measurements(rounds)
     return {
         "version": VERSION,
@@ -82,12 +82,12 @@ def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes:
         "min_nodes": min_nodes,
         "rounds": [
             {
-                "round": told.number,
-                "reason": told.reason,
-                "groups": [list(group) for group in told.groups],
-                "elapsed_s": {node: round(seconds, 4) for node, seconds in told.elapsed_s().items()},
+                "round": round_.number,
+                "reason": round_.reason,
+                "groups": [list(group) for group in round_.groups],
+                "elapsed_s": {node: round(seconds, 4) for node, seconds in round_.elapsed_s().items()},
             }
-            for told in rounds
+            for round_ in rounds
         ],
         "nodes": [
             {
@@ -114,8 +114,8 @@ def _format_seconds(seconds: float) -> str:
 
 def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for told in rounds:
-        for node, one in told.measured.items():
+    for round_ in rounds:
+        for node, one in round_.measured.items():
             times = {
                 "matmul_s": one.matmul_s,
                 "all_reduce_alone_s": one.self_reduce_s,
@@ -128,7 +128,7 @@ def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
 
 def _first_measurements(rounds: Sequence[Round]) -> Mapping[str, Measurement]:
     found: dict[str, Measurement] = {}
-    for told in rounds:
-        for node, one in told.measured.items():
+    for round_ in rounds:
+        for node, one in round_.measured.items():
             found.setdefault(node, one)
     return found

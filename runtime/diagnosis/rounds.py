@@ -1,14 +1,14 @@
-"""Who works with whom in the next round of the node check, and when there is none. Pure.
+"""The groups of the next round of the node check, or the reason that there is none. Pure.
 
-Round 1: adjacent pairs, an odd one joins the last group. Round 2: sorted by time, the fastest with the slowest (both as
-in DLRover's network check). Round 3: each node that is still open with one that is proven healthy. With at most N/4
-faulty nodes of N, each of which makes its whole group fail, three rounds name exactly them:
+Round 1: adjacent pairs, an odd node joins the last group. Round 2: sorted by time, the fastest with the slowest (both
+as in DLRover's network check). Round 3: each node that is still open with one that is proven healthy. With at most N/4
+faulty nodes of N, each of which makes its whole group fail, three rounds name exactly these:
 
 - round 1 leaves at most 2 * N/4 open nodes (one more for odd N), so at least as many healthy ones (one fewer);
 - round 2 gives each open node a healthy partner of its own, but for odd N one group may get two open nodes;
 - round 3 gives each of those two a healthy partner.
 
-The published rule ends after round 2 and names whoever failed twice: for odd N it can name an innocent node.
+The published rule ends after round 2 and names every node that failed twice: for odd N it can name an innocent node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, we
 
 ROUNDS = 3
 ROUNDS_OF_THREE = 4
-"""Three nodes: after the group of all, each of the three pairs; a single faulty one fails in just two of them."""
+"""With three nodes: after the group of all, each of the three pairs. A single faulty node fails in just two."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The groups of the next round; none when the check is over. And why."""
+    """The groups of the next round, none when the check is over; and the reason."""
 
     groups: tuple[tuple[str, ...], ...]
     reason: str
@@ -33,7 +33,7 @@ def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[st
     """The next round, as a function of everything measured so far.
 
     Args:
-        nodes: all that take part, in rank order.
+        nodes: all participants, in rank order.
         past: the rounds so far.
         trusted: those of `nodes` that are known to be healthy and only serve as partners.
     """
@@ -41,7 +41,7 @@ def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[st
     if not past and not known:
         return Plan(tuple(pair_adjacent(nodes)), "adjacent pairs")
     evidence = weigh(nodes, past, known)
-    sought = _open_nodes(evidence, past) - known  # A partner may be slow since it trains: nobody asks about it.
+    sought = _open_nodes(evidence, past) - known  # A trusted partner may be slow because it is training.
     if not sought:
         return Plan((), "every node is decided")
     if len(past) >= (ROUNDS_OF_THREE if len(nodes) == 3 else ROUNDS):
@@ -57,7 +57,7 @@ def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[st
 
 
 def pair_adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Adjacent pairs; an odd one joins the last group; a single node is a group of one."""
+    """Adjacent pairs; an odd node joins the last group; a single node is a group of one."""
     pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
     if len(pairs) > 1 and len(pairs[-1]) == 1:
         pairs[-2:] = [pairs[-2] + pairs[-1]]
@@ -65,9 +65,10 @@ def pair_adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
-    """Pairs of a pool that is sorted by time: the slowest with the fastest it was not yet alone with, and so on.
+    """Pairs of a pool that is sorted by time: the slowest with the fastest that it has not been alone with, and so on.
 
-    Who was with everybody comes last. An odd one joins the last group, unless these were a group before: then it rests.
+    Nodes that have been with every other are paired last. An odd node joins the last group, or rests if that group of
+    three was tried before.
     """
     left = list(pool)
     groups: list[tuple[str, ...]] = []
@@ -89,8 +90,8 @@ def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[st
 def _open_nodes(evidence: Evidence, past: Sequence[Round]) -> frozenset[str]:
     """The nodes about which another round may prove something.
 
-    After the first round whoever is twice as slow as the fastest: half of the nodes may have had a slow partner, so
-    the median says little, and a slow moment should not make a straggler.
+    After the first round these include all nodes twice as slow as the fastest. Half of the nodes may have had a slow
+    partner, so the median says little, and a slow moment should not make a straggler.
     """
     slow = evidence.possibly_slow
     if len(past) == 1 and evidence.best_s:

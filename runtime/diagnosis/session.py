@@ -1,9 +1,9 @@
-"""One node check as a state machine: nodes tell what they measured, it orders what each does next. No IO, no clock.
+"""One node check as a state machine: nodes report measurements, and it orders what each does next. No IO, no clock.
 
-A round has two halves for each group. ALONE: every member does its products; a group goes on only when all of them
-could. TOGETHER: the all-reduce. Each half may take half of the timeout, and a wait on the group a quarter, so that the
-partners of a node that hangs report before it is given up. Whoever is still silent then has hung, unless its whole
-group is.
+A round has two halves for each group. ALONE: every member does its products; the group goes on only if all of them
+succeed. TOGETHER: the all-reduce. Each half may take half of the timeout, and a wait on the group a quarter, so that
+the partners of a hanging node report before it is given up. A node that is still silent then has hung, unless its whole
+group is silent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class _Group:
     stage: Stage
     deadline: float
     waiting: set[str]
-    """Who has not told this half."""
+    """Nodes that have not reported this half."""
     measurements: dict[str, Measurement]
     store: str = ""
     done: bool = False
@@ -33,7 +33,7 @@ class Session:
     """The check of some nodes, from the first round to the verdicts.
 
     Args:
-        members: who takes part, in rank order.
+        members: the participants, in rank order.
         trusted: names of those known to be healthy: they only serve as partners.
         timeout_s: for a node's part in one round.
         exclude_straggler: a straggler is to be avoided.
@@ -52,7 +52,7 @@ class Session:
         self.verdicts: list[Verdict] | None = None
         """Once the check is over: one for each member, in their order."""
         self.reason = ""
-        """Why the running round is as it is, or why there is no further one."""
+        """The reason for the running round, or for its being the last."""
         self._trusted = frozenset(trusted)
         self._timeout_s = timeout_s
         self._exclude_straggler = exclude_straggler
@@ -68,33 +68,33 @@ class Session:
         self._advance_rounds(now)
 
     def order(self, node: str, seen: int) -> Order | None:
-        """The newest order of a node, if it is newer than the one it has seen. Older ones need not be carried out."""
+        """The newest order of a node, if it is newer than `seen`. Older orders need not be carried out."""
         order = self._orders.get(node)
         return order if order is not None and order.number > seen else None
 
     def take_ordered_nodes(self) -> set[str]:
-        """The nodes that got a new order since this was last asked."""
+        """The nodes with new orders since the last call."""
         ordered, self._ordered = self._ordered, set()
         return ordered
 
     def next_deadline(self) -> float | None:
-        """When `wake` is to be called, if nothing else happens."""
+        """When to call `handle_timer` if nothing else happens; None: not at all."""
         return min((group.deadline for group in self._groups if not group.done), default=None)
 
-    def record_result(self, told: StageResult, now: float) -> None:
-        """A node told a half of a round. What comes twice, or too late, changes nothing."""
-        group = self._group_of.get(told.node)
+    def record_result(self, result: StageResult, now: float) -> None:
+        """Record a node's result of a half of a round. A repeated or late result changes nothing."""
+        group = self._group_of.get(result.node)
         if (
             group is None
-            or told.node not in group.waiting
-            or (told.round, told.stage) != (self._round_number, group.stage)
+            or result.node not in group.waiting
+            or (result.round, result.stage) != (self._round_number, group.stage)
         ):
             return
         # Names are the session's own: a node speaks only for itself.
-        member = self.members[told.node]
-        group.measurements[told.node] = replace(told.measurement, node=member.node, host=member.host)
-        group.store = told.store or group.store
-        group.waiting.discard(told.node)
+        member = self.members[result.node]
+        group.measurements[result.node] = replace(result.measurement, node=member.node, host=member.host)
+        group.store = result.store or group.store
+        group.waiting.discard(result.node)
         self._advance_group(group, now)
         self._advance_rounds(now)
 
@@ -108,7 +108,7 @@ class Session:
         self._advance_rounds(now)
 
     def handle_timer(self, now: float) -> None:
-        """Give up those who had their time. Compares with the very deadline that `next_deadline` gave."""
+        """Give up nodes whose deadline has passed: `now` is at least `next_deadline`."""
         for group in self._groups:
             if not group.done and now >= group.deadline:
                 self._expire_group(group)
@@ -116,7 +116,7 @@ class Session:
         self._advance_rounds(now)
 
     def _advance_rounds(self, now: float) -> None:
-        """Close rounds whose groups are all done, open the next; at the end, the verdicts."""
+        """While all groups are done, close the round and open the next; at the end, make the verdicts."""
         while self.verdicts is None and all(group.done for group in self._groups):
             if self._groups:
                 measured = {node: one for group in self._groups for node, one in group.measurements.items()}
@@ -132,8 +132,8 @@ class Session:
     def _open_round(self, now: float) -> None:
         deadline = now + self._timeout_s / 2
         for members in self._plan.groups:
-            told = {node: Measurement(node, self.members[node].host) for node in members}
-            group = _Group(members, Stage.ALONE, deadline, set(members), told)
+            measurements = {node: Measurement(node, self.members[node].host) for node in members}
+            group = _Group(members, Stage.ALONE, deadline, set(members), measurements)
             self._groups.append(group)
             self._group_of.update(dict.fromkeys(members, group))
             for node in members:
@@ -147,7 +147,7 @@ class Session:
             self._give_up_node(group, node, self._lost[node])
 
     def _advance_group(self, group: _Group, now: float) -> None:
-        """Take the group on as far as what was told allows."""
+        """Advance the group as far as its results allow."""
         if group.done or (group.waiting and not self._is_hopeless(group)):
             return
         able = all(one.works_alone for one in group.measurements.values())
@@ -167,7 +167,7 @@ class Session:
             self._advance_group(group, now)
 
     def _is_hopeless(self, group: _Group) -> bool:
-        """A member died in the all-reduce: the others need not wait for it."""
+        """Did a member die in the all-reduce? Then the others need not wait for it."""
         return group.stage is Stage.TOGETHER and any(one.died for one in group.measurements.values())
 
     def _close_group(self, group: _Group) -> None:
@@ -193,7 +193,7 @@ class Session:
                 group.waiting.discard(node)
                 self._issue(Stop(self._next_number(node), self._round_number, "its time is up"), node)
             else:
-                self._give_up_node(group, node, f"its all-reduce did not end within {half}, nor fail")
+                self._give_up_node(group, node, f"its all-reduce neither ended nor failed within {half}")
 
     def _give_up_node(self, group: _Group, node: str, reason: str) -> None:
         group.measurements[node] = replace(group.measurements[node], died=True, error=reason)

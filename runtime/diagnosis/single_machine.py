@@ -1,4 +1,4 @@
-"""Every node of a check as a process of this machine: the coordinator in this one, measurements in forks of another."""
+"""A check of several nodes on one machine: the coordinator in this process, measurements in forks of another."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,19 +20,20 @@ async def check_one_machine(
     timeout_s: float,
     exclude_straggler: bool = False,
     box: SwitchboxSpec | None = None,
-    on_round: Callable[[Round], None] = lambda told: None,
+    on_round: Callable[[Round], None] = lambda round_: None,
 ) -> tuple[list[Verdict], list[Round]]:
-    """Check one node for each of `hosts`; returns a verdict for each, and the rounds.
+    """Check one node for each of `hosts`. Returns a verdict for each, and the rounds.
 
-    Raises SwitchboxError when `box` needs devices that this machine has not, MeasuringError when nothing can start.
+    Raises SwitchboxError if `box` needs devices that this machine lacks, MeasurementError if the process does not
+    start.
     """
     rounds: list[Round] = []
 
-    def heard(told: Round) -> None:
-        rounds.append(told)
-        on_round(told)
+    def record(round_: Round) -> None:
+        rounds.append(round_)
+        on_round(round_)
 
-    coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=heard)
+    coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=record)
     async with start_measurement_process() as measuring:
         if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)

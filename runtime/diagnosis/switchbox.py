@@ -1,7 +1,7 @@
-"""Links between the devices of one machine, through its switch boxes: which pairs, how fast, and the rule.
+"""Links between the devices of one machine through its switch boxes: the pairs, their bandwidth, and the rule.
 
-As `--switchbox-check` of DLRover: each pair GPU - switch box - GPU is measured; a pair below the lowest bandwidth is a
-faulty link, and a machine with fewer working pairs than `min_channels` is a faulty node.
+As `--switchbox-check` of DLRover: each pair GPU - switch box - GPU is measured. A pair below the minimum bandwidth is a
+faulty link, and a machine with fewer than `min_channels` working pairs is a faulty node.
 """
 
 import math
@@ -16,36 +16,36 @@ _PAIR = re.compile(r"(\d+):(\d+)")
 
 
 class SwitchboxError(ValueError):
-    """Pairs that cannot be, or devices that are not there: one line."""
+    """Invalid pairs, or missing devices: one line."""
 
 
 @dataclass(frozen=True)
 class SwitchboxSpec:
-    """What is asked of a machine."""
+    """The required links of a machine."""
 
     pairs: tuple[tuple[int, int], ...]
     """Numbers of the devices at both ends."""
     min_bandwidth: float = 10000.0
     """MB/s (10^6 bytes), in each direction."""
     min_channels: int = 2
-    """Pairs that must reach it."""
+    """Number of pairs that must reach it."""
 
     @property
     def devices(self) -> int:
-        """How many devices a machine must have for these pairs."""
+        """Number of devices that a machine needs for these pairs."""
         return 1 + max(max(pair) for pair in self.pairs)
 
 
 class LinkProbe(Protocol):
-    """The measurement."""
+    """Measures links."""
 
     def bandwidth(self, first: int, second: int) -> float:
-        """MB/s from one device to the other, the slower direction. Raises RuntimeError when the copy fails."""
+        """MB/s between two devices, in the slower direction. Raises RuntimeError if the copy fails."""
         ...
 
 
 def parse_switchbox(pairs: str, min_bandwidth: float, min_channels: int) -> SwitchboxSpec:
-    """The box of `--box-pairs "0:1 2:4 3:5 6:7"`. Raises SwitchboxError that names the word that is wrong."""
+    """Parse `--box-pairs "0:1 2:4 3:5 6:7"`. Raises SwitchboxError with the word that is wrong."""
     found: list[tuple[int, int]] = []
     seen: set[int] = set()
     for word in pairs.split():
@@ -68,7 +68,7 @@ def parse_switchbox(pairs: str, min_bandwidth: float, min_channels: int) -> Swit
 
 
 def missing_devices(box: SwitchboxSpec, there: int) -> str:
-    """Why this machine cannot be measured, in one line; empty when it can."""
+    """Why this machine cannot be measured, in one line; empty if it can."""
     if there >= box.devices:
         return ""
     has = "no CUDA device" if there == 0 else f"{there} CUDA device{'' if there == 1 else 's'}"
@@ -76,7 +76,7 @@ def missing_devices(box: SwitchboxSpec, there: int) -> str:
 
 
 def measure(box: SwitchboxSpec, links: LinkProbe) -> tuple[dict[str, float], str]:
-    """MB/s of each pair (`0:1`; 0 where the copy failed), and why the machine is faulty: empty when it is not."""
+    """MB/s of each pair (`0:1`; 0 if the copy failed), and why the machine is faulty: empty if it is not."""
     found: dict[str, float] = {}
     for first, second in box.pairs:
         try:
@@ -87,7 +87,7 @@ def measure(box: SwitchboxSpec, links: LinkProbe) -> tuple[dict[str, float], str
 
 
 def fault_reason(box: SwitchboxSpec, found: Mapping[str, float]) -> str:
-    """Why a machine with these bandwidths is faulty; empty when it is not. Pure."""
+    """Why a machine with these bandwidths is faulty; empty if it is not. Pure."""
     slow = slow_pairs(box.min_bandwidth, found)
     working = len(found) - len(slow)
     if working >= box.min_channels:
@@ -97,7 +97,7 @@ def fault_reason(box: SwitchboxSpec, found: Mapping[str, float]) -> str:
 
 
 def slow_pairs(min_bandwidth: float, found: Mapping[str, float]) -> list[str]:
-    """The pairs below the lowest bandwidth: faulty links."""
+    """The pairs below the minimum bandwidth: faulty links."""
     return [pair for pair, bandwidth in found.items() if bandwidth < min_bandwidth]
 
 
@@ -105,7 +105,7 @@ class CudaLinkProbe:
     """Peer copies between CUDA devices. Initializes CUDA in this process."""
 
     def bandwidth(self, first: int, second: int) -> float:
-        """The slower direction's best of COPIES copies of COPIED_BYTES, in MB/s."""
+        """MB/s in the slower direction: the best of COPIES copies of COPIED_BYTES."""
         return min(self._copy(first, second), self._copy(second, first))
 
     def _copy(self, source: int, target: int) -> float:
@@ -115,7 +115,7 @@ class CudaLinkProbe:
         here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
         best_s = float("inf")
         with torch.cuda.device(source):
-            here.copy_(there)  # the first one sets up the peer access
+            here.copy_(there)  # The first copy sets up peer access.
             torch.cuda.synchronize(source)
             torch.cuda.synchronize(target)
             for _ in range(COPIES):

@@ -1,4 +1,4 @@
-"""What the check says of each node, and which hosts training should avoid. Pure."""
+"""The verdict on each node, and the hosts that training should avoid. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,21 @@ from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, sl
 
 
 class Health(StrEnum):
-    """What the check says of a node."""
+    """The check's finding about a node."""
 
     HEALTHY = "healthy"
     STRAGGLER = "straggler"
-    """It works, but its best time is more than twice the median: only reported, unless stragglers are excluded."""
+    """It works, but its best time is more than twice the median. Only reported, unless stragglers are excluded."""
     FAULTY = "faulty"
     """Proven: do not use it."""
     UNDECIDED = "undecided"
-    """It works alone, but not with others who work alone too: the link, or one of them. Nobody can say which."""
+    """It works alone, but not with others that work alone, too. The cause is the link or one of them; the check cannot
+    tell which."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known about a node, why, and what follows."""
+    """The finding about a node, the reason, and the consequence."""
 
     node: str
     host: str
@@ -30,7 +31,7 @@ class Verdict:
     avoid: bool
     """Training should not use the host."""
     best_s: float | None
-    """Its best elapsed seconds; None when none of its groups worked."""
+    """Its best elapsed seconds; None if none of its groups worked."""
 
 
 def judge(
@@ -43,7 +44,7 @@ def judge(
 ) -> list[Verdict]:
     """One verdict a node, in the order given.
 
-    Undecided nodes are avoided. Only when no node is proven to work, the first undecided one may be used: alone.
+    Undecided nodes are avoided. But if no node is proven to work, the first undecided one may be used: alone.
     """
     evidence = weigh(nodes, past, trusted)
     failures = _failures(past)
@@ -60,17 +61,17 @@ def judge(
 
 
 Failures = Mapping[tuple[str, ...], str]
-"""Groups of one node that failed and never worked -> what the node said about it."""
+"""Groups of one node that failed and never worked -> the node's error."""
 
 
 def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
-    tried = [(told, group, told.has_failed(group)) for told in past for group in told.groups]
+    tried = [(round_, group, round_.has_failed(group)) for round_ in past for group in round_.groups]
     worked = {frozenset(group) for _, group, failed in tried if not failed}
     found: dict[str, dict[tuple[str, ...], str]] = {}
-    for told, group, failed in tried:
+    for round_, group, failed in tried:
         if failed and frozenset(group) not in worked:
             for node in group:
-                found.setdefault(node, {}).setdefault(group, told.measured[node].error)
+                found.setdefault(node, {}).setdefault(group, round_.measured[node].error)
     return found
 
 
@@ -107,7 +108,7 @@ def _undecided_reason(node: str, failures: Failures, evidence: Evidence) -> str:
 
 
 def usable_count(verdicts: Sequence[Verdict]) -> int:
-    """How many nodes training may use."""
+    """Number of nodes that training may use."""
     return sum(not verdict.avoid for verdict in verdicts)
 
 
@@ -117,5 +118,5 @@ def avoided_hosts(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def nodes_with(verdicts: Sequence[Verdict], health: Health) -> list[str]:
-    """The nodes of which the check says `health`."""
+    """The nodes with that health."""
     return [verdict.node for verdict in verdicts if verdict.health is health]

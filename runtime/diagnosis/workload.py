@@ -1,8 +1,8 @@
-"""What a node does in a round: matrix products and an all-reduce alone, then an all-reduce with its group. Needs torch.
+"""A node's work in a round: matrix products and an all-reduce alone, then an all-reduce with its group. Needs torch.
 
 DLRover's check (500 products of 16384^3 and 40 all-reduces of 64 MiB on a GPU), scaled down to about half a second on
-one CPU core: the same amount of work for every node. Results are compared with what they must be, so a machine that
-computes wrongly is found too.
+one CPU core: the same amount of work for every node. Results are compared with the expected ones, so the check also
+finds machines that compute wrongly.
 """
 
 # torch.distributed documents its stores but does not list them in __all__:
@@ -31,44 +31,49 @@ PRODUCTS = 16
 REDUCED_BYTES = 16 << 20
 REDUCTIONS = 6
 ALONE_TIMEOUT_S = 60.0
-"""For an all-reduce of one: it never waits for anybody."""
+"""For an all-reduce of one, which never waits for another node."""
 
 
 _SOURCE_LINE = re.compile(r"\[/[^\]]*:\d+\] ")
 
 
 class WrongResultError(ArithmeticError):
-    """The machine computed something else than the one right result."""
+    """The machine computed a wrong result."""
 
 
-def work_alone(told: Measurement, round_number: int, box: SwitchboxSpec | None = None) -> Measurement:
-    """What needs no partner: products, an all-reduce of one, and the links between the devices if `box` asks for it."""
+def work_alone(measurement: Measurement, round_number: int, box: SwitchboxSpec | None = None) -> Measurement:
+    """Do the work that needs no partner: products, an all-reduce of one, and the links between devices if `box` is
+    given."""
     from torch.distributed import HashStore
 
     stage = "matmul"
     try:
-        told = replace(told, matmul_s=time_matmul(told.node, told.host, round_number))
+        measurement = replace(measurement, matmul_s=time_matmul(measurement.node, measurement.host, round_number))
         stage = "all-reduce alone"
-        told = replace(told, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S))
+        measurement = replace(
+            measurement, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S)
+        )
         if box is not None:
             links, why = measure_box(box, CudaLinkProbe())
-            told = replace(told, links=links, died=bool(why), error=why)
+            measurement = replace(measurement, links=links, died=bool(why), error=why)
     except (RuntimeError, WrongResultError) as error:
-        told = replace(told, error=_first_sentence(stage, error))
-    return told
+        measurement = replace(measurement, error=_first_sentence(stage, error))
+    return measurement
 
 
-def work_together(told: Measurement, order: Together, address: str, listener: socket.socket | None) -> Measurement:
-    """The all-reduce with the group.
+def work_together(
+    measurement: Measurement, order: Together, address: str, listener: socket.socket | None
+) -> Measurement:
+    """Do the all-reduce with the group.
 
     Args:
         address: this node's IP address.
-        listener: rank 0's, where the group's store is to be served.
+        listener: on rank 0, the socket at which to serve the group's store.
     """
     from torch.distributed import TCPStore
 
     def pass_fault_point() -> None:
-        faults.point("check.all_reduce", node=told.node, host=told.host, round=order.round)
+        faults.point("check.all_reduce", node=measurement.node, host=measurement.host, round=order.round)
 
     wait = timedelta(seconds=order.timeout_s)
     host, _, port = order.store.rpartition(":")
@@ -76,13 +81,13 @@ def work_together(told: Measurement, order: Together, address: str, listener: so
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
-        return replace(told, all_reduce_s=seconds)
+        return replace(measurement, all_reduce_s=seconds)
     except (RuntimeError, WrongResultError) as error:
-        return replace(told, error=_first_sentence("all-reduce", error))
+        return replace(measurement, error=_first_sentence("all-reduce", error))
 
 
 def time_matmul(node: str, host: str, round_number: int) -> float:
-    """Seconds for PRODUCTS products of SIZE x SIZE. Whole numbers below 2^24, so float32 must be exact."""
+    """Seconds for PRODUCTS products of MATRIX_SIZE squared. All values are integers below 2^24, so float32 is exact."""
     import torch
 
     left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
@@ -109,13 +114,13 @@ def time_all_reduce(
 ) -> float:
     """Seconds for REDUCTIONS all-reduces (gloo) of REDUCED_BYTES among `world` nodes that share `store`.
 
-    Raises RuntimeError when a member is gone or a wait takes more than `timeout_s`, WrongResultError for a wrong sum.
-    `first` is called once all members are there, and counts.
+    Raises RuntimeError if a member is gone or a wait takes more than `timeout_s`, WrongResultError for a wrong sum.
+    `first` is called once all members have met; its time counts.
     """
     import torch
     from torch.distributed import ProcessGroupGloo
 
-    gloo: Any = ProcessGroupGloo  # its options are not in torch's type stubs
+    gloo: Any = ProcessGroupGloo  # Its options are not in torch's type stubs.
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [gloo.create_device(hostname=address)]

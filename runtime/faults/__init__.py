@@ -1,14 +1,15 @@
-"""Faults on purpose: named points in the code at which a test kills, stops or ends the process that passes by.
+"""Fault injection: named points in the code at which a test kills, stops or ends the process.
 
-`point("checkpoint.after_copy", iteration=7)` does nothing unless EVERSTEP_FAULT names it. Imports the standard library
-only. The rules, separated by ';':
+`point("checkpoint.after_copy", iteration=7)` does nothing unless EVERSTEP_FAULT names it. Imports only the standard
+library. Rules are separated by ';':
 
     EVERSTEP_FAULT="checkpoint.mid_copy,iteration=7,node=worker-1-0=kill;train.iteration,rank=1=exit:3"
 
 Actions: kill and stop (signals to this process), exit:CODE, sleep:SECONDS (a slow machine), raise (an InjectedError).
 Conditions are compared with the point's facts, then with EVERSTEP_NODE (node), RANK (rank) and LOCAL_RANK (local_rank).
-Each rule fires once in a job, in whatever process comes first: the file EVERSTEP_FAULT_DIR/<point> (the second rule for
-the same point: <point>.2, and so on) is created first, so that a test can assert that it fired.
+Each rule fires once in a job, in the first process that reaches it. The process first creates the file
+EVERSTEP_FAULT_DIR/<point> (for the second rule of the same point <point>.2, and so on), so that a test can assert that
+the fault fired.
 """
 
 import os
@@ -31,7 +32,7 @@ _CONDITION_VARIABLES = {"node": "EVERSTEP_NODE", "rank": "RANK", "local_rank": "
 
 @dataclass(frozen=True)
 class Rule:
-    """Do `action` at `point` when every condition holds; the file `mark` tells of it."""
+    """Do `action` at `point` if every condition holds. The file `mark` records that it fired."""
 
     point: str
     conditions: tuple[tuple[str, str], ...]
@@ -40,11 +41,11 @@ class Rule:
 
 
 class InjectedError(RuntimeError):
-    """A fault on purpose."""
+    """An intended fault."""
 
 
 def point(name: str, **facts: object) -> None:
-    """A place where a test may want this process to die. Free when EVERSTEP_FAULT is unset."""
+    """Apply the rules for this point. Costs nothing when EVERSTEP_FAULT is unset."""
     text = os.environ.get(FAULT_VARIABLE)
     if not text:
         return
@@ -55,7 +56,7 @@ def point(name: str, **facts: object) -> None:
 
 
 def parse_rules(text: str) -> Iterator[Rule]:
-    """The rules in the text of EVERSTEP_FAULT. Raises ValueError for one that cannot be read."""
+    """The rules in the text of EVERSTEP_FAULT. Raises ValueError for an unreadable rule."""
     seen: Counter[str] = Counter()
     for part in filter(None, (part.strip() for part in text.split(";"))):
         head, equals, action = part.rpartition("=")

@@ -1,7 +1,7 @@
-"""Objects under one prefix: what every part of a run knows. A directory, or a prefix of an S3 bucket (MinIO).
+"""Objects under one prefix, shared by all parts of a run: a directory, or a prefix of an S3 bucket (MinIO).
 
-All safety rests on `create`: of any number of writers of one key exactly one is told `True`. Readers never see a
-half-written object. The story begins in `protocol`.
+All safety rests on `create`: of all writers of a key, exactly one gets `True`. Readers never see a half-written object.
+Start with `protocol`.
 """
 
 import os
@@ -37,17 +37,17 @@ __all__ = [
 
 
 def is_s3_uri(uri: str) -> bool:
-    """Is that an address in a bucket, rather than a directory's?"""
+    """Is this the address of a bucket, rather than of a directory?"""
     return uri.startswith("s3://")
 
 
 def open_store(
     uri: str, *, read_only: bool = False, bytes_per_s: float = 0.0, environment: Mapping[str, str] = os.environ
 ) -> Store:
-    """The store at `uri`: a directory, or `s3://bucket/prefix` as `environment` tells (see `s3_settings`).
+    """The store at `uri`: a directory, or `s3://bucket/prefix` as `environment` specifies (see `s3_settings`).
 
-    All that is written takes at most `bytes_per_s` (0: no limit). `read_only` neither makes a missing directory nor
-    proves anything of the S3 store. Raises StoreError, one line.
+    Writes take at most `bytes_per_s` bytes/s in total (0: no limit). With `read_only`, a missing directory is not
+    created and an S3 store is not probed. Raises StoreError, one line.
     """
     scheme, colon, _ = uri.partition("://")
     if is_s3_uri(uri):
@@ -61,7 +61,7 @@ def open_store(
 
 
 def open_objects(bucket: str, environment: Mapping[str, str] = os.environ) -> "S3Objects":
-    """All that is in a bucket (`s3://bucket`), under whatever names others gave it: to be read. Raises StoreError."""
+    """All objects of a bucket (`s3://bucket`), whatever their names, for reading. Raises StoreError."""
     from everstep.runtime.store.s3 import S3Objects
     from everstep.runtime.store.s3_settings import settings_of
 
@@ -69,12 +69,12 @@ def open_objects(bucket: str, environment: Mapping[str, str] = os.environ) -> "S
 
 
 def absolute_uri(uri: str) -> str:
-    """The same store, whatever directory a process works in."""
+    """The address of the same store, independent of the working directory."""
     return uri.rstrip("/") if is_s3_uri(uri) else os.path.abspath(uri.removeprefix("file://"))
 
 
 def local_copy_path(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of this machine that holds the finished data at `uri`: the directory itself, or its copy's place."""
+    """The local folder for the finished data at `uri`: the directory itself, or the path of its copy."""
     if not is_s3_uri(uri):
         return Path(absolute_uri(uri))
     from everstep.runtime.store.s3_settings import settings_of
@@ -84,24 +84,24 @@ def local_copy_path(uri: str, environment: Mapping[str, str] = os.environ) -> Pa
 
 
 def fetch_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ, without: str = "") -> Path:
-    """That folder with everything in it: what is in S3 is fetched, once for all processes of this machine.
+    """`local_copy_path` with all data in it. Data in S3 is fetched, once for all processes of this machine.
 
-    `without`: objects of S3 whose key ends so are left there. Raises NoSuchKey when no finished data is there (no
-    `manifest`), TooLarge when it is more than may be kept here, StoreError.
+    `without`: objects in S3 with this suffix are not fetched. Raises NoSuchKey if there is no finished data (no
+    `manifest`), TooLarge if the data exceeds the cache, StoreError.
     """
 
-    def opened() -> Store:
+    def open_source() -> Store:
         return open_store(uri, read_only=True, environment=environment)
 
     place = local_copy_path(f"{uri}-without{without}" if is_s3_uri(uri) and without else uri, environment)
     if is_s3_uri(uri):
-        return Cache(environment).fetch(place, opened, manifest, without)
-    opened().get(manifest, 0, 0)
+        return Cache(environment).fetch(place, open_source, manifest, without)
+    open_source().get(manifest, 0, 0)
     return place
 
 
 def require_space(store: Store, needed: int, what: str) -> None:
-    """Raises StoreError when `needed` bytes for `what` cannot fit; a store that cannot tell passes."""
+    """Raises StoreError if `needed` bytes for `what` do not fit. A store of unknown size passes."""
     if isinstance(store, DirectoryStore) and (free := store.free_bytes()) < needed:
         raise StoreError(
             f"{store.uri}: {what} needs {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free; "

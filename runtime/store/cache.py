@@ -1,8 +1,8 @@
-"""Finished data of an S3 store as a folder of this machine, fetched once and shared by every process here.
+"""Local copies of finished data in an S3 store, fetched once and shared by every process of this machine.
 
-Data under one address never changes, so a copy that is whole stays right. Copies lie in EVERSTEP_CACHE (or else the
-user's cache folder, or the temporary one where the user has none, as in a pod) and together take at most
-EVERSTEP_CACHE_BYTES: what was not used for longest makes room; what a living process uses stays.
+Data under one address never changes, so a complete copy stays valid. Copies lie in EVERSTEP_CACHE; by default in the
+user's cache folder, or in a temporary folder if the user has none, as in a pod. Together they take at most
+EVERSTEP_CACHE_BYTES. The least recently used copies make room; copies in use by a living process stay.
 """
 
 import fcntl
@@ -23,27 +23,31 @@ _LOCK = "lock"
 
 
 class Cache:
-    """The copies that `environment` places. Raises StoreError for a size that is no number, and where the folder of a
-    user who has none is another's: he could put other data there."""
+    """The cache that `environment` configures.
+
+    Raises StoreError for a size that is not a number, and if the temporary folder belongs to another user, who could
+    put other data there.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.root = Path(environment[FOLDER]).absolute() if environment.get(FOLDER) else _default_folder(environment)
-        told = environment.get(BYTES) or str(DEFAULT_BYTES)
-        if not told.isdigit():
-            raise StoreError(f"{BYTES}={told}: give a whole number of bytes")
-        self.limit = int(told)
+        limit = environment.get(BYTES) or str(DEFAULT_BYTES)
+        if not limit.isdigit():
+            raise StoreError(f"{BYTES}={limit}: give a whole number of bytes")
+        self.limit = int(limit)
 
     def path_of(self, endpoint: str, uri: str) -> Path:
-        """Where the copy of `uri` is, or will be; its last part is the address's."""
+        """The path of the copy of `uri`, present or not. Its last part is that of the address."""
         entry = hashlib.sha256(f"{endpoint} {uri}".encode()).hexdigest()[:16]
         return self.root / entry / uri.rpartition("/")[2]
 
-    def fetch(self, place: Path, opened: Callable[[], Store], manifest: str, without: str = "") -> Path:
-        """`place`, holding all of the store at the data's own address, which is opened only when it is not there yet.
-        In use until this process ends. Objects whose key ends in `without` are left out, if that is not empty.
+    def fetch(self, place: Path, open_source: Callable[[], Store], manifest: str, without: str = "") -> Path:
+        """Copy the whole store to `place` unless it is there, and return `place`. The copy is in use until this process
+        ends. `open_source` opens the store and is called only to copy. Objects with the suffix `without` are left out,
+        unless it is empty.
 
-        Raises NoSuchKey without `manifest`, which comes last; StoreError when it cannot be read or kept, TooLarge when
-        it is larger than all that may be kept.
+        Raises NoSuchKey without `manifest`, which is written last; StoreError if the data cannot be read or stored;
+        TooLarge if it exceeds the cache.
         """
         with _explain_errors(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -53,15 +57,15 @@ class Cache:
                 if not place.is_dir():
                     with _copy_lock(place.parent):
                         if not place.is_dir():
-                            self._make_copy(place, opened(), manifest, without)
+                            self._make_copy(place, open_source(), manifest, without)
                 os.utime(lock)
             except BaseException:
                 os.close(lock)
                 raise
-            return place  # The lock stays with the process: it is how others know that the copy is in use.
+            return place  # The process keeps the lock: it tells others that the copy is in use.
 
     def make_room(self, size: int, what: str) -> None:
-        """Remove unused copies, the longest unused first, until `size` more bytes fit. Raises StoreError."""
+        """Remove unused copies, the least recently used first, until `size` more bytes fit. Raises StoreError."""
         if size > self.limit:
             raise TooLarge(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
         held = {entry: _folder_bytes(entry) for entry in sorted(self.root.glob("*/"), key=_last_used_time)}
@@ -107,7 +111,7 @@ def _default_folder(environment: Mapping[str, str]) -> Path:
 
 
 def download(store: Store, key: str, size: int, path: Path) -> None:
-    """Copy an object straight into a new file's pages; on the disk when it returns. Raises NoSuchKey, OSError."""
+    """Copy an object straight into the pages of a new file. It is durable on return. Raises NoSuchKey, OSError."""
     with path.open("xb+") as file:
         if not size:
             return
@@ -119,7 +123,8 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
 
 @contextmanager
 def _copy_lock(entry: Path) -> Iterator[None]:
-    """One at a time makes the entry's copy. Not by its lock: who has that keeps it, and others would wait for ever."""
+    """Only one process at a time makes the entry's copy. The entry's own lock cannot serve here: a process holds it for
+    as long as it uses the copy."""
     folder = os.open(entry, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -129,7 +134,7 @@ def _copy_lock(entry: Path) -> Iterator[None]:
 
 
 def _remove_unused(entry: Path) -> bool:
-    """False when a living process uses it, or is making it."""
+    """False if a living process uses the copy or is making it."""
     lock = os.open(entry / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,7 +150,7 @@ def _remove_unused(entry: Path) -> bool:
 
 
 def _last_used_time(entry: Path) -> float:
-    """Unix time; of a copy that was made here and never opened: when it was made."""
+    """Unix time. For a copy that was made here and never opened: the time when it was made."""
     lock = entry / _LOCK
     return (lock if lock.exists() else entry).stat().st_mtime
 
@@ -156,6 +161,7 @@ def _folder_bytes(folder: Path) -> int:
 
 @contextmanager
 def _explain_errors(root: Path) -> Iterator[None]:
+    """Turn an OSError into one line with the path and the remedy."""
     try:
         yield
     except StoreError:

@@ -1,7 +1,8 @@
-"""Large reads and writes of files past the page cache (O_DIRECT).
+"""Large reads and writes that bypass the page cache (O_DIRECT).
 
-Pages of the cache cost the processor several times what the disk takes (here 2.7 s of 3.0 s for a GiB, against 0.04 s
-of 0.3 s), are taken from training, and count as a pod's memory. A file system that cannot do so is used as usual.
+Filling the page cache costs the processor several times what the disk takes (here 2.7 s of 3.0 s for a GiB, against
+0.04 s of 0.3 s). Its pages are taken from training and count as a pod's memory. A file system without O_DIRECT is used
+as usual.
 """
 
 import ctypes
@@ -11,16 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 BLOCK = 4096
-"""Place in memory, place in the file and length must be multiples of a disk's block (open(2)); none has larger ones."""
+"""Memory address, file offset and length must be multiples of the disk's block size (open(2)); no disk has larger
+blocks."""
 DIRECT_FROM_BYTES = 1 << 20
-"""Bytes; what is smaller is soon read again, or not worth another descriptor."""
+"""Smaller transfers are likely to be read again soon, or are not worth another descriptor."""
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
 
 
 @contextmanager
 def open_direct(file: int, mode: int, size: int) -> Iterator[int]:
-    """Another descriptor of the same file, opened by `mode`, to move that many bytes; `file` itself where there is no
-    such way, and for what is small."""
+    """A descriptor of the same file, opened by `mode`, to move `size` bytes past the page cache. Yields `file` itself
+    if the file system lacks O_DIRECT or the size is small."""
     if size < DIRECT_FROM_BYTES:
         yield file
         return
@@ -38,18 +40,18 @@ def open_direct(file: int, mode: int, size: int) -> Iterator[int]:
 
 
 def write_at(file: int, direct: int, data: memoryview, at: int) -> None:
-    """All of it, from byte `at` on. Raises OSError."""
+    """Write all of `data` at byte `at`. Raises OSError."""
     if (done := _transfer(file, direct, data, at, os.pwrite)) < len(data):
         raise OSError(errno.EIO, f"{done} of {len(data)} bytes were taken")
 
 
 def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:
-    """Fill the buffer from byte `at` on; bytes that were there, fewer than asked at the end of the file only."""
+    """Fill the buffer from byte `at` on. Returns the number of bytes, which is smaller only at the end of the file."""
     return _transfer(file, direct, buffer, at, lambda which, view, start: os.preadv(which, [view], start))
 
 
 def _transfer(file: int, direct: int, data: memoryview, at: int, move: Callable[[int, memoryview, int], int]) -> int:
-    """The blocks of it by `direct` if they lie so, what is left by `file`."""
+    """Move whole blocks by `direct` if they are aligned, and the rest by `file`."""
     done, blocks = 0, len(data) // BLOCK * BLOCK if _is_aligned(data, at) else 0
     while done < len(data):
         past = done < blocks and done % BLOCK == 0

@@ -1,11 +1,11 @@
-"""A store in a directory: an object is a file, its key the path. Needs a file system with hard links.
+"""A store in a directory: an object is a file, and its key is the path. Needs a file system with hard links.
 
-Objects appear by rename or link of a finished temporary file beside them, so that no reader sees a half-written one.
-Temporary names begin with `~`, which no key can. A temporary file is locked (flock) for as long as its writer lives: by
-that `sweep` knows what killed ones left, on this machine and on others. Folders without objects go with the last one.
+Objects appear by rename or link of a complete temporary file beside them, so no reader sees a half-written one.
+Temporary names begin with `~`, which no key can. A temporary file is locked (flock) while its writer lives; so `sweep`
+recognises the files of killed writers, on this machine and on others. A folder is removed with its last object.
 
-The directory may be a symbolic link, nothing below it is followed that is one: each folder of a key is opened from the
-one above it, so nobody can exchange one for a link meanwhile.
+The directory may be a symbolic link, but no link below it is followed. Each folder of a key is opened relative to the
+one above it, so nobody can swap in a link meanwhile.
 """
 
 import errno
@@ -28,23 +28,23 @@ from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooSho
 
 _CHUNK = 64 << 20
 _MAX_PARALLEL = 4
-"""Chunks of one object that are read at once: a disk's queue and several cores are used."""
+"""Chunks of one object that are read in parallel, to use the disk's queue and several cores."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABANDONED_S = 24 * 3600.0
-"""Where the file system knows no locks: nobody writes a file for so long without a change of it."""
+"""Without locks in the file system: a temporary file that has not changed for so long has no writer."""
 _FRESH_S = 60.0
-"""What is empty and changed so lately may be for an object that is about to come: a folder, a file not yet locked."""
+"""An empty folder or file younger than this may belong to an object that is about to be written."""
 _ATTEMPTS = 100
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryStore:
-    """The Store in `directory`, which is made when missing, unless `read_only`; writes take turns by `pace`.
+    """The Store in `directory`, which is created if missing, unless `read_only`. `pace` limits writes.
 
-    Raises StoreError when it cannot be made.
+    Raises StoreError if the directory cannot be created.
     """
 
     def __init__(self, directory: str | Path, read_only: bool = False, pace: Pace | None = None) -> None:
@@ -113,8 +113,8 @@ class DirectoryStore:
         self._prune(path.parent)
 
     def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
-        """Remove what killed writers left below `prefix`, and folders without objects that nobody changed for a minute;
-        tells each (a folder's key ends with '/') before it goes. With `dry_run` nothing goes."""
+        """Remove the temporary files of killed writers below `prefix`, and empty folders unchanged for a minute. Yields
+        each before its removal; a folder's key ends with '/'. With `dry_run` nothing is removed."""
         check_prefix(prefix)
         top = self._root / prefix.rpartition("/")[0]
         with suppress(FileNotFoundError, NotADirectoryError), self._open_folder(top) as at:
@@ -127,7 +127,7 @@ class DirectoryStore:
                         yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
                         if not dry_run:
                             os.unlink(name, dir_fd=folder)
-                there = here != self._root and os.stat(folder).st_nlink  # 0: it went with the last one below it.
+                there = here != self._root and os.stat(folder).st_nlink  # 0: pruned with the last folder below it.
                 idle = before.st_mtime < time.time() - _FRESH_S
                 if there and idle and not set(os.listdir(folder)) - set(left if dry_run else ()):
                     yield Entry(f"{here.relative_to(self._root)}/", 0, before.st_mtime)
@@ -135,7 +135,7 @@ class DirectoryStore:
                         self._prune(here)
 
     def free_bytes(self) -> int:
-        """What can still be written here."""
+        """Bytes that can still be written."""
         return shutil.disk_usage(self._root).free
 
     def _path(self, key: str) -> Path:
@@ -144,8 +144,8 @@ class DirectoryStore:
 
     @contextmanager
     def _open_folder(self, folder: Path, make: bool = False) -> Iterator[int]:
-        """A descriptor of a folder of this store; `make` it so that it outlives a power cut. Raises StoreError where a
-        symbolic link is on the way, FileNotFoundError, NotADirectoryError."""
+        """A descriptor of a folder of this store. With `make` it is created, durably. Raises StoreError if a symbolic
+        link is on the way, FileNotFoundError, NotADirectoryError."""
         at, here = os.open(self._root, _OPEN_FOLDER), self._root
         try:
             for name in folder.relative_to(self._root).parts:
@@ -179,7 +179,7 @@ class DirectoryStore:
             folder, temporary, file = self._create_temporary(path.parent)
             try:
                 try:
-                    with file:  # Until it is the object: what is closed is nobody's.
+                    with file:  # Closing releases the lock, so publish first: an unlocked file would be swept.
                         self._copy(source, file.fileno())
                         os.fsync(file.fileno())
                         published = publish(folder, temporary, path.name)
@@ -192,21 +192,22 @@ class DirectoryStore:
             return published
 
     def _create_temporary(self, folder: Path) -> tuple[int, str, FileIO]:
-        """A new file, open and locked: the descriptor of its folder, its name there, the file.
+        """Create and lock a temporary file. Returns the descriptor of its folder, its name there, and the file.
 
-        The folder is made, again if somebody prunes it meanwhile."""
+        Creates the folder, and does so again if another process prunes it meanwhile.
+        """
         for _ in range(_ATTEMPTS):
             with suppress(FileNotFoundError), self._open_folder(folder, make=True) as at:
                 name = f"~{os.getpid()}-{secrets.token_hex(6)}"
                 file = FileIO(os.open(name, _CREATE_NEW, 0o666, dir_fd=at), "w")
                 if _try_lock(file):
                     return os.dup(at), name, file
-                file.close()  # It is being swept: it was nobody's for a moment.
+                file.close()  # It was unlocked for a moment, and is being swept.
                 os.unlink(name, dir_fd=at)
-        raise OSError(errno.EAGAIN, "removed again and again while it was begun")
+        raise OSError(errno.EAGAIN, f"removed during each of {_ATTEMPTS} attempts to write it")
 
     def _prune(self, folder: Path) -> None:
-        """Remove the folder, and those above it, as far as nothing is in them."""
+        """Remove the folder if it is empty, then its parents as far as they are empty."""
         while self._root in folder.parents:
             try:
                 with self._open_folder(folder.parent) as above:
@@ -252,7 +253,8 @@ class DirectoryStore:
 
 
 def _try_lock(file: FileIO) -> bool:
-    """Lock it; False: somebody else has, or it is gone. Where the file system knows no locks, its age must do."""
+    """Lock the file. Returns False if another process holds the lock, or the file was removed. Without locks in the
+    file system it returns True; the age of the file serves instead."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -261,7 +263,7 @@ def _try_lock(file: FileIO) -> bool:
 
 
 def _has_living_writer(folder: int, name: str) -> bool:
-    """Does a living process write that temporary file of the open folder?"""
+    """Is a living process writing that temporary file of the open folder?"""
     try:
         with FileIO(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
             facts = os.fstat(file.fileno())
@@ -314,7 +316,7 @@ def _link(folder: int, temporary: str, name: str) -> bool:
 
 @contextmanager
 def _explain_errors(path: Path, verb: str) -> Iterator[None]:
-    """Turn the file system's refusal into one line with the path and the mend."""
+    """Turn an OSError into one line with the path and the remedy."""
     try:
         yield
     except StoreError:

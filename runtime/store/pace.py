@@ -1,13 +1,13 @@
-"""A limit of bytes a second that several threads share, so that persisting leaves the network to training."""
+"""A limit in bytes/s that several threads share, so that persisting leaves network bandwidth to training."""
 
 import threading
 import time
 from collections.abc import Callable, Generator
 
 CHUNK_BYTES = 256 << 10
-"""Bytes that are sent at once when there is a limit."""
+"""Bytes sent at once if there is a limit."""
 _BURST_S = 0.1
-"""What was not used for so long may be caught up."""
+"""Unused bandwidth of so many seconds may be used later."""
 
 
 class Pace:
@@ -25,7 +25,7 @@ class Pace:
         self._due = clock()
 
     def take(self, count: int) -> None:
-        """Wait for `count` bytes' turn."""
+        """Wait until `count` bytes may be sent."""
         if not self.bytes_per_s:
             return
         with self._lock:
@@ -36,11 +36,11 @@ class Pace:
             self._sleep(wait)
 
     def chunk_bytes(self, largest: int) -> int:
-        """Bytes to send at once: `largest`, with a limit at most CHUNK."""
+        """Bytes to send at once: `largest`, or at most CHUNK_BYTES if there is a limit."""
         return min(largest, CHUNK_BYTES) if self.bytes_per_s else largest
 
     def slices(self, data: memoryview, largest: int) -> Generator[memoryview]:
-        """`data` in order, in pieces of at most `largest` bytes, each when its turn has come."""
+        """Yield `data` in chunks of at most `largest` bytes, each when it may be sent."""
         size = self.chunk_bytes(largest)
         for start in range(0, len(data), size):
             with data[start : start + size] as piece:

@@ -1,4 +1,4 @@
-"""What a store promises, whatever it is made of. `tests/store` holds every implementation to it."""
+"""The contract of a store. `tests/store` tests every implementation against it."""
 
 import re
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ _KEY = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 
 class StoreError(OSError):
-    """The store cannot do what was asked; one line that says what and how to mend it."""
+    """The store cannot do what was requested. The text is one line with the cause and the remedy."""
 
 
-class TooLarge(StoreError):  # noqa: N818 - as it is said
-    """It does not fit into the space that it may take on this machine."""
+class TooLarge(StoreError):  # noqa: N818 (a name that reads well in `except`)
+    """The data exceeds the space that it may take on this machine."""
 
 
 class TooShort(StoreError):  # noqa: N818
-    """The object ends before the bytes that were asked for."""
+    """The object ends before the requested bytes."""
 
 
 class NoSuchKey(KeyError):  # noqa: N818 (a name that reads well in `except`)
@@ -25,7 +25,7 @@ class NoSuchKey(KeyError):  # noqa: N818 (a name that reads well in `except`)
 
 
 class Entry(NamedTuple):
-    """An object as `list` sees it."""
+    """An object as `list` returns it."""
 
     key: str
     size: int
@@ -34,13 +34,13 @@ class Entry(NamedTuple):
 
 
 class Store(Protocol):
-    """Keys are relative, '/'-separated, of letters, digits and `._-`; checked on every call (ValueError)."""
+    """Keys are relative, '/'-separated, of letters, digits and `._-`. Every call checks them (ValueError)."""
 
     uri: str
-    """What `open_store` takes to open it again."""
+    """Reopens the store through `open_store`."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """The object's bytes, or `length` of them (fewer at its end) from `start`. Raises NoSuchKey."""
+        """The object's bytes, or `length` bytes from `start` (fewer at the end). Raises NoSuchKey."""
         ...
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
@@ -48,11 +48,11 @@ class Store(Protocol):
         ...
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:
-        """Write the object whole, replacing an older one. Durable when it returns; a memoryview is not copied."""
+        """Write the whole object, replacing an older one. It is durable on return. A memoryview is not copied."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write the object if the key is free: True for exactly one of all writers. Atomic and durable."""
+        """Write the object if the key is free. Returns True for exactly one of all writers. Atomic and durable."""
         ...
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -60,22 +60,22 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error when there is none."""
+        """Remove the object, if it exists."""
         ...
 
     def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
-        """Remove what killed writers left below `prefix`, which no other call shows; tells each before it goes. With
-        `dry_run` nothing goes. What a living writer may own stays."""
+        """Remove what killed writers left below `prefix`; no other call shows it. Yields each before its removal. With
+        `dry_run` nothing is removed. Whatever a living writer may own stays."""
         ...
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for a key that no store takes (names become paths)."""
+    """Raises ValueError for an invalid key. The check is strict because keys become paths."""
     if not _KEY.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):
         raise ValueError(f"not a key: {key!r}; parts of letters, digits and ._- joined by /")
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises ValueError for a prefix that no key can start with; the empty one is every key's."""
+    """Raises ValueError for a prefix that no key can start with. The empty prefix is valid."""
     if prefix:
         check_key(prefix.removesuffix("/"))

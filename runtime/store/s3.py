@@ -1,8 +1,8 @@
-"""A store under a prefix of an S3 bucket: MinIO, or another that honours `If-None-Match` on a PUT.
+"""A store under a prefix of an S3 bucket: MinIO, or any other that honours `If-None-Match` on a PUT.
 
-Large objects go in parts, several at once, from where they are: nothing is copied, so memory stays bounded by what the
-connections buffer. What a killed writer left of a multi-part upload no listing of objects shows; `sweep` gives it up
-when it is old. (MinIO does so by itself, too.)
+Large objects are uploaded in parallel parts straight from their memory. Nothing is copied, so memory use is bounded by
+the connections' buffers. A killed writer may leave a multi-part upload, which no listing of objects shows. `sweep`
+aborts old ones, as MinIO itself does, too.
 """
 
 import mmap
@@ -25,13 +25,13 @@ PART_BYTES = 16 << 20
 MAX_PARTS = 10_000
 """S3's limit (Amazon S3 user guide, "Multipart upload limits"); larger objects get larger parts."""
 MAX_PARALLEL = 4
-"""Parts or ranges of one object on their way at once."""
+"""Parts or ranges of one object in flight at once."""
 READ_ATTEMPTS = 3
-"""An object that is replaced while its ranges are read is read anew so often."""
+"""Attempts to read an object that is being replaced meanwhile."""
 PROBE = "~probe"
-"""No key can begin like this. It is there to prove, at each opening, that a second create fails."""
+"""An object that proves at each opening that a second create fails. No key can begin with `~`."""
 ABANDONED_S = 86_400.0
-"""An upload that began so long ago has no living writer. MinIO itself gives up such ones, too."""
+"""An upload initiated so long ago has no living writer. MinIO aborts such uploads by itself, too."""
 _NONCE_HEADER = "x-amz-meta-everstep-writer"
 _CHUNK_BYTES = 1 << 20
 
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 
 class S3Objects:
-    """What is in a bucket, under whatever names others gave it: to be read."""
+    """The objects of a bucket, whatever their names, for reading."""
 
     def __init__(self, settings: Settings) -> None:
         self.requests = Requests(settings)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """As a Store's."""
+        """Like `Store.get`."""
         if length == 0:
             self.requests.send("HEAD", name)
             return b""
@@ -56,16 +56,16 @@ class S3Objects:
         return answer.data if answer.status == 206 else b""
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """As a Store's, without markers of folders and what proves that a Store is one."""
+        """Like `Store.list`, without folder markers and probes."""
         for entry in self.requests.list(prefix):
             if entry.key.rpartition("/")[2] not in ("", PROBE):
                 yield entry
 
 
 class S3Store:
-    """The Store at `settings`; uploads take turns by `pace`.
+    """The Store at `settings`; `pace` limits uploads.
 
-    Unless `read_only`, opening proves that `create` is atomic there: raises StoreError when the store ignores
+    Unless `read_only`, opening proves that `create` is atomic there. Raises StoreError if the store ignores
     If-None-Match, cannot be reached, or refuses the credentials.
     """
 
@@ -90,7 +90,7 @@ class S3Store:
                     raise TooShort(f"{self.uri}/{key}: ends {short} bytes too early")
                 if self._read_ranges(name, start, view, found.headers["etag"]):
                     return
-        raise StoreError(f"{self.uri}/{key}: is being replaced again and again while it is read")
+        raise StoreError(f"{self.uri}/{key}: was replaced during each of {READ_ATTEMPTS} attempts to read it")
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:
         name = self._object_name(key)
@@ -107,7 +107,7 @@ class S3Store:
         check_prefix(prefix)
         for entry in self._objects.list(self._base + prefix):
             key = entry.key.removeprefix(self._base)
-            with suppress(ValueError):  # What is no key is not ours.
+            with suppress(ValueError):  # An invalid key was not written by a Store.
                 check_key(key)
                 yield entry._replace(key=key)
 
@@ -121,7 +121,7 @@ class S3Store:
         found = [*self._requests.uploads(below)]
         for upload in found or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
             if upload.initiated < time.time() - ABANDONED_S:
-                with suppress(NoSuchKey):  # It ended since.
+                with suppress(NoSuchKey):  # It has ended meanwhile.
                     size = self._requests.uploaded_bytes(upload)
                     yield Entry(upload.name.removeprefix(self._base), size, upload.initiated)
                     if not dry_run:
@@ -135,7 +135,8 @@ class S3Store:
         return self._base + key
 
     def _require_atomic_create(self) -> None:
-        """At most one object per prefix is left; the first opening makes it, each one asks for it again."""
+        """Leaves at most one object per prefix: the first opening creates it, and each later one tries to create it
+        again."""
         for _ in range(2):
             if not self._create(self._base + PROBE, b""):
                 return
@@ -145,7 +146,8 @@ class S3Store:
         )
 
     def _create(self, name: str, data: bytes) -> bool:
-        """PUT if the name is free. A retry that meets its own success finds its nonce in the object's metadata."""
+        """PUT if the name is free. If a retry meets the success of an earlier attempt, it finds its own nonce in the
+        object's metadata."""
         nonce = secrets.token_hex(16)
         with memoryview(data) as view:
             answer = self._send_paced("PUT", name, view, {_NONCE_HEADER: nonce}, {"If-None-Match": "*"}, (412,))
@@ -198,7 +200,8 @@ class S3Store:
             raise
 
     def _complete_upload(self, name: str, upload: str, tags: Sequence[str], nonce: str) -> None:
-        """Make the parts one object. S3 may answer 200 and an error in the body; a retry may find its work done."""
+        """Join the parts to one object. S3 may answer 200 with an error in the body. A retry may find that an earlier
+        attempt succeeded."""
         root = ElementTree.Element("CompleteMultipartUpload")
         for number, tag in enumerate(tags, 1):
             part = ElementTree.SubElement(root, "Part")
@@ -207,10 +210,10 @@ class S3Store:
         body = ElementTree.tostring(root)
         done = self._requests.send("POST", name, query={"uploadId": upload}, body=body, wanted=(404,))
         if (done.status == 404 or b"<Error>" in done.data) and not self._is_written_by(name, nonce):
-            raise StoreError(f"{self.uri}: {name}: the upload's parts were not made one object ({done.code})")
+            raise StoreError(f"{self.uri}: {name}: the upload's parts were not joined to one object ({done.code})")
 
     def _read_ranges(self, name: str, start: int, view: memoryview, tag: str) -> bool:
-        """Fill `view` by ranges of the version `tag`; False when the object is another one by now."""
+        """Fill `view` by ranges of the version `tag`. Returns False if the object has been replaced."""
 
         def read(number: int) -> bool:
             first = number * PART_BYTES
@@ -226,7 +229,8 @@ class S3Store:
 
 
 def _run_parallel(work: Callable[[int], T], count: int) -> list[T]:
-    """`work(0)`, `work(1)`...: PARALLEL at once; the results in order. The first error stops what has not begun."""
+    """The results of `work(0)`, `work(1)`... in order, MAX_PARALLEL at once. The first error cancels calls that have
+    not started."""
     if count <= 1:
         return [work(number) for number in range(count)]
     with ThreadPoolExecutor(min(MAX_PARALLEL, count), "everstep-store") as pool:
@@ -239,7 +243,7 @@ def _run_parallel(work: Callable[[int], T], count: int) -> list[T]:
 
 @contextmanager
 def _open_source(source: bytes | memoryview | Path) -> Iterator[memoryview]:
-    """The source's bytes where they are; a file is mapped."""
+    """The source's bytes without a copy; a file is mapped."""
     if not isinstance(source, Path):
         with memoryview(source).cast("B") as view:
             yield view
@@ -257,7 +261,7 @@ def _open_source(source: bytes | memoryview | Path) -> Iterator[memoryview]:
 
 
 def _xml_text(data: bytes, name: str) -> str:
-    """The text of the first element `name` below the root, in whatever namespace."""
+    """The text of the first element `name` below the root, in any namespace."""
     found = ElementTree.fromstring(data).findtext(f"{{*}}{name}")
     if not found:
         raise StoreError(f"the store's answer has no {name}")

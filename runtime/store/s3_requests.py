@@ -1,7 +1,7 @@
-"""Requests to an S3 endpoint: signed by minio, sent on kept connections, repeated when it may help, told in one line.
+"""Requests to an S3 endpoint: signed by minio, sent over persistent connections, retried when that may help.
 
-Each request is a presigned address, because minio's own calls hash and copy what they send, and turn If-None-Match
-into the object's metadata, which makes the PUT unconditional.
+Each request uses a presigned URL. minio's own calls hash and copy what they send, and turn If-None-Match into metadata
+of the object, which makes the PUT unconditional.
 """
 
 import http.client
@@ -28,42 +28,42 @@ from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError
 from everstep.runtime.store.s3_settings import Settings
 
 ATTEMPTS = 6
-"""Of one request; the pauses between them add up to 3 s at most."""
+"""Attempts for one request; the pauses between them add up to 3 s at most."""
 FIRST_PAUSE_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
-"""Without a byte for so long a connection counts as broken."""
+"""A connection without a byte for so long counts as broken."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that another attempt may mend."""
+"""Statuses for which another attempt may succeed."""
 RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"})
 _FULL_CODES = ("XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded")
 _WRONG_REGION_CODES = ("AuthorizationQueryParametersError", "AuthorizationHeaderMalformed", "MissingFields")
-"""As Amazon S3 and MinIO (the last one, for a PUT) call a request that is signed for another region."""
+"""Codes of Amazon S3 and MinIO (the last one, for a PUT) for a request signed for another region."""
 _SIGNATURE_LIFETIME = timedelta(hours=1)
 
 Body = bytes | Callable[[], Generator[memoryview]]
-"""What is sent; a function makes the pieces anew for each attempt."""
+"""A function makes the chunks anew for each attempt."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for a request; `code` is S3's, empty for success."""
+    """The response to a request; `code` is S3's, empty on success."""
 
     status: int
     headers: Mapping[str, str]
     """Names in lower case."""
     data: bytes
-    """Empty when it was read into the caller's buffer."""
+    """Empty if the body was read into the caller's buffer."""
     code: str = ""
     message: str = ""
     attempts: int = 1
-    """More than 1: an earlier attempt may have succeeded unheard."""
+    """More than 1: an earlier attempt may have succeeded although its answer was lost."""
     filled: int = 0
-    """Bytes in the caller's buffer."""
+    """Bytes written to the caller's buffer."""
 
 
 class Upload(NamedTuple):
-    """An object that is being put in parts, or was when its writer was killed."""
+    """A multi-part upload that is in progress, or whose writer was killed."""
 
     name: str
     upload_id: str
@@ -72,7 +72,7 @@ class Upload(NamedTuple):
 
 
 class Requests:
-    """Requests for the objects of one bucket. Threads may share it. `pause` waits that many seconds."""
+    """Requests for the objects of one bucket. Thread-safe. `pause` waits that many seconds."""
 
     def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
@@ -110,10 +110,11 @@ class Requests:
         into: memoryview | None = None,
         wanted: tuple[int, ...] = (),
     ) -> Answer:
-        """The answer, after as many attempts as needed, if its status is 200, 204, 206 or one of `wanted`.
+        """Send the request, with as many attempts as needed, and return the answer if its status is 200, 204, 206 or in
+        `wanted`.
 
-        A function as `body` gives `length` bytes. `into` takes the body of a 200 or 206; a longer
-        one is cut. Raises NoSuchKey; StoreError for everything else.
+        If `body` is a function, it yields `length` bytes in total. The body of a 200 or 206 is read into `into`; a
+        longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
         sent = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
         for attempt in range(1, ATTEMPTS + 1):
@@ -143,9 +144,9 @@ class Requests:
                 yield Entry(str(found.object_name), found.size or 0, modified)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """The multi-part uploads to keys below `prefix` that are neither done nor given up. Raises StoreError.
+        """The multi-part uploads below `prefix` that are neither completed nor aborted. Raises StoreError.
 
-        MinIO tells of them only for a whole key, and for the empty prefix; minio calls this its own, and uses it so.
+        MinIO lists them only for a complete key, or for the empty prefix. The method used is private in minio.
         """
         marker, more = None, True
         while more:
@@ -164,7 +165,7 @@ class Requests:
 
     @contextmanager
     def _explain_errors(self, prefix: str) -> Iterator[None]:
-        """Raises StoreError for what minio raises of a listing."""
+        """Turn minio's errors of a listing into StoreError."""
         try:
             yield
         except S3Error as error:
@@ -178,9 +179,9 @@ class Requests:
             raise StoreError(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
 
     def _address(self, method: str, key: str, query: Mapping[str, str]) -> str:
-        told: dict[str, str | list[str] | tuple[str]] = dict(query)
+        parameters: dict[str, str | list[str] | tuple[str]] = dict(query)
         return self._minio.get_presigned_url(
-            method, self._settings.bucket, key, expires=_SIGNATURE_LIFETIME, extra_query_params=told
+            method, self._settings.bucket, key, expires=_SIGNATURE_LIFETIME, extra_query_params=parameters
         )
 
     def _send_once(
@@ -201,23 +202,23 @@ class Requests:
             except (BrokenPipeError, ConnectionResetError):
                 cut = True  # It may have answered before it closed; otherwise the next line raises.
             response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
+            answered = {name.lower(): value for name, value in response.getheaders()}
             status = response.status
             if into is not None and status in (200, 206):
-                filled = _read_body(response, into, int(told.get("content-length", "0")))
+                filled = _read_body(response, into, int(answered.get("content-length", "0")))
                 if not response.isclosed():
                     connection.close()
-                return Answer(status, told, b"", attempts=attempt, filled=filled)
+                return Answer(status, answered, b"", attempts=attempt, filled=filled)
             data = response.read()
             if cut:
                 connection.close()
         code, message = _parse_error(data) if status >= 300 else ("", "")
-        code = code or told.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
-        return Answer(status, told, data, code, message, attempt)
+        code = code or answered.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
+        return Answer(status, answered, data, code, message, attempt)
 
     @contextmanager
     def _connection(self, host: str) -> Iterator[http.client.HTTPConnection]:
-        """An idle one or a new one; kept afterwards unless the block raises."""
+        """An idle connection or a new one. It is kept for reuse unless the block raises."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -236,7 +237,7 @@ class Requests:
         self._idle.append(connection)
 
     def _wait(self, attempt: int, told: str) -> None:
-        """Before attempt + 1: doubled each time, by chance up to half shorter; `told` is the server's Retry-After."""
+        """Wait before the next attempt: exponential backoff with jitter. `told` is the server's Retry-After."""
         pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
         with suppress(ValueError):
             pause = max(pause, min(float(told or 0), 10.0))
@@ -261,11 +262,11 @@ class Requests:
         raise StoreError(f"{there}: {method} {key}: {endpoint} answers {status} ({why})")
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
-        told = str(getattr(error, "reason", error)) or type(error).__name__
+        why = str(getattr(error, "reason", error)) or type(error).__name__
         if isinstance(error, socket.gaierror):
-            told = "no such host"
+            why = "no such host"
         raise StoreError(
-            f"{self._settings.uri}: {self._settings.endpoint} cannot be reached ({told}); is it running, and is "
+            f"{self._settings.uri}: {self._settings.endpoint} cannot be reached ({why}); is it running, and is "
             "MINIO_ENDPOINT or AWS_ENDPOINT_URL right?"
         ) from error
 
@@ -277,7 +278,8 @@ class Requests:
 
 
 def _read_body(response: http.client.HTTPResponse, buffer: memoryview, promised: int) -> int:
-    """Read the body straight into `buffer`; the bytes that came. Raises IncompleteRead when fewer than promised."""
+    """Read the body straight into `buffer` and return the number of bytes. Raises IncompleteRead if there are fewer
+    than promised."""
     wanted, done = min(len(buffer), promised), 0
     while done < wanted:
         with buffer[done:wanted] as rest:
@@ -286,7 +288,7 @@ def _read_body(response: http.client.HTTPResponse, buffer: memoryview, promised:
             raise http.client.IncompleteRead(b"", wanted - done)
         done += count
     if promised <= len(buffer):
-        response.read()  # Nothing is left: the connection can be used again.
+        response.read()  # The body is consumed, so the connection can be reused.
     return done
 
 

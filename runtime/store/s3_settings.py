@@ -1,7 +1,7 @@
-"""Where an S3 store is and how it is entered: `s3://bucket/prefix` and the usual variables of the environment.
+"""Address and credentials of an S3 store: `s3://bucket/prefix` and the usual environment variables.
 
 MINIO_ENDPOINT, or else AWS_ENDPOINT_URL, with http:// or https://; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for
-temporary ones, AWS_SESSION_TOKEN; AWS_REGION, or else AWS_DEFAULT_REGION (us-east-1 when neither is set, as MinIO's);
+temporary credentials, AWS_SESSION_TOKEN; AWS_REGION, or else AWS_DEFAULT_REGION (by default us-east-1, like MinIO);
 AWS_CA_BUNDLE, or else SSL_CERT_FILE: a file of certificates to trust instead of the system's.
 """
 
@@ -21,7 +21,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Settings:
-    """All that is needed to reach one prefix of one bucket."""
+    """The address of one prefix of one bucket, and the credentials for it."""
 
     bucket: str
     prefix: str
@@ -38,21 +38,21 @@ class Settings:
 
     @property
     def endpoint(self) -> str:
-        """As a person writes it."""
+        """The endpoint as a URL."""
         return f"{'https' if self.secure else 'http'}://{self.host}"
 
     @property
     def uri(self) -> str:
-        """What `open_store` takes."""
+        """The address that `open_store` takes."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
-    """The settings of `uri`. Raises StoreError, one line, for a URI that is none and a variable that is missing."""
+    """Raises StoreError, one line, for an invalid URI or a missing variable."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
-        raise StoreError(f"{uri}: {bucket!r} is no bucket's name; give s3://bucket/prefix")
+        raise StoreError(f"{uri}: {bucket!r} is not a bucket's name; give s3://bucket/prefix")
     try:
         if prefix:
             check_key(prefix)
@@ -81,5 +81,5 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
 
 
 def _first_set(environment: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
-    """(name, value) of the first variable that is set and not empty; ("", "") without any."""
+    """(name, value) of the first variable that is set and not empty; ("", "") if there is none."""
     return next(((name, environment[name]) for name in names if environment.get(name)), ("", ""))

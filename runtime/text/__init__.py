@@ -1,9 +1,10 @@
-"""Text documents in files: which files are meant (`files`), where one may be cut for parallel readers (`borders`),
-and the documents that begin in a range of it (`documents`). Files of this machine or of an S3 store (`source`); needs
-zstandard for `.zst`, pyarrow for `.parquet`.
+"""Text documents in files, which lie on this machine or in an S3 store.
 
-lm-dataformat's own reader yields raw lines for `.jsonl.gz`, dictionaries for `.json.gz`, fails on `.jsonl.zst.tar` and
-reads the eleventh file of an archive before the third; so these few lines read its archives.
+`files` finds the files that the user names. `borders` finds where a file may be cut for parallel readers. `documents`
+reads the documents that begin in a range. `source` opens files. Needs zstandard for `.zst`, pyarrow for `.parquet`.
+
+lm-dataformat's own reader is not used: it yields raw lines for `.jsonl.gz` and dictionaries for `.json.gz`, fails on
+`.jsonl.zst.tar`, and reads the eleventh file of an archive before the third.
 """
 
 from everstep.runtime.text.borders import Extent, extents

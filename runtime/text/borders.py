@@ -1,8 +1,8 @@
-"""Where files may be cut, so that several readers share one: without decompressing anything.
+"""Where files may be cut, so that several readers share one, without decompressing anything.
 
-Plain lines may be cut at any byte, Zstandard between its frames (RFC 8878, section 3.1), gzip between the blocks of
-BGZF (SAM specification, section 4.1; other gzip files say nowhere how long their members are), Parquet between row
-groups, tar and zip between members. Everything else is read whole.
+Plain lines may be cut at any byte; Zstandard between its frames (RFC 8878, section 3.1); gzip between the blocks of
+BGZF (SAM specification, section 4.1), as other gzip files do not record the lengths of their members; Parquet between
+row groups; tar and zip between members. Everything else is read whole.
 """
 
 import struct
@@ -22,22 +22,22 @@ _MAX_HEADER_BYTES = 18
 _TAR_BLOCK = 512
 _BGZF = struct.Struct("<4s6xH2sHH")
 BORDER_SPACING = 1 << 18
-"""Borders are told at least so many bytes apart: a file may have a frame for each document."""
+"""Minimum distance of borders in bytes: a file may have a frame for each document."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A file, or a member of an archive file: bytes that hold documents."""
+    """A file, or a member of an archive: bytes that hold documents."""
 
     path: str
     kind: Kind
     size: int
-    """Bytes as stored; of a Parquet file those of its row groups, one after another."""
+    """Bytes as stored; for a Parquet file, the total of its row groups."""
     borders: tuple[int, ...] | None = None
-    """Where it may be cut: increasing, from 0 to `size`; None: at any byte."""
+    """Where it may be cut: increasing, from 0 to `size`. None: at any byte."""
     member: str = ""
     base: int = 0
-    """Byte of the file at which the extent begins."""
+    """First byte of the extent in the file."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Extent:
 
 
 def extents(name: str) -> list[Extent]:
-    """What is in the file, in order. Raises TextError for one that cannot be read, is cut off or damaged."""
+    """The extents of the file, in order. Raises TextError if the file is unreadable, cut off or damaged."""
     kind = kind_of(name)
     try:
         with source.open_bytes(name) as file:
@@ -82,7 +82,7 @@ def _tar_members(file: RawIOBase, name: str) -> list[Extent]:
     except tarfile.TarError as error:
         raise TextError(f"{name}: not a tar file ({error}); pack it again") from None
     file.seek(end)
-    if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):  # which tarfile takes for an end
+    if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):  # tarfile takes a truncated file for a complete one
         raise TextError(f"{name}: cut off after {len(members)} members; fetch it again")
     found = []
     for member in members:
@@ -120,7 +120,7 @@ def _zst_frames(file: RawIOBase, name: str, base: int, size: int) -> tuple[int, 
 
 
 def _zst_frame_end(file: RawIOBase, name: str, base: int, at: int, size: int) -> int:
-    """The byte after the frame that begins at `at`; beyond `size` when the file ends before it does."""
+    """The byte after the frame that begins at `at`; greater than `size` if the frame is cut off."""
     import zstandard
 
     file.seek(base + at)

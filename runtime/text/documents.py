@@ -1,8 +1,8 @@
 """The documents that begin in a range of a file.
 
-A line belongs to the range in which the line break before it lies (the first line of a file to the first range), so
-every line has one range wherever the cuts fall, and a reader needs no byte from before its range: it leaves out what
-comes before its first line break, and reads its last line on beyond its end. So Hadoop's TextInputFormat does it.
+A line belongs to the range that contains the preceding line break; the first line of a file belongs to the first range.
+So every line belongs to exactly one range wherever the cuts fall. A reader skips to its first line break and reads its
+last line beyond the end of its range, as Hadoop's TextInputFormat does.
 """
 
 import gzip
@@ -25,13 +25,13 @@ from everstep.runtime.text.files import Kind
 _BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256
 MAX_LINE_BYTES = 64 << 20
-"""Bytes of the longest line that is read: some kilobytes of compressed data may hold hundreds of megabytes without a
-line break. A longer one is a bad document."""
+"""A longer line is a bad document. Some kilobytes of compressed data may hold hundreds of megabytes without a line
+break."""
 _OMITTED_LINE = b"\0 a line that was left out"
 _WINDOW = 1 << 31
-"""Of Zstandard, as --long=31 writes it."""
+"""The window size of `zstd --long=31`."""
 Texts = tuple[str | None, ...]
-"""The texts of one document, one for each key; None for a key that it does not have."""
+"""The texts of one document, one for each key; None for a key that it lacks."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Piece:
     path: str
     kind: Kind
     size: int
-    """Of the whole extent."""
+    """Size of the whole extent."""
     start: int
     end: int
     member: str = ""
@@ -54,28 +54,27 @@ class Piece:
 
 
 def piece_of(extent: Extent, start: int, end: int) -> Piece:
-    """A range of an extent, by two of its borders."""
+    """The range of an extent between two of its borders."""
     return Piece(extent.path, extent.kind, extent.size, start, end, extent.member, extent.base)
 
 
 class _BadDocument(ValueError):  # noqa: N818 - what it is
-    """What is wrong, and where in its line."""
+    """The defect of a document, and its column in the line."""
 
-    def __init__(self, told: str, column: int = 0) -> None:
-        super().__init__(told)
+    def __init__(self, text: str, column: int = 0) -> None:
+        super().__init__(text)
         self.column = column
 
 
 class DocumentReader:
-    """Reads the texts under `keys` from lines, rows and whole files (which have only one text, whatever its key)."""
+    """Reads the texts under `keys` from lines, rows and whole files. A whole file has only one text, whatever its
+    key."""
 
     def __init__(self, keys: Sequence[str], *, required: bool = True, skip_bad: bool = False, flag: str = "") -> None:
-        """`required`: a document without one of the keys is bad. `skip_bad`: bad documents are counted, not raised.
-
-        `flag` is the command line's name for the keys, told in errors.
-        """
+        """`required`: a document that lacks one of the keys is bad. `skip_bad`: bad documents are counted, not raised.
+        `flag` names the command line option for the keys, for errors."""
         self.skipped = 0
-        """Bad documents so far."""
+        """Number of bad documents so far."""
         self._done = 0
         self._window: _Window | None = None
         self._keys, self._required, self._skip_bad, self._flag = tuple(keys), required, skip_bad, flag
@@ -89,9 +88,9 @@ class DocumentReader:
         return self._done + (self._window.taken if self._window else 0)
 
     def read(self, part: Piece) -> Iterator[Texts]:
-        """The documents of that piece, in order.
+        """Yield the documents of that piece, in order.
 
-        Raises TextError with file, line and column for a document that is none, and for damaged data.
+        Raises TextError with file, line and column for a bad document, and for damaged data.
         """
         how = {Kind.PARQUET: self._read_rows, Kind.TEXT: self._read_whole}.get(part.kind, self._read_lines)
         yield from how(part)
@@ -121,7 +120,7 @@ class DocumentReader:
         self._window = window
 
     def _decode_refused_line(self, part: Piece, number: int, line: bytes) -> Texts | None:
-        """The texts of a line that the fast decoder refused; None when it is to be skipped."""
+        """The texts of a line that the fast decoder refused; None to skip the line."""
         if not line.strip():
             return None
         try:
@@ -138,7 +137,7 @@ class DocumentReader:
 
     def _texts(self, value: Any) -> Texts:
         if not isinstance(value, dict):
-            value = dict.fromkeys(self._keys, value)  # a line that is just a text
+            value = dict.fromkeys(self._keys, value)  # The line is a bare text.
         return tuple(self._text(value, key) for key in self._keys)
 
     def _text(self, document: dict[str, Any], key: str) -> str | None:
@@ -148,13 +147,13 @@ class DocumentReader:
                 raise _BadDocument(f"no key {key!r} (there are: {', '.join(document)}); {choose}")
             return None
         if isinstance(value, list) and all(isinstance(paragraph, str) for paragraph in value):
-            value = "\n\n".join(value)  # paragraphs, as lm-dataformat joins them
+            value = "\n\n".join(value)  # As lm-dataformat joins paragraphs.
         if not isinstance(value, str):
             raise _BadDocument(f"{key!r} is {type(value).__name__} where text is wanted; {choose}")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _BadDocument("half a surrogate pair is no text; mend or remove the line") from None
+            raise _BadDocument("half a surrogate pair is not text; mend or remove the line") from None
         return value
 
     def _read_whole(self, part: Piece) -> Iterator[Texts]:
@@ -188,14 +187,14 @@ class DocumentReader:
                 for batch in file.iter_batches(_BATCH_ROWS, groups, columns):
                     for document in batch.to_pylist():
                         row += 1
-                        texts = self._decode_refused_row(part, before + row, document if columns else everything)
+                        texts = self._decode_row(part, before + row, document if columns else everything)
                         if texts is not None:
                             yield texts
         except (pyarrow.ArrowException, OSError) as error:
-            told = str(error).splitlines()[0]
-            raise TextError(f"{part.name}: damaged after row {before + row} ({told}); fetch it again") from None
+            why = str(error).splitlines()[0]
+            raise TextError(f"{part.name}: damaged after row {before + row} ({why}); fetch it again") from None
 
-    def _decode_refused_row(self, part: Piece, row: int, document: dict[str, Any]) -> Texts | None:
+    def _decode_row(self, part: Piece, row: int, document: dict[str, Any]) -> Texts | None:
         try:
             return self._texts(document)
         except _BadDocument as error:
@@ -217,11 +216,11 @@ def _decode_json(line: bytes) -> Any:
 
 
 def _split_lines(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes]:
-    """The lines whose preceding line break lies in the piece, empty ones too."""
+    """Yield the lines whose preceding line break lies in the piece, including empty ones."""
     with ExitStack() as stack:
         head = _open_range(part, part.start, part.end, stack, watch)
         if part.start and not _read_line(head).endswith(b"\n"):
-            return  # in the middle of a line that began before
+            return  # The piece lies within a line that began before it.
         line = b"\n"
         for line in iter(lambda: _read_line(head), b""):
             if line.endswith(b"\n"):
@@ -243,7 +242,7 @@ def _split_lines(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[by
 
 
 def _read_line(stream: Any) -> bytes:
-    """The next line; empty at the end. Of one longer than LINE nothing is kept: _LONG stands for it."""
+    """The next line; empty at the end. A line longer than MAX_LINE_BYTES is replaced by _OMITTED_LINE."""
     line = stream.readline(MAX_LINE_BYTES)
     if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
         return line
@@ -256,7 +255,7 @@ def _read_line(stream: Any) -> bytes:
 def _open_range(
     part: Piece, start: int, end: int, stack: ExitStack, watch: Callable[["_Window"], None] | None = None
 ) -> Any:
-    """Bytes [start, end) of an extent, decompressed; `watch` is handed the window through which they are read."""
+    """Open bytes [start, end) of an extent, decompressed. `watch` receives the window through which they are read."""
     file: Any = stack.enter_context(source.open_bytes(part.path))
     if part.path.endswith(Kind.ZIP.value):
         return stack.enter_context(stack.enter_context(zipfile.ZipFile(file)).open(part.member))
@@ -283,7 +282,7 @@ class _Window(io.RawIOBase):
         self._file: BinaryIO = file
         self._left = end - start
         self.taken = 0
-        """Bytes read so far."""
+        """Number of bytes read so far."""
 
     def readable(self) -> bool:
         return True
@@ -297,11 +296,14 @@ class _Window(io.RawIOBase):
 
 
 def _count_lines_before(part: Piece) -> int:
-    """Number of the file's lines before the first of the piece: only counted for a message."""
+    """Number of lines in the file before the piece. Counted only for error messages."""
     if not part.start:
         return 0
     count = 1
-    with ExitStack() as stack, suppress(OSError, EOFError, zlib.error, _zstd_error()):  # damaged: as far as can be read
+    with (
+        ExitStack() as stack,
+        suppress(OSError, EOFError, zlib.error, _zstd_error()),
+    ):  # If damaged, count as far as possible.
         stream = _open_range(part, 0, part.start, stack)
         for chunk in iter(lambda: stream.read(_BUFFER_BYTES), b""):
             count += chunk.count(b"\n")

@@ -1,5 +1,6 @@
-"""What is wrong with text that was given."""
+"""Errors of text files."""
 
 
 class TextError(ValueError):
-    """The text is missing, damaged or none: one line that says which file, where in it, and what to do."""
+    """The text is missing, damaged or invalid. The text of the error is one line with the file, the position and the
+    remedy."""

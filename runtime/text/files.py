@@ -1,4 +1,4 @@
-"""Which files a person means, and what is in a file of that name."""
+"""Find the files that the user names, and tell the kind of a file by its name."""
 
 import enum
 import glob
@@ -11,14 +11,14 @@ from everstep.runtime.text.errors import TextError
 
 
 class Kind(enum.Enum):
-    """What is in a file, by the end of its name."""
+    """The content of a file, by the suffix of its name."""
 
     LINES = ".jsonl"
     """JSON, one document a line."""
     LINES_ZST = ".jsonl.zst"
     LINES_GZ = ".jsonl.gz"
     JSON_GZ = ".json.gz"
-    """As .jsonl.gz, under the name that some collections use."""
+    """Like .jsonl.gz; some collections use this suffix."""
     TEXT = ".txt"
     """One document, UTF-8."""
     PARQUET = ".parquet"
@@ -33,7 +33,7 @@ KINDS = tuple(kind.value for kind in Kind)
 
 
 def kind_of(name: str) -> Kind:
-    """Raises TextError for a name that ends in none of KINDS."""
+    """Raises TextError for a name with none of the suffixes in KINDS."""
     for kind in sorted(Kind, key=lambda kind: -len(kind.value)):
         if name.endswith(kind.value):
             return kind
@@ -43,9 +43,9 @@ def kind_of(name: str) -> Kind:
 def find_files(given: str, flag: str) -> list[str]:
     """The files that `given` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
 
-    In the order given; files of one pattern or folder in natural order; none twice. Local ones with their absolute
-    path. `flag` is told in errors: raises TextError for a part that matches nothing and for a file of a kind that is
-    not read.
+    In the order given, without duplicates; files of one pattern or folder in natural order. Local files have absolute
+    paths. Raises TextError for a part that matches nothing and for a file of an unknown kind; `flag` is the option's
+    name in the error.
     """
     found: list[str] = []
     parts = [given] if Path(given).exists() else [part.strip() for part in given.split(",")]

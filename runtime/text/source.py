@@ -1,4 +1,4 @@
-"""Files by name, wherever they are: a path of this machine, or `s3://bucket/key`, read by ranges in bounded memory."""
+"""Open files by name: a local path, or `s3://bucket/key`, which is read by ranges in bounded memory."""
 
 import fnmatch
 import io
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 S3_SCHEME = "s3://"
 _SMALLEST, _LARGEST = 64 << 10, 4 << 20
-"""Bytes of one request, at least; doubled from the first to the second while the reading goes on forwards."""
+"""Minimum and maximum bytes of one request. The size doubles from request to request while reading is sequential."""
 
 
 class FileVersion(NamedTuple):
-    """What tells one version of a file from another without reading it."""
+    """Distinguishes versions of a file without reading it."""
 
     size: int
     modified: float
@@ -26,7 +26,7 @@ class FileVersion(NamedTuple):
 
 
 def file_version(name: str) -> FileVersion:
-    """Raises OSError for a file that is not there."""
+    """Raises OSError if the file does not exist."""
     if name.startswith(S3_SCHEME):
         entry = _find_object(name)
         if entry is None:
@@ -37,7 +37,7 @@ def file_version(name: str) -> FileVersion:
 
 
 def open_bytes(name: str) -> io.RawIOBase:
-    """The file, to be read at any place. Raises OSError for one that is not there."""
+    """Open the file for random access. Raises OSError if it does not exist."""
     if not name.startswith(S3_SCHEME):
         return io.FileIO(name)
     bucket, key = _split_uri(name)
@@ -45,9 +45,10 @@ def open_bytes(name: str) -> io.RawIOBase:
 
 
 def list_objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
-    """The objects that are meant: one by its name, those right in a folder with these endings, all that fit a pattern.
+    """The objects that `pattern` names: one object, the objects directly in a folder with these endings, or all that
+    match a glob.
 
-    `*`, `?` and `[...]` stay within one part of a key; `**` does not. Raises StoreError.
+    `*`, `?` and `[...]` match within one part of a key; `**` matches across parts. Raises StoreError.
     """
     bucket, key = _split_uri(pattern)
     if not re.search(r"[*?[]", key):
@@ -83,7 +84,7 @@ def _split_uri(name: str) -> tuple[str, str]:
 
 
 def _find_object(name: str) -> Entry | None:
-    """The object of that name: of all that begin with it, the first in order."""
+    """The object of that name. Of all objects with this prefix, it is the first in order."""
     bucket, key = _split_uri(name)
     first = next(_open_bucket(bucket).list(key), None)
     return first if first and first.key == key else None
@@ -91,19 +92,19 @@ def _find_object(name: str) -> Entry | None:
 
 @lru_cache
 def _open_bucket(bucket: str) -> "S3Objects":
-    """Its connections are kept."""
+    """Cached, to reuse its connections."""
     return open_objects(f"{S3_SCHEME}{bucket}")
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object of a store as a file. Holds the bytes of one request, _LARGEST at most."""
+    """An object of a store as a file. Buffers the bytes of one request, at most _LARGEST."""
 
     def __init__(self, name: str, objects: "S3Objects", key: str, size: int) -> None:
         super().__init__()
         self._name, self._objects, self._key, self._size = name, objects, key, size
-        self._at = self._begin = 0
-        self._held = b""
-        self._ahead = _SMALLEST
+        self._at = self._buffer_start = 0
+        self._buffer = b""
+        self._request_bytes = _SMALLEST
 
     def readable(self) -> bool:
         return True
@@ -120,26 +121,26 @@ class _ObjectFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        """Fills the buffer, unless the object ends before."""
+        """Fills the buffer unless the object ends first."""
         view = memoryview(buffer).cast("B")
         wanted, done = min(len(view), max(0, self._size - self._at)), 0
         while done < wanted:
-            if not self._begin <= self._at < self._begin + len(self._held):
+            if not self._buffer_start <= self._at < self._buffer_start + len(self._buffer):
                 self._fetch()
-            offset = self._at - self._begin
-            count = min(wanted - done, len(self._held) - offset)
-            view[done : done + count] = memoryview(self._held)[offset : offset + count]
+            offset = self._at - self._buffer_start
+            count = min(wanted - done, len(self._buffer) - offset)
+            view[done : done + count] = memoryview(self._buffer)[offset : offset + count]
             done, self._at = done + count, self._at + count
         return done
 
     def _fetch(self) -> None:
-        """What stands at the place where the next byte is read, and some of what comes after it."""
-        forwards = 0 <= self._at - (self._begin + len(self._held)) < self._ahead
-        self._ahead = min(_LARGEST, 2 * self._ahead) if forwards else _SMALLEST
+        """Fetch the next byte and some that follow it."""
+        forwards = 0 <= self._at - (self._buffer_start + len(self._buffer)) < self._request_bytes
+        self._request_bytes = min(_LARGEST, 2 * self._request_bytes) if forwards else _SMALLEST
         try:
-            self._held = self._objects.get(self._key, self._at, self._ahead)
+            self._buffer = self._objects.get(self._key, self._at, self._request_bytes)
         except NoSuchKey:
             raise StoreError(f"{self._name}: was removed while it was read") from None
-        self._begin = self._at
-        if not self._held:
+        self._buffer_start = self._at
+        if not self._buffer:
             raise StoreError(f"{self._name}: became shorter while it was read")

@@ -115,7 +115,7 @@ def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None
     code, told, verdict = check(tmp_path, "--timeout=24", faults=["check.all_reduce,node=local-0=stop"])
     assert code == 0, told
     assert [node["verdict"] for node in verdict["nodes"]] == ["faulty", "healthy"]
-    assert verdict["nodes"][0]["reason"] == "its all-reduce did not end within 12 s, nor fail"
+    assert verdict["nodes"][0]["reason"] == "its all-reduce neither ended nor failed within 12 s"
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])

@@ -196,7 +196,7 @@ class Ranks(RuleBasedStateMachine):
         """By a master that has journaled all it committed, and that may die when it has deleted so much."""
         self.commits(written=True, journaled=True)
         found = {identity[:2]: StoredObjects(committed=identity[:2] in self.manifests) for identity in self.objects}
-        for place in surplus(found, RetentionPolicy(last, begun=self.start), 2 * DEBRIS_S * old):
+        for place in surplus(found, RetentionPolicy(last, started_from=self.start), 2 * DEBRIS_S * old):
             for identity in [None, *sorted(one for one in self.objects if one[:2] == place)][:deletes]:
                 if identity is None:
                     self.manifests.pop(place, None)

@@ -37,7 +37,7 @@ def test_the_newest_stay_and_every_so_many_iterations_the_newest_one() -> None:
 
 
 def test_what_the_running_round_began_from_stays() -> None:
-    assert surplus(whole((1, 10), (1, 20), (2, 30)), RetentionPolicy(1, begun=(1, 20)), 0.0) == [(1, 10)]
+    assert surplus(whole((1, 10), (1, 20), (2, 30)), RetentionPolicy(1, started_from=(1, 20)), 0.0) == [(1, 10)]
 
 
 def test_what_was_never_committed_goes_when_it_is_old_and_a_newer_one_is_committed() -> None:

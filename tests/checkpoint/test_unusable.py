@@ -39,7 +39,7 @@ def load(node: Any, held: Holding) -> Any:
 def test_a_shard_that_is_no_state_is_told_the_agent(text: bytes, node: Any) -> None:
     (refusal,) = load(node, held := stored(node, shard(text=text)))
     assert (refusal.round, refusal.iteration, refusal.flaw) == (1, 3, Flaw.DAMAGED)
-    assert refusal.meets(held)
+    assert refusal.covers(held)
 
 
 def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any) -> None:

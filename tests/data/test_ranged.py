@@ -38,7 +38,7 @@ def test_any_ranges_in_any_order_are_those_of_the_array(
     tokens, array = RangedTokens(store, "a.bin", 1000, np.dtype(np.uint16), block, 3), np.arange(1000)
     for start, end in ranges:
         assert tokens[start:end].tolist() == array[start:end].tolist()
-        assert len(tokens._held) <= 3
+        assert len(tokens._cache) <= 3
     assert (len(tokens), int(tokens[999]), int(tokens[-1])) == (1000, 999, 999)
 
 

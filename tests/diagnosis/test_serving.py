@@ -71,8 +71,8 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
     [
         ("arrive", b'{"node": 7, "host": "b", "address": "x"}', "Arrive: Expected `str`, got `int` - at `$.node`"),
         ("order", b'{"seen": 1}', "Ask: Object missing required field `node`"),
-        ("told", b"no JSON", "Told: JSON is malformed"),
-        ("told", b"x" * (1 << 17), "Told: the body has more than 65536 bytes"),
+        ("told", b"no JSON", "StageResult: JSON is malformed"),
+        ("told", b"x" * (1 << 17), "StageResult: the body has more than 65536 bytes"),
     ],
 )
 def test_a_malformed_message_is_400_with_the_name_of_the_field(path: str, body: bytes, words: str) -> None:

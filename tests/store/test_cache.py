@@ -110,7 +110,7 @@ def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
     monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "2500000")
     old, newer, newest = (data(name, 1_000_000) for name in ("a", "b", "c"))
     script = (
-        "import sys; from everstep.runtime.store import local_folder; print(local_folder(sys.argv[1], 'done.json'))"
+        "import sys; from everstep.runtime.store import fetch_folder; print(fetch_folder(sys.argv[1], 'done.json'))"
     )
 
     def fetched_by_another_process(uri: str) -> Path:

@@ -198,7 +198,7 @@ class Beginning:
                 return found
             refused += (one for one in last if one.flaw is Flaw.DAMAGED)
             again = [one for one in last if one.flaw is not Flaw.DAMAGED]
-            left = [source for source in left if any(one.meets(source) for one in again)]
+            left = [source for source in left if any(one.covers(source) for one in again)]
             with self._around.changed:
                 if not left or self.over or time.monotonic() >= until:
                     refused += again

@@ -1,9 +1,9 @@
-"""Many tensors of one size, wherever they are in memory, to and from rows that follow each other: a call for many.
+"""Copy many small tensors of one size to or from equidistant rows of a shard, in one call.
 
-A call for each tensor takes longer than its bytes when these are few. torch.index_select copies the chosen rows of a
-matrix by all of torch's threads, numpy's assignment to chosen rows takes one and lets go of the interpreter's lock. The
-matrix is this process's memory: a row begins at every element and reaches as far as a tensor does, so that a tensor's
-address is the number of a row; no other bytes are touched.
+For small tensors a call costs more than the bytes. torch.index_select copies the selected rows of a matrix by all of
+torch's threads. numpy's assignment to selected rows uses one thread and releases the interpreter lock. The matrix is
+this process's memory: a row starts at every element and is as long as a tensor, so the row number is the tensor's
+address. No other bytes are touched.
 """
 
 import ctypes
@@ -19,36 +19,37 @@ import torch
 from everstep.runtime.checkpoint.shard.layout import TensorInfo
 
 SMALL_ELEMENTS = 32768
-"""Elements below which torch copies a tensor by one thread (at::internal::GRAIN_SIZE), and a row at once."""
+"""torch copies a tensor with fewer elements by one thread (at::internal::GRAIN_SIZE), and a row in one step."""
 MIN_ROWS = 16
-"""Tensors from which on the call is worth it."""
+"""Fewer tensors are not worth the call."""
 _KINDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _on_cpu, _start, _size = attrgetter("is_cpu"), attrgetter("start"), attrgetter("size")
 
 
 class Rows(NamedTuple):
-    """Tensors of equally many bytes that stand in a shard at equal distances."""
+    """Tensors of equal size that stand in a shard at equal distances."""
 
     memory: torch.Tensor
-    """(rows, elements): memory from the lowest of their addresses on, in overlapping rows."""
+    """(rows, elements): memory from the lowest address on, as overlapping rows."""
     chosen: torch.Tensor
-    """Which of these rows they are, int64, in the shard's order."""
+    """Row numbers of the tensors, int64, in the shard's order."""
     start: int
-    """The first one's first byte in the shard."""
+    """First byte of the first tensor in the shard."""
     pitch: int
-    """Bytes from one to the next in the shard."""
+    """Bytes between the starts of two tensors in the shard."""
 
     @property
     def end(self) -> int:
-        """The byte of the shard after the first byte of the last one."""
+        """The byte of the shard after the first byte of the last tensor."""
         return self.start + (len(self.chosen) - 1) * self.pitch + 1
 
     def copy_to(self, shard: memoryview) -> None:
-        """All into their places. The tensors must be where they were when this was made."""
+        """Copy all tensors into the shard. They must not have moved since the rows were made."""
         torch.index_select(self.memory, 0, self.chosen, out=self._view(shard))
 
     def copier_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
-        """To copy those that begin between two bytes of the shard from their places, by the thread that calls it."""
+        """Returns a function that prepares the copy, by the calling thread, of those tensors that start between two
+        bytes of the shard."""
         memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._view(shard).numpy()
         start, pitch, count = self.start, self.pitch, len(chosen)
 
@@ -66,12 +67,12 @@ class Rows(NamedTuple):
 
 
 def group_rows(places: Sequence[TensorInfo], tensors: Sequence[torch.Tensor]) -> tuple[list[Rows], list[int]]:
-    """Those of the tensors, which are in the shard's order, that are worth a call for many; the numbers of the others.
-    Both in the shard's order."""
+    """Divide the tensors, given in the shard's order, into rows worth a batched copy and the indices of the rest, both
+    in the shard's order."""
     starts, sizes = int_array(_start, places), int_array(_size, places)
     plain = matches_shard_bytes(tensors) & (
         int_array(torch.Tensor.is_complex, tensors) == 0
-    )  # A walk does not see them conjugated.
+    )  # The traversal does not notice conjugation.
     plain &= (int_array(torch.Tensor.numel, tensors) < SMALL_ELEMENTS) & (sizes > 0)
     ends = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(plain) != 0)) + 1
     every: list[Rows] = []
@@ -88,19 +89,19 @@ def group_rows(places: Sequence[TensorInfo], tensors: Sequence[torch.Tensor]) ->
 
 
 def matches_shard_bytes(tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.bool_]:
-    """Which are in this process's memory, byte for byte what they are in a shard?"""
+    """Mask of the tensors that are in this process's memory, byte for byte as in a shard."""
     facts = (_on_cpu, torch.Tensor.is_contiguous, torch.Tensor.is_neg, torch.Tensor.is_conj)
     on_cpu, contiguous, neg, conj = (int_array(fact, tensors) != 0 for fact in facts)
     return on_cpu & contiguous & ~neg & ~conj
 
 
 def int_array(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """One of each."""
+    """`fact` of each element."""
     return np.fromiter(map(fact, of), np.int64, len(of))
 
 
 def _make_rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int) -> Rows | None:
-    """None: they do not stand at equal distances, or not aligned, or are of the same bytes."""
+    """None if they are not equidistant, not aligned, or share bytes."""
     pitch = int(starts[1] - starts[0])
     addresses = int_array(torch.Tensor.data_ptr, tensors)
     base = int(addresses.min())

@@ -1,4 +1,4 @@
-"""Bring a shard's bytes, or some of them, from a peer's memory or from the store, and check that they are right."""
+"""Bring a shard, or a range of it, from a peer's memory or from the store, and check its bytes."""
 
 import http.client
 from collections.abc import Callable
@@ -13,26 +13,27 @@ from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
-"""Without a byte from the peer for so long, the next source is asked."""
+"""The next source is tried if the peer sends no byte for so long."""
 _CHUNK_BYTES = 1 << 20
-"""Bytes that are checked after they came from a peer: they are in the cache of the core then."""
+"""Bytes that are checked at once after they arrive from a peer, while they are in the core's cache."""
 _MAX_CONNECTIONS = 4
-"""To one peer, by TLS: each end decrypts and encrypts them side by side, about 1.5 GiB/s on a core. On two cores a GiB
-takes 0.7 times as long as by one."""
+"""To one peer by TLS. Encryption takes about 1 s of a core for 1.5 GiB at each end; on two cores a GiB takes 0.7 times
+as long as over one connection."""
 _CONNECTION_BYTES = 16 << 20
-"""Bytes for which a connection is opened; to shake hands takes a millisecond or two."""
+"""Bytes that justify one more connection; its handshake takes a millisecond or two."""
 
 
 def fetch(
     source: Holding, buffer: memoryview, store: Store, credentials: Credentials, came: Callable[[], None] = lambda: None
 ) -> None:
-    """Fill `buffer` (source.size bytes) from `source`. `came` is called as bytes come from a peer.
+    """Fill `buffer` (source.size bytes) from `source` and check it. Calls `came` whenever bytes arrive from a peer.
 
-    Raises DamagedError, UnreachableError, one line: gone, shorter than promised or other bytes; or not to be had now.
+    Raises DamagedError (missing, shorter than promised, or other bytes) or UnreachableError (not available now), in one
+    line.
     """
     arriving = ArrivalCheck(buffer, source.digest)
     try:
-        if source.key or credentials.tls:  # Its parts come side by side.
+        if source.key or credentials.tls:  # Parts arrive in parallel.
             _read(source, 0, buffer, store, credentials, lambda _: came())
             check_shard(buffer, source.digest)
         else:
@@ -47,9 +48,9 @@ def fetch(
 
 
 def read(source: Holding, start: int, buffer: memoryview, store: Store, credentials: Credentials) -> None:
-    """Fill `buffer` with what stands at `source` from byte `start` on, unchecked.
+    """Fill `buffer` with the bytes of `source` from `start` on, unchecked.
 
-    Raises DamagedError, UnreachableError, one line: gone or shorter than promised; or not to be had now.
+    Raises DamagedError (missing or shorter than promised) or UnreachableError (not available now), in one line.
     """
     try:
         _read(source, start, buffer, store, credentials, _ignore_progress)
@@ -65,7 +66,7 @@ def _read(
     credentials: Credentials,
     came: Callable[[int], None],
 ) -> None:
-    """`came` is told, as they come from a peer, how many bytes of it are there; by TLS, of some part."""
+    """Calls `came` with the number of bytes that have arrived from a peer; over TLS, of one part."""
     try:
         if source.key:
             store.read_into(source.key, start, buffer)
@@ -80,16 +81,16 @@ def _read(
 
 
 def _ignore_progress(_: int) -> None:
-    """Whoever reads some bytes checks them."""
+    """The caller checks the bytes."""
 
 
 def describe(source: Holding) -> str:
-    """As `Fetched.source` tells it."""
+    """The source as in `Fetched.source`."""
     return f"store {source.key}" if source.key else f"peer {source.node}"
 
 
 def refusal(source: Holding, error: RestoreError) -> Refusal:
-    """That source is not to be asked for this state again."""
+    """A record that this source is not to be asked for this checkpoint again."""
     refused = Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, key=source.key)
     return refused if source.key else replace(refused, node=source.node, shard=source.shard)
 
@@ -97,7 +98,7 @@ def refusal(source: Holding, error: RestoreError) -> Refusal:
 def _read_from_peer(
     source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
 ) -> None:
-    """By TLS over several connections, in threads."""
+    """Over TLS it uses several connections, in threads."""
     connections = max(1, min(_MAX_CONNECTIONS, len(buffer) // _CONNECTION_BYTES)) if credentials.tls else 1
     each = -(-len(buffer) // connections)
 

@@ -1,12 +1,13 @@
-"""Where each tensor of a state lies in a shard: byte for byte a safetensors file.
+"""The place of each tensor in a shard: byte for byte a safetensors file.
 
-8 bytes of header length, the JSON header padded with spaces, then data (the format's own rules: offsets without holes,
-the header begins with '{'). Data begins on a page; so does each tensor of at least SMALL bytes, and the gaps before
-them are named pad tensors. Smaller ones stand packed behind them, wide types first, so that each is aligned to its own
-type; those of one size follow each other, for they are copied together (see `rows`). The first tensor, STATE, is the
-JSON part of the state: uint8 of a fixed capacity, padded with spaces; the second is the table of digests (see
-`digests`). Of tensors that are sharded over ranks it has this rank's pieces, and under
-"pieces" in `__metadata__`, as JSON, {name: [shape of the whole tensor, offset of the piece in it]}.
+8 bytes of header length, the JSON header padded with spaces, then data. By the format's rules, offsets have no holes
+and the header starts with '{'. Data starts on a page boundary, and so does each tensor of at least SMALL_BYTES; the
+gaps before them are named pad tensors. Smaller tensors are packed behind, wide types first, so that each is aligned to
+its own type. Small tensors of one size are adjacent because they are copied together (see `batched_copy`).
+
+The first tensor, STATE_TENSOR, is the JSON part of the state: uint8 of a fixed capacity, padded with spaces. The second
+is the table of digests (see `digests`). Of a sharded tensor the file has this rank's part. `__metadata__` describes the
+parts under "pieces", as JSON: {name: [shape of the whole tensor, offset of the part]}.
 
 Source: the safetensors README, section "Format".
 """
@@ -54,12 +55,12 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 _Row = tuple[str, str, tuple[int, ...], int]
-"""Name, type's name, shape, bytes."""
+"""Name, type name, shape, size in bytes."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's bytes in the file."""
+    """The bytes of a tensor in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class TensorInfo:
     size: int
 
     def view(self, buffer: memoryview) -> torch.Tensor:
-        """The tensor that shares those bytes of `buffer`."""
+        """A tensor that shares those bytes of `buffer`."""
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)
         count = self.size // self.dtype.itemsize
@@ -77,23 +78,23 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole shard."""
+    """The layout of a whole shard."""
 
     header: bytes
-    """Length and JSON, as it stands at the beginning of the file."""
+    """Length and JSON, as at the beginning of the file."""
     tensors: Mapping[str, TensorInfo]
-    """By tensor name, in file order, without pads, STATE and TABLE."""
+    """By name, in file order, without pads, STATE_TENSOR and DIGESTS_TENSOR."""
     state: TensorInfo
-    """Where the JSON part stands."""
+    """The JSON part."""
     table: TensorInfo
-    """Where the digests stand, right before the data."""
+    """The digests, right before the data."""
     parts: Mapping[str, TensorPart]
-    """What those tensors that are sharded are parts of."""
+    """The parts of sharded tensors, by name."""
     size: int
     """Bytes of the file."""
 
     def part(self, name: str) -> TensorPart:
-        """Which part of the whole tensor stands here."""
+        """The part of the whole tensor that is in this shard."""
         return self.parts.get(name) or whole_part(self.tensors[name].shape)
 
     def matches(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -106,10 +107,11 @@ class Layout:
         )
 
     def write_state(self, buffer: memoryview, text: bytes) -> None:
-        """Put header, JSON state (`json_bytes`) and an empty table into the shard's bytes. Raises StateError."""
+        """Write the header, the JSON part (from `json_bytes`) and an empty table into the shard. Raises StateError if
+        the JSON exceeds its capacity."""
         if len(text) > self.state.size:
             raise StateError(
-                f"state: its part that is no tensor has {len(text)} bytes, {self.state.size} were set aside"
+                f"state: its values other than tensors have {len(text)} bytes, {self.state.size} were set aside"
             )
         buffer[: len(self.header)] = self.header
         start, end = self.state.start, self.state.start + self.state.size
@@ -119,24 +121,24 @@ class Layout:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The JSON part as it is written."""
+    """Encode the JSON part."""
     return msgspec.json.encode(value, enc_hook=_to_builtin)
 
 
 def _to_builtin(value: Any) -> Any:
-    """What numpy's numbers and other kinds of Python's own are as these."""
+    """Convert numbers of numpy and subclasses of Python's types to Python's own types."""
     return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
 
 
 def state_capacity(text: bytes) -> int:
-    """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
+    """Bytes to reserve for the JSON part: four times its present size, at least 64 KiB."""
     return round_to_pages(max(SMALL_BYTES, 4 * len(text)))
 
 
 def plan_layout(
     tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, TensorPart] | None = None
 ) -> Layout:
-    """Lay out `tensors` and a JSON part of `capacity` bytes; `pieces` says what sharded ones are parts of.
+    """Lay out `tensors` and a JSON part of `capacity` bytes; `pieces` has the parts of sharded tensors.
 
     Raises StateError for a type that safetensors lacks.
     """
@@ -164,11 +166,11 @@ def plan_layout(
 
 
 def _make_layout(rows: list[_Row], pieces: Mapping[str, TensorPart]) -> Layout:
-    told = {"format": "pt", "everstep": "1"}
+    metadata = {"format": "pt", "everstep": "1"}
     if pieces:
         of = {name: [part.whole, part.box.offset] for name, part in pieces.items()}
-        told["pieces"] = json.dumps(of, separators=(",", ":"))
-    header: dict[str, Any] = {"__metadata__": told}
+        metadata["pieces"] = json.dumps(of, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, kind, shape, size in rows:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
@@ -183,7 +185,7 @@ _Shape = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor as the header tells of it; numbers are whole and not negative."""
+    """A tensor's entry in the header; numbers are non-negative integers."""
 
     dtype: str
     shape: _Shape
@@ -197,19 +199,19 @@ _pieces = msgspec.json.Decoder(dict[str, tuple[_Shape, _Shape]]).decode
 
 
 def read_header(data: bytes | memoryview) -> Layout:
-    """The layout that a shard's first bytes tell. Raises DamagedError when it is no shard of ours.
+    """Parse the layout from a shard's first bytes. Raises DamagedError if this is not a shard.
 
-    Invariant: tensors follow each other without a gap or an overlap, the JSON part first, the digests second, with room
-    for one of every block of the rest; a piece lies within the whole that it is of. So no place is outside of the file.
+    Invariant: tensors follow each other without gap or overlap. The JSON part is first; the digests are second, with
+    room for one of each block of the rest. A part lies within its whole. So no tensor lies outside of the file.
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:
-        raise DamagedError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(data) - 8} of {length} bytes of its header are present")
     header = bytes(data[: 8 + length])
     try:
-        told = _entries(header[8:])
-        of = _pieces(_metadata(told.pop("__metadata__", b"{}")).get("pieces", "{}"))
-        every, end = _lay_in_sequence({name: _entry(entry) for name, entry in told.items()}, 8 + length)
+        entries = _entries(header[8:])
+        of = _pieces(_metadata(entries.pop("__metadata__", b"{}")).get("pieces", "{}"))
+        every, end = _lay_in_sequence({name: _entry(entry) for name, entry in entries.items()}, 8 + length)
         state, table = every.pop(STATE_TENSOR), every.pop(DIGESTS_TENSOR)
         if state.start != 8 + length or find_table(header) != slice(table.start, table.start + table.size):
             raise ValueError("the JSON part and the digests do not stand first")
@@ -223,7 +225,7 @@ def read_header(data: bytes | memoryview) -> Layout:
 
 
 def _lay_in_sequence(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, TensorInfo], int]:
-    """The places of tensors that follow each other from the file's byte `end` on, and where the last one ends."""
+    """Infos of tensors that follow each other from byte `end` of the file, and the end of the last."""
     base, places = end, dict[str, TensorInfo]()
     for name, entry in entries.items():
         start, stop = entry.data_offsets
@@ -244,19 +246,19 @@ def _checked_part(place: TensorInfo, every: tuple[int, ...], offset: tuple[int, 
 
 
 def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A whole shard: its state as nested dicts with tensors in them, and all tensors by name. They share `data`."""
+    """The state of a whole shard as nested dicts of tensors, and all tensors by name. They share `data`."""
     view = memoryview(data)
     layout = read_header(view)
     if len(view) < layout.size:
-        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(view)} of {layout.size} bytes are present")
     tensors = {name: place.view(view) for name, place in layout.tensors.items()}
     return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
 
 
 def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, Any]:
-    """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
-    same there, that Raw stands in it. Raises DamagedError: it is not of that form, or names tensors that are not here.
-    """
+    """The JSON part: {"iteration": n, "state": ...}. If `like`, the `FlatState.json` of a state, has a Raw where the
+    text is the same, that Raw stands in the result. Raises DamagedError if the JSON is malformed or names missing
+    tensors."""
     start = layout.state.start
     try:
         saved = _read_values(msgspec.Raw(_strip_padding(data[start : start + layout.state.size])), {"state": like})
@@ -265,14 +267,14 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
         if (unknown := tensor_names(saved["state"]) - layout.tensors.keys()) and not isinstance(
             saved["state"], msgspec.Raw
         ):
-            raise ValueError(f"it names tensors that are not there: {', '.join(sorted(unknown)[:3])}")
+            raise ValueError(f"it names tensors that are missing: {', '.join(sorted(unknown)[:3])}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
     return saved
 
 
 def _strip_padding(text: memoryview) -> memoryview:
-    """Up to the last '}'. Looked for in a little at a time: memory for a copy of it all would have to be had first."""
+    """Cut after the last '}'. Searches in small steps, as bytes have to be copied for that."""
     for start in range((len(text) - 1) // SMALL_BYTES * SMALL_BYTES, -1, -SMALL_BYTES):
         if (at := bytes(text[start : start + SMALL_BYTES]).rfind(b"}")) >= 0:
             return text[: start + at + 1]

@@ -1,15 +1,15 @@
-"""A sharded state into ranks that cut it otherwise: another number of them, another mesh, or none at all.
+"""Load a sharded state into ranks that divide it differently: another number of ranks, another mesh, or no sharding.
 
-A rank looks at the head of every shard, works out which parts of which shards make up its own parts, and reads those
-ranges, in whole blocks whose digests are checked; nothing is read twice for tensors that several shards have. Nothing
-communicates. What fails at one source is read from the next one.
+A rank reads the head of every shard, works out which ranges of which shards make up its own parts, and reads those in
+whole blocks whose digests are checked. A tensor that several shards have is read once. Nothing communicates. If one
+source fails, the next one is read.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -24,12 +24,14 @@ from everstep.runtime.checkpoint.state.flatten import decode, flatten, name_by_p
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
 from everstep.runtime.protocol.messages import Holding, Refusal
 
+T = TypeVar("T")
+
 ReadBytes = Callable[[Holding, int, memoryview], None]
-"""Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""
+"""Fill the buffer from this source, starting at this byte. Raises RestoreError if the bytes are not available."""
 
 
 class Sources(NamedTuple):
-    """Where the shards of one checkpoint are held, each one's best place first, and how their bytes are read."""
+    """The holders of one checkpoint's shards, the best holder of each shard first, and the function that reads them."""
 
     holdings: tuple[Holding, ...]
     read: ReadBytes
@@ -41,25 +43,25 @@ _log = logging.getLogger("everstep.checkpoint")
 
 
 class Shard:
-    """One shard of a checkpoint, of which the head was read."""
+    """One shard of a checkpoint, with its head read."""
 
     def __init__(self, sources: Sequence[Holding], read: ReadBytes) -> None:
-        """`sources` are where it is held, best first. Raises PassedOverError when none of them has its head whole."""
-        self._left, self._read = list(sources), read
-        self._refused: list[Refusal] = []
+        """`sources` are its holders, best first. Raises PassedOverError if none has an intact head."""
+        self._sources, self._read = list(sources), read
+        self._refusals: list[Refusal] = []
         self.on_lost: Callable[[tuple[Refusal, ...]], None] | None = None
-        """Told when no source gives some of it any more."""
-        self.identity = self._left[0].round, self._left[0].iteration
+        """Called when no source supplies some of the shard any more."""
+        self.identity = self._sources[0].round, self._sources[0].iteration
         self.layout, self._digests, self.saved = self._try_sources(self._read_head)
-        self.places = name_by_path(self.saved["state"])
-        """Key path -> the name under which its tensor stands in this shard."""
+        self.name_by_path = name_by_path(self.saved["state"])
+        """Key path -> the name of its tensor in this shard."""
 
     def block_range(self, start: int, end: int) -> tuple[int, int]:
-        """The whole blocks that hold bytes `start` to `end`: their first byte and their end."""
-        return self._digests.blocks(start, end, self.layout.size)
+        """First byte and end of the blocks that contain bytes `start` to `end`."""
+        return self._digests.block_range(start, end, self.layout.size)
 
     def read_blocks(self, first: int, buffer: memoryview) -> None:
-        """Whole blocks from byte `first` on, checked. Raises PassedOverError."""
+        """Read whole blocks from byte `first` on, and check them. Raises PassedOverError."""
 
         def fill(source: Holding) -> None:
             self._read(source, first, buffer)
@@ -74,30 +76,31 @@ class Shard:
         for first in range(start, size, _READ_BYTES):
             self.read_blocks(first, buffer[: min(_READ_BYTES, size - first)])
 
-    def _try_sources(self, call: Callable[[Holding], Any]) -> Any:
-        while self._left:
+    def _try_sources(self, call: Callable[[Holding], T]) -> T:
+        while self._sources:
             try:
-                return call(self._left[0])
+                return call(self._sources[0])
             except RestoreError as error:
-                refused = refusal(source := self._left.pop(0), error)
+                refused = refusal(source := self._sources.pop(0), error)
                 if not refused.why.startswith(place := describe(source)):
                     refused = replace(refused, why=f"{place}: {refused.why}")
-                self._refused.append(refused)
+                self._refusals.append(refused)
                 _log.warning("restoring: %s", refused.why)
         if self.on_lost:
-            self.on_lost(tuple(self._refused))
-        raise PassedOverError("; ".join(refused.why for refused in self._refused), self._refused)
+            self.on_lost(tuple(self._refusals))
+        raise PassedOverError("; ".join(refused.why for refused in self._refusals), self._refusals)
 
     def _read_head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
         layout, digests = read_head(source, self._read)
         digests = check_head(digests.head, source.digest)
         if layout.size != source.size:
-            raise DamagedError(f"{source.size} bytes were promised, its header tells of {layout.size}")
+            raise DamagedError(f"{source.size} bytes were promised, but its header says {layout.size}")
         return layout, digests, read_json(layout, digests.head)
 
 
 def read_head(source: Holding, read: ReadBytes) -> tuple[Layout, Digests]:
-    """What the head of the shard at `source` says, its digest unchecked. Raises DamagedError, UnreachableError."""
+    """Read the layout and the digests of the shard at `source`; the head's own digest is unchecked. Raises
+    DamagedError, UnreachableError."""
     head = _extend_head(source, read, b"", min(_FIRST_READ_BYTES, source.size))
     head = _extend_head(source, read, head, 8 + int.from_bytes(head[:8], "little"))
     layout = read_header(head)
@@ -116,17 +119,17 @@ def _extend_head(source: Holding, read: ReadBytes, head: bytes, size: int) -> by
 
 
 class WantedTensor(NamedTuple):
-    """A tensor to be filled."""
+    """A tensor to fill."""
 
     path: str
     part: TensorPart
-    """What it is part of."""
+    """The part of the whole that it is."""
     tensor: torch.Tensor
 
 
 def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
-    """Every shard of the checkpoint that the sources hold, at least one. Raises PassedOverError: one is missing, or
-    they do not belong together."""
+    """All shards of the checkpoint in `sources`, which is not empty. Raises PassedOverError if one is missing or they
+    do not belong together."""
     by_shard = sorted(sources, key=lambda source: source.shard)
     shards = [Shard(list(group), read) for _, group in groupby(by_shard, key=lambda source: source.shard)]
     if len(shards) != by_shard[0].shards:
@@ -135,8 +138,8 @@ def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
         raise _inconsistent_error(shards, f"shards of iteration {min(found)} are in it")
     kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for shard in shards:
-        for path, name in shard.places.items():
-            kind = shard.layout.piece(name).whole, shard.layout.places[name].dtype
+        for path, name in shard.name_by_path.items():
+            kind = shard.layout.part(name).whole, shard.layout.tensors[name].dtype
             if kinds.setdefault(path, kind) != kind:
                 raise _inconsistent_error(
                     shards, f"{path}: shards disagree, {describe_tensor(*kinds[path])} and {describe_tensor(*kind)}"
@@ -145,14 +148,14 @@ def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
 
 
 def _inconsistent_error(shards: Sequence[Shard], why: str) -> PassedOverError:
-    """Each shard is what it should be, and all of them together are no state: wherever it is held."""
+    """Each shard is intact, but together they are not a state. This is so wherever the checkpoint is held."""
     round_, iteration = shards[0].identity
-    text = f"iteration {iteration} of round {round_} is no whole state: {why}"
+    text = f"iteration {iteration} of round {round_} is not a whole state: {why}"
     return PassedOverError(text, [Refusal(round_, iteration, text)])
 
 
 def verify_shards(shards: list[Shard]) -> list[Shard]:
-    """The same, of which every byte was read and checked. Raises PassedOverError."""
+    """Read and check every byte, and return the shards. Raises PassedOverError."""
     for shard in shards:
         shard.verify()
     return shards
@@ -161,9 +164,9 @@ def verify_shards(shards: list[Shard]) -> list[Shard]:
 def reshard(sources: Iterable[Holding], read: ReadBytes, state: dict[str, Any], rank: int) -> int:
     """Load this rank's parts of a sharded checkpoint into `state`, in place; returns its iteration.
 
-    What is not sharded, and the JSON part, come from the shard of the same rank, counted around if there are fewer.
-    Raises RestoreError: keys that do not fit (nothing was loaded); PassedOverError: no source for some part (partly
-    overwritten).
+    Unsharded tensors and the JSON part come from the shard of the same rank, modulo the number of shards. Raises
+    RestoreError if the keys do not match (nothing was loaded), PassedOverError if no source has some part (the state is
+    partly overwritten).
     """
     shards = open_shards(sources, read)
     own = rank % len(shards)
@@ -188,28 +191,29 @@ def reshard(sources: Iterable[Holding], read: ReadBytes, state: dict[str, Any], 
 
 
 def read_whole(sources: Iterable[Holding], read: ReadBytes) -> tuple[dict[str, Any], int]:
-    """The state of a checkpoint with whole tensors, whoever cut it, as nested dicts; and its iteration.
+    """The state of a checkpoint as nested dicts with whole tensors, however it was sharded; and its iteration.
 
-    What is not sharded comes from shard 0. Raises PassedOverError, before there is memory for what no shard has.
+    Unsharded values come from shard 0. Raises PassedOverError, before memory is allocated, if no shard has some part.
     """
     return assemble_state(open_shards(sources, read))
 
 
 def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
-    """The same of shards that are open."""
+    """Like `read_whole`, from open shards."""
     saved, layout = shards[0].saved, shards[0].layout
-    parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
-    for path, name in shards[0].places.items():
+    parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
+    for path, name in shards[0].name_by_path.items():
         _, missing = cover(whole_part(parts[name]).box, _boxes_of(shards, path))
         if missing:
             raise _inconsistent_error(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
-    tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}
+    tensors = {name: torch.empty(shape, dtype=layout.tensors[name].dtype) for name, shape in parts.items()}
     gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
 
 
 def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
-    """Fill every wanted tensor from the shards, the first that has a part. Raises PassedOverError: it is nowhere."""
+    """Fill every wanted tensor from the shards; of several shards with a part, the first. Raises PassedOverError if
+    none has it."""
     parts: list[_RowRange] = []
     for want in wants:
         taken, missing = cover(want.part.box, _boxes_of(shards, want.path))
@@ -227,24 +231,28 @@ def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
 
 
 def _boxes_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
-    """Which shards, by their number, have a part of that tensor, and which part."""
-    return [(n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places]
+    """The regions of that tensor in the shards, each with the shard's index."""
+    return [
+        (n, shard.layout.part(shard.name_by_path[path]).box)
+        for n, shard in enumerate(shards)
+        if path in shard.name_by_path
+    ]
 
 
 @dataclass(frozen=True)
 class _RowRange:
-    """Rows of a piece that are read together, and where they go."""
+    """Rows of a tensor that are read together, and their target."""
 
     shard: int
     start: int
     end: int
     info: TensorInfo
     columns: tuple[slice, ...]
-    """What of each row is wanted."""
+    """The wanted part of each row."""
     target: torch.Tensor
 
     def view(self, data: memoryview, first: int) -> torch.Tensor:
-        """The wanted elements; `data` are the shard's bytes from `first` on."""
+        """The wanted elements; `data` has the shard's bytes from `first` on."""
         kind, shape = self.info.dtype, self.info.shape
         count = (self.end - self.start) // kind.itemsize
         rows = torch.frombuffer(data, dtype=kind, offset=self.start - first, count=count)
@@ -252,9 +260,9 @@ class _RowRange:
 
 
 def _row_ranges(n: int, shard: Shard, want: WantedTensor, box: Box) -> Iterator[_RowRange]:
-    """`box` of the wanted tensor out of this shard, at most so many bytes at a time."""
-    name = shard.places[want.path]
-    place, held = shard.layout.places[name], shard.layout.piece(name).box
+    """Divide `box` of the wanted tensor in this shard into ranges of at most `_READ_BYTES`."""
+    name = shard.name_by_path[want.path]
+    place, held = shard.layout.tensors[name], shard.layout.part(name).box
     if not box.shape:
         yield _RowRange(n, place.start, place.start + place.size, place, (), want.tensor)
         return
@@ -269,7 +277,7 @@ def _row_ranges(n: int, shard: Shard, want: WantedTensor, box: Box) -> Iterator[
 
 
 def _group_ranges(parts: Iterable[_RowRange]) -> Iterator[tuple[int, int, int, list[_RowRange]]]:
-    """Parts that stand near each other in a shard, with its number, their first byte and their end."""
+    """Group ranges that are near each other in a shard. Yields shard index, first byte, end, ranges."""
     group: list[_RowRange] = []
     end = 0
     for part in parts:
@@ -286,7 +294,7 @@ def _group_ranges(parts: Iterable[_RowRange]) -> Iterator[tuple[int, int, int, l
 def _saved_tensors(shards: Sequence[Shard]) -> Mapping[str, str]:
     """Key path -> shape and type of the whole tensor, over all shards."""
     return {
-        path: describe_tensor(shard.layout.piece(name).whole, shard.layout.places[name].dtype)
+        path: describe_tensor(shard.layout.part(name).whole, shard.layout.tensors[name].dtype)
         for shard in shards
-        for path, name in shard.places.items()
+        for path, name in shard.name_by_path.items()
     }

@@ -1,4 +1,4 @@
-"""Copy a shard into the live state, in place. What does not fit is listed, and nothing is loaded then."""
+"""Copy a shard into the live state, in place. If anything does not fit, list it and load nothing."""
 
 import ctypes
 from bisect import bisect, bisect_left
@@ -21,8 +21,8 @@ from everstep.runtime.checkpoint.state.flatten import FlatState, flatten, name_b
 from everstep.runtime.checkpoint.state.parts import whole_part
 
 _ALONE, _BESIDE = 1 << 19, 1 << 20
-"""Bytes that one thread, or each of several, checks and then copies, out of the cache. Fewer fit a core's own cache
-better, but threads wait for each other at the interpreter's lock."""
+"""Bytes that a single thread, or each of several, checks and then copies out of the cache. Fewer would fit a core's own
+cache better, but then threads wait for each other at the interpreter lock."""
 _RELEASE_GIL_BYTES = 8 << 10
 _MAX_LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
@@ -32,7 +32,7 @@ _move.restype = _move_at_once.restype = None
 
 
 class LocalShard(NamedTuple):
-    """A shard whose bytes are here."""
+    """A shard whose bytes are in memory."""
 
     data: memoryview
     layout: Layout
@@ -41,21 +41,21 @@ class LocalShard(NamedTuple):
 
 
 def open_local_shard(data: memoryview, live: FlatState, expected: Layout | None = None) -> LocalShard:
-    """Read its head, to be loaded into `live`; a header that is the `expected` one's needs no reading. Raises
-    RestoreError: it is torn."""
+    """Read the head of a shard that is to be loaded into `live`. A header equal to that of `expected` is not parsed
+    again. Raises RestoreError if the shard is torn."""
     same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
     layout = expected if expected is not None and same else read_header(data)
     if len(data) < layout.size:
-        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
+        raise DamagedError(f"a torn shard: {len(data)} of {layout.size} bytes are present")
     return LocalShard(data[: layout.size], layout, read_json(layout, data, live.json))
 
 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     """Load the shard in `data` into `state` (prepared optimizers included); returns its iteration.
 
-    With `digest` the bytes are checked while they are copied, group by group, as they are in the cache then.
-    Raises RestoreError: keys missing, unexpected or of another shape, a head that is damaged (nothing was loaded), or
-    data that is (the state is partly overwritten: do not train on).
+    With `digest` the bytes are checked while they are copied, block by block, as they are in the cache then. Raises
+    RestoreError: keys are missing, unexpected or of another shape, or the head is damaged (nothing was loaded); or the
+    data is damaged (the state is partly overwritten: do not train on).
     """
     prepare_state(state)
     live = flatten(state)
@@ -65,10 +65,10 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
 def load_shard(
     shard: LocalShard, state: dict[str, Any], live: FlatState, digest: str, stager: Stager | None = None
 ) -> int:
-    """The same for a shard that is opened and a state that is prepared and flattened; `stager`: it knows the state, and
-    its layout is the shard's."""
+    """Like `restore`, for an open shard and a state that is prepared and flattened. `stager`, if given, knows the state
+    and has the shard's layout."""
     layout, saved = shard.layout, shard.saved["state"]
-    sources = name_by_path(saved, walk=live.traversal)
+    sources = name_by_path(saved, traversal=live.traversal)
     same = sources == live.name_by_path
     if same and (stager or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
@@ -89,29 +89,28 @@ def load_shard(
 
 
 CopyOrder = tuple[list[Rows], list[tuple[TensorInfo, torch.Tensor]]]
-"""What is copied as rows, and every other tensor with its place; both in the file's order."""
+"""Tensors to copy as rows, and all others with their infos; both in the file's order."""
 
 
 def _copy_order(layout: Layout, sources: dict[str, str], live: FlatState) -> CopyOrder:
-    """`sources` tells the name in the file of each live tensor."""
+    """`sources` maps each live tensor to its name in the file."""
     pairs = sorted(((layout.tensors[sources[name]], tensor) for name, tensor in live.tensors.items()), key=_first_byte)
     rows, others = group_rows([place for place, _ in pairs], [tensor for _, tensor in pairs])
     return rows, [pairs[number] for number in others]
 
 
 def _staged_copy_order(stager: Stager, live: FlatState) -> CopyOrder:
-    """The same, of a state that the stager knows."""
+    """The order for a state that the stager knows."""
     rows, others = stager.copy_order()
     places = stager.layout.tensors
     return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
 
 
 def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrder) -> None:
-    """Copy every tensor, checking the file on the way if there is a digest: block after block, by all threads.
+    """Copy every tensor by all threads, block by block. With a digest, check each block on the way.
 
-    The calls for a block are put together before the first of them, and follow each other with nothing in between: who
-    comes back from a call needs the interpreter's lock, and to wait for another thread that has it takes as long as
-    many of them.
+    The calls for a block are prepared before the first of them, then made without anything in between. A thread that
+    returns from a call needs the interpreter lock; waiting for it takes as long as many calls.
     """
     threads = CopyThreads()
     step = _BESIDE if threads.count > 1 else _ALONE
@@ -145,29 +144,28 @@ def _block_starts(layout: Layout) -> range:
 
 
 class _Moves(NamedTuple):
-    """Bytes from the shard to tensors that have them in memory as they are in the file."""
+    """Copies from the shard to tensors that have the same bytes in memory as in the file."""
 
     begins: list[int]
-    """Of each stretch, the first byte in the file, ascending; each is within one step."""
+    """First byte of each stretch in the file, ascending. A stretch does not cross the end of a step."""
     stretches: list[tuple[int, int, int]]
-    """Addresses of target and source, size."""
+    """Target address, source address, size."""
 
     def calls_between(self, start: int, end: int) -> Iterator[Callable[[], Any]]:
-        """To copy those that begin at these bytes of the file: by one thread, as torch does not large tensors. A little
-        is done before another thread could make use of the interpreter's lock."""
+        """The copies of stretches that start in this range of the file, each by one thread, unlike torch's. A small
+        copy keeps the interpreter lock, as it ends before another thread could use the lock."""
         for stretch in self.stretches[bisect_left(self.begins, start) : bisect_left(self.begins, end)]:
             yield partial(_move if stretch[2] >= _RELEASE_GIL_BYTES else _move_at_once, *stretch)
 
 
-def _first_byte(one: tuple[TensorInfo, torch.Tensor]) -> int:
-    return one[0].start
+def _first_byte(pair: tuple[TensorInfo, torch.Tensor]) -> int:
+    return pair[0].start
 
 
 def _plan_moves(
     data: memoryview, layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], step: int
 ) -> tuple[_Moves, list[tuple[TensorInfo, torch.Tensor]]]:
-    """What is to be moved of these in the file's order, and those that it takes torch to copy: on a device, not in a
-    row, or of bytes that go to another one, too."""
+    """The moves, and the tensors that torch must copy: on a device, not contiguous, or sharing bytes with another."""
     held, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
     starts, sizes, addresses = (
         int_array(_start, held),
@@ -195,7 +193,7 @@ def has_same_parts(shard: LocalShard, live: FlatState) -> bool:
     pieces, layout = live.parts(), shard.layout
     if not pieces and not layout.parts:
         return True
-    sources = name_by_path(shard.saved["state"], walk=live.traversal)
+    sources = name_by_path(shard.saved["state"], traversal=live.traversal)
     return all(
         layout.part(sources[path]) == (pieces.get(name) or whole_part(live.tensors[name].shape))
         for path, name in live.name_by_path.items()
@@ -204,14 +202,15 @@ def has_same_parts(shard: LocalShard, live: FlatState) -> bool:
 
 
 def describe_tensor(shape: Iterable[int], dtype: Any) -> str:
-    """As messages show a tensor."""
+    """Shape and type, for messages."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
-    """Key path -> `told` of both states' tensors, and the states. Raises RestoreError with what differs."""
+    """Raises RestoreError with the differences. `saved` and `live` map key paths to `describe_tensor`; `both` are the
+    live state and the saved JSON."""
     state, json = both
-    state, json = ({}, {}) if isinstance(json, msgspec.Raw) else (state, json)  # Raw: just what the state is.
+    state, json = ({}, {}) if isinstance(json, msgspec.Raw) else (state, json)  # Raw: equal to the state's.
     missing = [path for path in live if path not in saved] + [key for key in state if key not in json]
     unexpected = [path for path in saved if path not in live] + [key for key in json if key not in state]
     misshaped = [

@@ -1,8 +1,9 @@
-"""A shared memory file: a control page, then slots of equal size. Made by the agent, written by one worker.
+"""A shared memory file: a control page, then slots of equal size. The agent creates it, one worker writes to it.
 
-Our own files in /dev/shm by open and mmap: Python 3.11's SharedMemory unlinks what it only attached to. Slots have no
-memory at first and get it one after the other, and nobody is given one to write to before (posix_fallocate): writing to
-a sparse file of a full tmpfs ends a process with SIGBUS. The control page tells how many have it.
+These are files in /dev/shm, opened and mapped directly: Python 3.11's SharedMemory unlinks segments that it only
+attached to. Slots have no memory at first. The agent allocates it slot by slot (posix_fallocate), and no slot is
+written before: writing to a sparse file on a full tmpfs kills the process with SIGBUS. The control page has the number
+of allocated slots.
 """
 
 import os
@@ -24,26 +25,26 @@ _HEAD = struct.Struct("<8sIIQ")
 """Magic, version, slots, capacity of a slot in bytes."""
 _READY_AT = 32
 _READY = struct.Struct("<I")
-"""Slots that have their memory, the first ones."""
+"""Number of allocated slots; these are the first ones."""
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
-"""Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
+"""Sequence (odd during a write), iteration, Unix time, changes, length of the phase's name, the name."""
 _POPULATE_BYTES = 4 << 20
-"""Bytes that are mapped in one call: a millisecond or less."""
+"""Bytes mapped in one call: a millisecond or less."""
 _POLL_S = 0.05
-"""Between two looks whether a slot has its memory."""
+"""Interval for polling whether a slot is allocated."""
 
 
 @dataclass(frozen=True)
 class Beacon:
-    """How far a worker says it is."""
+    """The progress of a worker."""
 
     iteration: int = 0
     phase: str = ""
     time: float = 0.0
     """Unix time of the last change; 0 before the first."""
     changes: int = 0
-    """How often this worker has changed it."""
+    """Number of changes by this worker."""
 
 
 class SegmentFile:
@@ -58,11 +59,11 @@ class SegmentFile:
 
     @classmethod
     def open(cls, path: Path) -> "SegmentFile":
-        """Map a segment that the agent made. Raises SegmentError when it is none."""
+        """Map a segment that the agent created. Raises SegmentError if the file is missing or not a segment."""
         try:
             file = os.open(path, os.O_RDWR)
         except OSError as error:
-            raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
+            raise SegmentError(f"{path}: {error.strerror}; the agent of this node replaced it or ended") from None
         try:
             status = os.fstat(file)
             memory = map_shared(file, status.st_size) if status.st_size >= PAGE else memoryview(bytes(PAGE))
@@ -71,12 +72,12 @@ class SegmentFile:
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
         if (magic, version) != (_MAGIC, _VERSION) or len(memory) != PAGE + slots * capacity:
             raise SegmentError(
-                f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep"
+                f"{path}: not a segment of version {_VERSION}; agent and worker must run the same version of Everstep"
             )
         return cls(path, memory, slots, capacity, status.st_ino)
 
     def is_current(self) -> bool:
-        """Is it, opened here, still the file of its path?"""
+        """Is the file at its path still the one that was opened here?"""
         try:
             return self.path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -88,19 +89,19 @@ class SegmentFile:
         return self._memory[start : start + self.capacity]
 
     def bytes_at(self, offset: int, size: int) -> memoryview:
-        """Any stretch of the file. Raises SegmentError when it ends before."""
+        """A range of the file. Raises SegmentError if the file ends before it."""
         if offset + size > len(self._memory):
             raise SegmentError(f"{self.path}: {size} bytes at {offset} were promised, it has {len(self._memory)}")
         return self._memory[offset : offset + size]
 
     def slot_offset(self, number: int) -> int:
-        """Where a slot begins in the file."""
+        """First byte of a slot in the file."""
         if not 0 <= number < self.slots:
             raise IndexError(f"slot {number} of {self.slots}")
         return PAGE + number * self.capacity
 
     def set_beacon(self, beacon: Beacon) -> None:
-        """Say how far this worker is. One writer."""
+        """Publish this worker's progress. There must be only one writer."""
         name = beacon.phase.encode()[:48]
         (sequence,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 1)
@@ -109,7 +110,8 @@ class SegmentFile:
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
 
     def read_beacon(self) -> Beacon:
-        """What the worker said last. A reading that met a change is read again; a dead writer's half one is given."""
+        """The worker's last beacon. A read that overlaps a write is retried; after 16 attempts, as when the writer died
+        in a write, the torn beacon is returned."""
         for _ in range(16):
             before, iteration, time, changes, length, name = _BEACON.unpack_from(self._memory, _BEACON_AT)
             (after,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
@@ -119,16 +121,16 @@ class SegmentFile:
 
     @property
     def ready_slots(self) -> int:
-        """Slots that have their memory: the first ones."""
+        """Number of allocated slots; these are the first ones."""
         return _READY.unpack_from(self._memory, _READY_AT)[0]
 
     def populate(self, start: int, size: int) -> None:
-        """Map the pages of these bytes, which have their memory, in a thread: who copies them first then meets no page
-        faults, which take longer than the copy. Best effort. `start` is a page's first byte."""
+        """Map the pages of these allocated bytes in a thread. Otherwise the first copy meets page faults, which take
+        longer than the copy itself. Best effort. `start` is the first byte of a page."""
         _start_thread(partial(self._populate, start, start + size))
 
     def populate_slots(self) -> None:
-        """The same for all slots, each as soon as it has its memory."""
+        """Do this for all slots, each as soon as it is allocated."""
 
         def work() -> None:
             for slot in range(self.slots):
@@ -141,20 +143,20 @@ class SegmentFile:
         _start_thread(work)
 
     def _populate(self, start: int, end: int) -> None:
-        """A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile."""
+        """In small steps: meanwhile the kernel lets no thread of this process map or unmap memory."""
         for at in range(start, end, _POPULATE_BYTES):
             populate(self._memory, at, min(_POPULATE_BYTES, end - at))
 
     def unlink(self) -> None:
-        """Remove the file; the memory goes when the last process that maps it lets go."""
+        """Remove the file. Its memory is freed when the last process unmaps it."""
         self.path.unlink(missing_ok=True)
 
 
 class NewSegment:
-    """A segment's file whose slots have no memory yet; `allocate` gives it to one after the other."""
+    """A segment whose slots have no memory yet; `allocate_slot` allocates the next one."""
 
     def __init__(self, path: Path, slots: int, capacity: int) -> None:
-        """Makes the file, replacing one of that name. Raises SegmentError: no room for the control page."""
+        """Create the file, replacing an existing one. Raises SegmentError if there is no room for the control page."""
         self.slots, self.capacity = slots, round_to_pages(capacity)
         self._size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
@@ -173,14 +175,15 @@ class NewSegment:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that it has not got yet."""
+        """Bytes not allocated yet."""
         return 0 if self._file.closed else max(0, self._size - os.fstat(self._file.fileno()).st_blocks * 512)
 
     def allocate_slot(self) -> int:
-        """Memory for the next slot; returns its number. Other threads run meanwhile. Raises SegmentError with the
-        arithmetic when there is none.
+        """Allocate the next slot and return its number. Releases the interpreter lock. Raises SegmentError with the
+        arithmetic if there is no room.
 
-        Takes 0.1 s a GiB, of small pages 0.3 s; several where a virtual machine's host has to bring the memory first.
+        Takes 0.1 s a GiB in huge pages, 0.3 s in small ones; several seconds if a virtual machine's host must supply
+        the memory first.
         """
         slot = self.segment.ready_slots
         start = self.segment.slot_offset(slot)
@@ -192,7 +195,7 @@ class NewSegment:
         return slot
 
     def close(self) -> None:
-        """It gets no more."""
+        """Allocate no more."""
         self._file.close()
 
     def _no_room_error(self, directory: Path, error: OSError) -> SegmentError:
@@ -202,11 +205,11 @@ class NewSegment:
 
 
 def require_room(directory: Path, slots: int, copies: int, capacity: int, others: int) -> None:
-    """Raises SegmentError with the arithmetic when that many slots, slots for a peer's copies, and `others` bytes that
-    are being allocated cannot all be had there."""
+    """Raises SegmentError with the arithmetic unless the directory has room for that many slots, the slots for a peer's
+    copies, and `others` bytes that are being allocated."""
     place = os.statvfs(directory)
     size = segment_bytes(slots + copies, capacity)
-    if place.f_blocks and size + others > place.f_bavail * place.f_frsize:  # No blocks at all: without a limit.
+    if place.f_blocks and size + others > place.f_bavail * place.f_frsize:  # Zero blocks: no limit.
         what = _describe_slots(slots, round_to_pages(capacity)) + (
             f" and {copies} for copies of a peer's shard" if copies else ""
         )
@@ -227,12 +230,12 @@ def _no_room_error(directory: Path, what: str, size: int, why: str) -> SegmentEr
 
 
 def segment_bytes(slots: int, capacity: int) -> int:
-    """Of a file with so many slots for states of `capacity` bytes."""
+    """Size of a file with so many slots for states of `capacity` bytes."""
     return PAGE + slots * round_to_pages(capacity)
 
 
 def round_to_pages(size: int) -> int:
-    """Up to whole pages."""
+    """Round up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 

@@ -1,8 +1,8 @@
 """Copy a state into a slot: the only part of a checkpoint that training waits for.
 
-Few calls for many tensors: grouped copies for each half of the bytes (a fault point stands between them). torch copies
-a large tensor by all its threads, a small one by one of them: many small ones are copied as rows (see `rows`), of those
-that cannot each thread gets a group.
+Few calls copy many tensors. They are grouped into two halves of the bytes, with a fault point between them. torch
+copies a large tensor by all its threads, a small one by one thread. So small tensors are copied as rows (see
+`batched_copy`), and those that cannot be are divided among threads.
 """
 
 from bisect import bisect
@@ -25,14 +25,14 @@ _device = attrgetter("device")
 
 
 class CopyThreads:
-    """As many as torch has, of which the caller's is one."""
+    """As many threads as torch has, including the caller's."""
 
     def __init__(self) -> None:
         self.count = torch.get_num_threads()
         self._others = ThreadPoolExecutor(self.count - 1, "everstep-copy") if self.count > 1 else None
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
-        """All of them; they let go of the interpreter's lock while they work. Raises what one of them raises."""
+        """Run all tasks, which release the interpreter lock while they work. Raises the error of a task."""
         waiting = deque(tasks)
 
         def work() -> None:
@@ -60,11 +60,11 @@ class Half(NamedTuple):
     large: list[str]
     """Names of tensors."""
     small: list[list[str]]
-    """A group for each thread."""
+    """A group of names for each thread."""
 
 
 class Stager:
-    """Copies states of one layout into slots; keeps the slots' tensor views, for making them costs more than a copy."""
+    """Copies states of one layout into slots. Keeps the slots' tensor views, as making them costs more than a copy."""
 
     def __init__(self, layout: Layout, tree: FlatState) -> None:
         """`tree` is the state that was laid out."""
@@ -78,16 +78,16 @@ class Stager:
         return tree.traversal is self._walk
 
     def fits(self, tree: FlatState) -> bool:
-        """Has that state this layout?"""
+        """Does that state have this layout?"""
         return self.knows(tree) or self.layout.matches(tree.tensors)
 
     def copy_order(self) -> tuple[list[Rows], list[str]]:
-        """What is copied as rows, in the shard's order, and the names of all others."""
+        """The rows, in the shard's order, and the names of all other tensors."""
         rows = [rows for half in self._halves for rows in half.rows]
         return rows, [name for half in self._halves for name in chain(half.large, *half.small)]
 
     def stage(self, slot: int, buffer: memoryview, tree: FlatState, json: bytes, iteration: int) -> None:
-        """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
+        """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its JSON part."""
         if not self.knows(tree):
             self._arrange(tree)
         views = self._views.get(slot)
@@ -107,14 +107,14 @@ class Stager:
             faults.point(then, iteration=iteration)
 
     def _arrange(self, tree: FlatState) -> None:
-        """Where the tensors are: of every tree of its walk."""
+        """Plan the copies. The plan holds for all states of the same traversal."""
         self._walk = tree.traversal
         self._halves = _split_halves(self.layout, tree.tensors, self._threads.count)
         self._views.clear()
 
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source into its target, in one call; between host and device all copies fly at once."""
+    """Copy each source into its target, in one call. Copies between host and device overlap."""
     if not targets:
         return
     devices = {device for device in (*map(_device, targets), *map(_device, sources)) if device.type != "cpu"}

@@ -1,1 +1,1 @@
-"""A user's state: flattened to tensors and one JSON value, and which part of each tensor this rank holds."""
+"""A user's state: flattened to tensors and one JSON value, with the part of each tensor that this rank holds."""

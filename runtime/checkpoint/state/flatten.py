@@ -1,7 +1,7 @@
 """A user's state as a flat list of tensors and one JSON value, and back into the live objects.
 
-JSON says what is not a tensor as itself, with these signs (the key is `$`): a tensor's name, a tuple, a dict whose keys
-are not all strings, a float that JSON lacks.
+Values that JSON lacks are written as an object with the key `$`: a tensor's name, a tuple, a dict whose keys are not
+all strings, a float that is not finite.
 """
 
 import math
@@ -30,32 +30,32 @@ class FlatState:
     """A flattened state."""
 
     named_tensors: list[NamedTensors] = field(default_factory=list)
-    """All of its tensors."""
+    """All tensors, in groups."""
     name_by_path: dict[str, str] = field(default_factory=dict)
-    """Every key path at which a tensor stands -> its name in `tensors`."""
+    """Every key path of a tensor -> the tensor's name in `tensors`."""
     json: Any = None
-    """The rest, ready for `json_bytes`."""
+    """All other values, ready for `json_bytes`."""
     traversal: TraversalCache = field(default_factory=TraversalCache)
-    """Trees of one walk have the same tensors at the same places."""
+    """Flat states of one traversal have the same tensors at the same paths."""
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of
-        each. Made when it is asked for: a state that is as it was is staged and loaded without."""
+        """This rank's part of each tensor by key path, joined with '.'. A tensor with several paths is here once, under
+        the first. Computed on demand: an unchanged state is staged and loaded without it."""
         return {name: one for found in self.named_tensors for name, one in zip(found.names, found.tensors, strict=True)}
 
     @cached_property
     def live(self) -> dict[str, torch.Tensor]:
-        """The same as the state has them, where that may be something else."""
+        """The tensors as the state has them, where these differ from this rank's parts (DTensors)."""
         others = [found for found in self.named_tensors if found.live is not found.tensors]
         return {name: one for found in others for name, one in zip(found.names, found.live, strict=True)}
 
     def parts(self) -> dict[str, TensorPart]:
-        """What the DTensors' parts are parts of, by name in `tensors`."""
+        """The part of the whole that this rank holds, for each sharded tensor by name."""
         return {name: part_of(tensor) for name, tensor in self.live.items() if is_sharded_kind(tensor)}
 
     def is_sharded(self) -> bool:
-        """Does each rank hold something else? The same answer on every rank."""
+        """Does each rank hold a different part? The answer is the same on every rank."""
         return any(is_distributed(tensor) for tensor in self.live.values())
 
     def live_tensor(self, path: str) -> torch.Tensor:
@@ -65,13 +65,13 @@ class FlatState:
 
 
 class Flattener:
-    """Flattens one state again and again; where its tensors are the same as before, quickly (see `walk`)."""
+    """Flattens one state repeatedly; fast while its tensors are unchanged (see `traversal`)."""
 
     def __init__(self) -> None:
         self._walk = TraversalCache()
 
     def flatten(self, state: Any) -> FlatState:
-        """As `flatten` does it. Raises StateError."""
+        """See the function `flatten`. Raises StateError."""
         if not self._walk.fresh:
             with suppress(ChangedError):
                 return _flatten(state, self._walk)
@@ -80,24 +80,25 @@ class Flattener:
 
 
 def flatten(state: Any) -> FlatState:
-    """Tensors and JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with state_dict.
+    """The tensors and the JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with
+    state_dict.
 
-    Raises StateError naming the key path of anything else.
+    Raises StateError with the key path of any other value.
     """
     return Flattener().flatten(state)
 
 
-def _flatten(state: Any, walk: TraversalCache) -> FlatState:
-    tree = FlatState(traversal=walk)
-    again: set[str] = set()
+def _flatten(state: Any, traversal: TraversalCache) -> FlatState:
+    tree = FlatState(traversal=traversal)
+    unchanged: set[str] = set()
     with torch.no_grad():
-        tree.json = _encode(state, "", tree, again)
-    tree.name_by_path = walk.finish(len(again), tree.name_by_path)
+        tree.json = _encode(state, "", tree, unchanged)
+    tree.name_by_path = traversal.finish(len(unchanged), tree.name_by_path)
     return tree
 
 
-def _encode(value: Any, path: str, tree: FlatState, again: set[str]) -> Any:
-    """What stands for `value` in the JSON; `again` gets the paths of groups that are as they were."""
+def _encode(value: Any, path: str, tree: FlatState, unchanged: set[str]) -> Any:
+    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
         return {SIGN: "tensor", "name": _add_tensor(value, path, tree)}
@@ -106,35 +107,35 @@ def _encode(value: Any, path: str, tree: FlatState, again: set[str]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
     if isinstance(value, dict):
-        return _encode_dict(value, path, tree, again)
+        return _encode_dict(value, path, tree, unchanged)
     if isinstance(value, list | tuple):
-        items = [_encode(item, _join(path, place), tree, again) for place, item in enumerate(value)]
+        items = [_encode(item, _join(path, index), tree, unchanged) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
     if isinstance(value, Stateful):
-        return _encode(value.state_dict(), path, tree, again)
+        return _encode(value.state_dict(), path, tree, unchanged)
     raise StateError(
         f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
         "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
-def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, again: set[str]) -> Any:
-    walk = tree.traversal
-    if known := walk.match_group(path, value):
-        again.add(path)
+def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, unchanged: set[str]) -> Any:
+    traversal = tree.traversal
+    if known := traversal.match_group(path, value):
+        unchanged.add(path)
         group, found = known
         tree.named_tensors.append(found)
         return group.json
     before = len(tree.name_by_path)
-    inner = {key: _encode(item, _join(path, key), tree, again) for key, item in value.items()}
+    inner = {key: _encode(item, _join(path, key), tree, unchanged) for key, item in value.items()}
     if all(isinstance(key, str) for key in inner) and SIGN not in inner:
         encoded = inner
     elif all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
         encoded = {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
     else:
         raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
-    if walk.fresh and len(tree.name_by_path) - before >= MIN_GROUP:
-        return walk.remember(path, value, encoded, dict(islice(tree.name_by_path.items(), before, None)))
+    if traversal.fresh and len(tree.name_by_path) - before >= MIN_GROUP:
+        return traversal.remember(path, value, encoded, dict(islice(tree.name_by_path.items(), before, None)))
     return encoded
 
 
@@ -154,7 +155,7 @@ def _add_tensor(live: torch.Tensor, path: str, tree: FlatState) -> str:
 
 
 def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
-    """The state that `_encode` wrote; `tensor(name)` gives what stands for each tensor."""
+    """The inverse of `_encode`. `tensor(name)` supplies each tensor."""
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
@@ -174,11 +175,12 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
             raise StateError(f"a checkpoint of a later Everstep: unknown sign {other!r}")
 
 
-def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None) -> dict[str, str]:
-    """Key path -> tensor name of a JSON state, as `Tree.places` has it; a group of `walk` may stand in it as a Raw."""
+def name_by_path(value: Any, path: str = "", traversal: TraversalCache | None = None) -> dict[str, str]:
+    """Key path -> tensor name of a JSON state, as in `FlatState.name_by_path`. A Raw in it is a group of
+    `traversal`."""
     if isinstance(value, msgspec.Raw):
-        assert walk is not None
-        return walk.groups[path].name_by_path
+        assert traversal is not None
+        return traversal.groups[path].name_by_path
     if isinstance(value, list):
         items: Any = enumerate(value)
     elif not isinstance(value, dict):
@@ -193,13 +195,13 @@ def name_by_path(value: Any, path: str = "", walk: TraversalCache | None = None)
         items = value.items()
     found: dict[str, str] = {}
     for key, item in items:
-        found.update(name_by_path(item, _join(path, key), walk))
+        found.update(name_by_path(item, _join(path, key), traversal))
     return found
 
 
 def tensor_names(value: Any) -> set[str]:
-    """The names of all tensors in a JSON state; what stands in it as a Raw is known. Raises ValueError, TypeError,
-    LookupError where it is not as `_encode` writes it."""
+    """The names of all tensors in a JSON state. A Raw is skipped: its names are known. Raises ValueError, TypeError or
+    LookupError if the JSON was not written by `_encode`."""
     if isinstance(value, list):
         return set().union(*map(tensor_names, value))
     if not isinstance(value, dict):
@@ -222,7 +224,7 @@ def tensor_names(value: Any) -> set[str]:
 
 
 def prepare_state(state: Any, path: str = "") -> None:
-    """Make the optimizers in `state` have a state, so that its tensors and their sizes are known."""
+    """Create the state of optimizers that have none yet, so that its tensors and their sizes are known."""
     if isinstance(state, torch.optim.Optimizer):
         prepare_optimizer(state, path)
     elif isinstance(state, dict):
@@ -232,11 +234,12 @@ def prepare_state(state: Any, path: str = "") -> None:
 
 
 def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> Any:
-    """Set everything in `live` that is no tensor from the JSON `saved`; `tree`, of the whole state, has its tensors,
-    which hold their values already: an object whose `state_dict` makes new ones each time is given these. What stands
-    in `saved` as a Raw is text that `live` gave, too.
+    """Set every value of `live` that is not a tensor from the JSON `saved`.
 
-    Returns what stands in the place of `live` now: itself when it could be changed in place.
+    `tree` is the flat form of the whole state; its tensors hold the restored values already. An object whose
+    `state_dict` creates new tensors each time receives these. A Raw in `saved` is text that equals that of `live`.
+
+    Returns what replaces `live`: `live` itself if it could be changed in place.
     """
     inner = unwrap(live)
     if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_other_values(saved)):
@@ -253,7 +256,7 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
     items = saved["items"] if isinstance(saved, dict) and saved.get(SIGN) == "tuple" else saved
     if isinstance(inner, list | tuple) and isinstance(items, list) and len(inner) == len(items):
         pairs = enumerate(zip(inner, items, strict=True))
-        both = [restore_values(old, item, tree, _join(path, place)) for place, (old, item) in pairs]
+        both = [restore_values(old, item, tree, _join(path, index)) for index, (old, item) in pairs]
         if isinstance(inner, tuple):
             return tuple(both)
         inner[:] = both
@@ -262,7 +265,7 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
 
 
 def _merge_live(saved: Any, tree: FlatState, path: str) -> Any:
-    """`saved`, which stands at `path`, with the live tensor at each of its places."""
+    """`saved`, which stands at `path`, with the live tensor at each of its paths."""
     return decode(_name_by_own_path(saved, path), tree.live_tensor)
 
 
@@ -270,14 +273,14 @@ def _name_by_own_path(value: Any, path: str) -> Any:
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
     if isinstance(value, list):
-        return [_name_by_own_path(item, _join(path, place)) for place, item in enumerate(value)]
+        return [_name_by_own_path(item, _join(path, index)) for index, item in enumerate(value)]
     if not isinstance(value, dict) or value.get(SIGN) == "float":
         return value
     match value.get(SIGN):
         case "tensor":
             return {SIGN: "tensor", "name": path}
         case "tuple":
-            items = [_name_by_own_path(item, _join(path, place)) for place, item in enumerate(value["items"])]
+            items = [_name_by_own_path(item, _join(path, index)) for index, item in enumerate(value["items"])]
             return {SIGN: "tuple", "items": items}
         case "dict":
             return {
@@ -288,7 +291,7 @@ def _name_by_own_path(value: Any, path: str) -> Any:
 
 
 def _has_other_values(value: Any) -> bool:
-    """Is there anything but tensors?"""
+    """Does it hold any value that is not a tensor?"""
     if isinstance(value, msgspec.Raw):
         return False
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Sharded tensors: which part of the whole tensor a rank holds, and how parts make up another part.
+"""Sharded tensors: the part of the whole tensor that a rank holds, and how to assemble a part from other parts.
 
-A box is an offset and a size in each dimension of the whole tensor. Nothing here communicates.
+Nothing here communicates.
 """
 
 import sys
@@ -16,18 +16,18 @@ _UNSHARDED_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 class Box(NamedTuple):
-    """A part of a tensor."""
+    """A rectangular region of a tensor: offset and size in each dimension."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def is_empty(self) -> bool:
-        """No element is in it."""
+        """True if it has no elements."""
         return 0 in self.shape
 
     def intersect(self, other: "Box") -> "Box | None":
-        """What is in both; None: nothing."""
+        """The region common to both; None if there is none."""
         start = tuple(map(max, self.offset, other.offset))
         end = tuple(map(min, self.end(), other.end()))
         if any(a >= b for a, b in zip(start, end, strict=True)):
@@ -35,11 +35,11 @@ class Box(NamedTuple):
         return Box(start, tuple(b - a for a, b in zip(start, end, strict=True)))
 
     def end(self) -> tuple[int, ...]:
-        """The first index behind it, in each dimension."""
+        """The first index after it, in each dimension."""
         return tuple(a + b for a, b in zip(self.offset, self.shape, strict=True))
 
     def subtract(self, other: "Box") -> Iterator["Box"]:
-        """What is left of this box when `other`, a part of it, is cut out: boxes that do not overlap."""
+        """This region without `other`, which lies within it, as regions that do not overlap."""
         offset, shape = list(self.offset), list(self.shape)
         for axis in range(len(shape)):
             before = other.offset[axis] - offset[axis]
@@ -50,29 +50,29 @@ class Box(NamedTuple):
             offset[axis], shape[axis] = other.offset[axis], other.shape[axis]
 
     def slices_in(self, within: "Box") -> tuple[slice, ...]:
-        """Where it lies in a tensor that holds `within`."""
+        """Its position in a tensor that holds the region `within`."""
         return tuple(
             slice(a - b, a - b + size) for a, b, size in zip(self.offset, within.offset, self.shape, strict=True)
         )
 
 
 class TensorPart(NamedTuple):
-    """What one rank holds of a tensor."""
+    """The part of a tensor that one rank holds."""
 
     whole: tuple[int, ...]
-    """Shape of the tensor as all ranks together hold it."""
+    """Shape of the tensor over all ranks."""
     box: Box
 
 
 def whole_part(shape: Iterable[int]) -> TensorPart:
-    """All of a tensor."""
+    """The part that is the whole tensor."""
     every = tuple(shape)
     return TensorPart(every, Box((0,) * len(every), every))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, sharing its memory; any other tensor as it is. Without gradients: a
-    DTensor would make a new tensor else."""
+    """This rank's part of a sharded tensor, sharing its memory; any other tensor itself. Call it without gradients, or
+    a DTensor creates a new tensor."""
     if _is_dtensor(tensor):
         return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
     if _is_fsdp1(tensor):
@@ -82,8 +82,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_parts(values: list[Any]) -> list[torch.Tensor] | None:
-    """`local` of each, quickly; None where one is no tensor, or one of another kind than training makes. The list
-    itself where all are whole."""
+    """`local_part` of each, quickly. Returns the list itself if all tensors are whole. Returns None if a value is not a
+    Tensor, Parameter or DTensor."""
     kinds = set(map(type, values))
     if kinds and kinds <= _UNSHARDED_TYPES:
         return values
@@ -94,7 +94,7 @@ def local_parts(values: list[Any]) -> list[torch.Tensor] | None:
 
 
 def part_of(tensor: torch.Tensor) -> TensorPart:
-    """Which part of the whole tensor `local(tensor)` is."""
+    """The part of the whole tensor that `local_part(tensor)` is."""
     every = tuple(tensor.shape)
     if _is_fsdp1(tensor):
         if shard := _local_shard(tensor):
@@ -109,7 +109,7 @@ def part_of(tensor: torch.Tensor) -> TensorPart:
 
 
 def is_distributed(tensor: Any) -> bool:
-    """Does each of several ranks hold its own part, or its own copy, of this tensor? Alike on all of them."""
+    """Does each of several ranks hold its own part, or its own copy? The answer is the same on all ranks."""
     if _is_fsdp1(tensor):
         return torch.distributed.get_world_size(tensor._process_group) > 1
     return _is_dtensor(tensor) and tensor.device_mesh.size() > 1
@@ -126,7 +126,7 @@ def _is_dtensor(tensor: Any) -> bool:
 
 
 def _dtensor_class() -> type | None:
-    """The class, which is not imported for that: without the import there is no such tensor."""
+    """The class DTensor, or None. It is not imported here: unless it was imported elsewhere, no such tensor exists."""
     kinds = sys.modules.get("torch.distributed.tensor")
     return kinds.DTensor if kinds is not None else None
 
@@ -137,7 +137,7 @@ def _is_fsdp1(tensor: Any) -> bool:
 
 
 def _local_shard(tensor: Any) -> Any:
-    """FSDP1 gives each rank one part of the first dimension, the last ranks none when it is short."""
+    """FSDP1 gives each rank one part of the first dimension. The last ranks may get none."""
     shards = tensor.local_shards()
     if len(shards) > 1 or (shards and is_sharded_kind(shards[0].tensor)):
         raise StateError(f"a ShardedTensor with {len(shards)} parts on a rank, or of sharded parts; use DTensor for it")
@@ -145,7 +145,8 @@ def _local_shard(tensor: Any) -> Any:
 
 
 def cover(wanted: Box, held: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
-    """Which parts of `wanted` to take from whom, each element once, the first that has it; and what nobody has."""
+    """Choose for each element of `wanted` the first holder that has it. Returns (holder, region) pairs, and the regions
+    that no holder has."""
     taken, missing = [], [] if wanted.is_empty else [wanted]
     for owner, box in held:
         left = []

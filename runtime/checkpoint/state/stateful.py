@@ -1,6 +1,6 @@
-"""What a user's state is made of, one kind an adaptor: modules, optimizers, anything with state_dict.
+"""Adapters for the objects in a user's state: modules, optimizers, anything with state_dict.
 
-Only here does staging know what a module or an optimizer is.
+Only this module knows what a module or an optimizer is.
 """
 
 from collections.abc import Iterator
@@ -15,24 +15,24 @@ from everstep.runtime.checkpoint.errors import StateError
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can tell its state and take it back."""
+    """An object that can return its state and load it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts and lists of tensors, numbers, strings."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state of the same form."""
+        """Load a state of the same form."""
         ...
 
 
 def unwrap(value: Any) -> Any:
-    """The module inside DistributedDataParallel: a checkpoint's names do not depend on how it was trained."""
+    """The module inside DistributedDataParallel. Names in a checkpoint must not depend on how the model was trained."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
 def load_state(target: Stateful, merged: dict[str, Any]) -> None:
-    """Give `target` its state. Its own tensors hold the restored values already, and `merged` names those tensors."""
+    """Load its state into `target`. Its tensors hold the restored values already, and `merged` refers to them."""
     target.load_state_dict(merged)
 
 
@@ -41,11 +41,12 @@ _ZERO_INITIALIZED = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Make the state exist before the first step, so that its size is known and it can be restored in place.
+    """Create the optimizer's state before its first step, so that its size is known and it can be restored in place.
 
-    One step of stand-ins without elements tells what the optimizer keeps for each parameter: zeros of the parameter's
-    form where the stand-in's is kept in its form. Weights and gradients are not touched. Raises StateError for an
-    optimizer that starts otherwise.
+    One step with empty stand-in parameters shows what the optimizer stores for each parameter. A stored tensor of the
+    stand-in's shape becomes zeros of the parameter's shape. Weights and gradients are not touched.
+
+    Raises StateError for an optimizer whose state does not start from zeros.
     """
     wanted = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
     if optimizer.state or not any(wanted):
@@ -60,14 +61,14 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
 
 
 def _stand_in(parameter: torch.Tensor) -> torch.Tensor:
-    made = torch.zeros(0, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
-    made.grad = torch.zeros_like(made)
-    return made
+    stand_in = torch.zeros(0, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+    stand_in.grad = torch.zeros_like(stand_in)
+    return stand_in
 
 
 @contextmanager
 def _swap_parameters(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]) -> Iterator[None]:
-    """The optimizer's groups have these parameters."""
+    """The optimizer's groups have these parameters within the block."""
     own = [group["params"] for group in optimizer.param_groups]
     try:
         for group, given in zip(optimizer.param_groups, parameters, strict=True):
@@ -79,7 +80,7 @@ def _swap_parameters(optimizer: torch.optim.Optimizer, parameters: list[list[tor
 
 
 def _zero_like(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:
-    """What a state is before the first step, where it is `value` after the stand-in's."""
+    """The initial value of a state entry that is `value` after the stand-in's step."""
     if isinstance(value, torch.Tensor):
         like = parameter.detach() if value.shape == stand_in.shape else value
         return torch.zeros_like(like, dtype=value.dtype, memory_format=torch.preserve_format)

@@ -1,10 +1,10 @@
-"""Walking through a state again: the second walk through the same tensors only looks whether they are the same.
+"""Fast repeated traversal of a state: later traversals only check that the tensors are the same.
 
-A save of 20,000 small tensors would spend more time on their names than on their bytes. What a walk remembers of each
-tensor is where its memory is, its shape, strides and type, never the tensor itself: the state alone keeps that alive.
-torch's own guards of compiled code compare these of all tensors in one call; a look at each from Python took as long as
-a fifth of the copy.
-Whatever differs, anywhere, and all is walked as if for the first time.
+A save of 20,000 small tensors would spend more time on their names than on their bytes. The cache holds the address,
+shape, strides and type of each tensor, never the tensor itself: only the state keeps tensors alive. torch's guards,
+made for compiled code, compare all tensors in one call; checking each from Python took a fifth of the time of the copy.
+
+Any difference, anywhere, leads to a full traversal.
 """
 
 import gc
@@ -22,13 +22,13 @@ from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissin
 from everstep.runtime.checkpoint.state.parts import local_parts
 
 MIN_GROUP = 16
-"""Tensors of a dict from which on it is looked at as one."""
+"""A dict with at least so many tensors is treated as a group."""
 _BATCH = 1024
-"""Tensors that torch's guards look at in one call; what they note of more does not fit a core's cache."""
+"""Tensors that torch's guards check in one call. The guards of more do not fit a core's cache."""
 
 
 class ChangedError(Exception):
-    """The state is not what the walk before found."""
+    """The state differs from the cached traversal."""
 
 
 class NamedTensors(NamedTuple):
@@ -47,23 +47,23 @@ class Group:
 
     keys: list[Any]
     addresses: list[int]
-    """Where each tensor's memory was."""
+    """The address of each tensor's memory."""
     guards: list[TensorGuards]
-    """What else those were that are `first`, `_AT_ONCE` by `_AT_ONCE`: shape, strides, type, device; conjugated,
+    """Guards of the tensors with `is_first`, in batches of `_BATCH`: shape, strides, type, device, conjugated,
     negated."""
     duplicates: dict[int, tuple[Any, ...]]
-    """What the others were, by their number."""
+    """The fingerprints of all other tensors, by number."""
     name_by_path: dict[str, str]
     """Key path -> name, in the order of the tensors."""
     is_first: list[bool]
-    """Is it the one that its name is of?"""
+    """Is this the tensor's first path, which is its name?"""
     names: list[str]
-    """Of those that are."""
+    """Names of those with `is_first`."""
     json: msgspec.Raw
-    """What stands for the dict in the JSON part."""
+    """The dict's JSON."""
 
     def match(self, listed: "_DictTensors") -> NamedTensors | None:
-        """The ones that the names are of, if these, as many as before, are what the tensors were."""
+        """The tensors with `is_first`, or None if any tensor differs. Requires as many tensors as before."""
         tensors, live = listed.tensors, listed.live
         if _addresses(tensors) != self.addresses or any(
             fingerprint(tensors[n]) != seen for n, seen in self.duplicates.items()
@@ -77,19 +77,19 @@ class Group:
 
 @dataclass
 class TraversalCache:
-    """What walks found. One that is `fresh` finds anew, any other compares and raises ChangedError."""
+    """The results of a traversal. While `fresh` it records; later it compares and raises ChangedError."""
 
     fresh: bool = True
     groups: dict[str, Group] = field(default_factory=dict)
     """By key path."""
     lone_tensors: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
-    """Of tensors outside groups, by key path: what each was, and its name."""
+    """Key path -> fingerprint and name of each tensor outside groups."""
     name_by_path: dict[str, str] = field(default_factory=dict)
-    """Every key path at which a tensor stands -> its name, once all has been walked."""
+    """Every key path of a tensor -> the tensor's name, once the traversal is complete."""
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def name_tensor(self, path: str, tensor: torch.Tensor) -> str:
-        """Of the tensor at that path: the first path at which it stands."""
+        """The name of the tensor at that path: its first path."""
         seen = fingerprint(tensor)
         if self.fresh:
             name = self._names.setdefault(seen, path) if tensor.numel() else path
@@ -101,7 +101,7 @@ class TraversalCache:
         return known[1]
 
     def match_group(self, path: str, value: dict[Any, Any]) -> tuple[Group, NamedTensors] | None:
-        """The group at that path with its tensors of today; None: there is none."""
+        """The group at that path with its current tensors; None if there is none. Raises ChangedError."""
         known = self.groups.get(path)
         if known is None:
             return None
@@ -111,32 +111,34 @@ class TraversalCache:
             raise ChangedError
         return known, firsts
 
-    def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
-        """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs. Returns
-        what stands for it in the JSON part."""
+    def remember(self, path: str, value: dict[Any, Any], encoded: Any, name_by_path: dict[str, str]) -> Any:
+        """Record the dict at `path` as a group if it holds only tensors, which `name_by_path` names. Returns its
+        JSON."""
         listed = _list_tensors(value)
-        if listed is None or len(listed.tensors) != len(places):
+        if listed is None or len(listed.tensors) != len(name_by_path):
             return encoded
-        for inner in places:
+        for inner in name_by_path:
             self.lone_tensors.pop(inner, None)
         within = f"{path}." if path else ""
         for inner in [inner for inner in self.groups if inner.startswith(within)]:
             del self.groups[inner]
-        first = [place == name for place, name in places.items()]
-        names = list(compress(places, first))
+        first = [inner == name for inner, name in name_by_path.items()]
+        names = list(compress(name_by_path, first))
         text = msgspec.Raw(msgspec.json.encode(encoded))
         batches = _split_batches(list(compress(listed.tensors, first)))
         guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
-        again = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
-        self.groups[path] = Group(listed.keys, _addresses(listed.tensors), guards, again, places, first, names, text)
+        duplicates = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
+        self.groups[path] = Group(
+            listed.keys, _addresses(listed.tensors), guards, duplicates, name_by_path, first, names, text
+        )
         return text
 
-    def finish(self, groups: int, places: dict[str, str]) -> dict[str, str]:
-        """All has been walked, and so many groups were there, and at these places tensors outside groups (of a fresh
-        walk: all tensors). Returns the places of all."""
+    def finish(self, groups: int, name_by_path: dict[str, str]) -> dict[str, str]:
+        """End the traversal, which met so many groups and these tensors outside groups (when fresh: all tensors).
+        Returns `name_by_path`. Raises ChangedError if some were not met."""
         if self.fresh:
-            self.name_by_path = places
-        elif (groups, len(places)) != (len(self.groups), len(self.lone_tensors)):
+            self.name_by_path = name_by_path
+        elif (groups, len(name_by_path)) != (len(self.groups), len(self.lone_tensors)):
             raise ChangedError
         self.fresh = False
         self._names.clear()
@@ -145,8 +147,8 @@ class TraversalCache:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage is collected: the shapes and names of 20,000 tensors, soon gone, set off collections of everything
-    that lives in a training, which take longer than the copy of those tensors."""
+    """Disable garbage collection. The shapes and names of 20,000 tensors would trigger full collections of the training
+    process, which take longer than the copy."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -157,7 +159,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """By what it is known again: two tensors with the same mark are the same memory seen alike."""
+    """Identifies a tensor: equal fingerprints mean the same memory viewed in the same way."""
     seen = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
     return (*seen, tensor.is_conj(), tensor.is_neg())
 
@@ -171,17 +173,17 @@ def _split_batches(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 class _DictTensors(NamedTuple):
-    """What is in a dict of tensors, or of dicts of them."""
+    """The tensors of a dict, or of a dict of dicts."""
 
     keys: list[Any]
-    """Of all dicts, and which tensors are sharded ones."""
+    """Of all dicts, and the types if some tensors are sharded."""
     tensors: list[torch.Tensor]
     live: list[torch.Tensor]
-    """See `Found`."""
+    """See `NamedTensors`."""
 
 
 def _list_tensors(value: dict[Any, Any]) -> _DictTensors | None:
-    """None for any other dict."""
+    """The tensors of the dict; None if it holds anything else."""
     keys, live = list(value), list(value.values())
     if live and type(live[0]) is dict and set(map(type, live)) == {dict}:
         keys = [keys, [list(inner) for inner in live]]

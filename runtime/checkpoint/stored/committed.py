@@ -1,4 +1,4 @@
-"""Committed checkpoints in a store, read whole."""
+"""Read committed checkpoints from a store."""
 
 from functools import partial
 from typing import Any
@@ -11,10 +11,10 @@ from everstep.runtime.store import Store
 
 
 def sources_in(store: Store, folder: str, commit: Commit) -> Sources:
-    """Where the shards of the checkpoint in `folder` are, and how they are read."""
+    """The holders of the shards of the checkpoint in `folder`, and the function that reads them."""
     return Sources(commit.holdings(folder), partial(read, store=store, credentials=Credentials("")))
 
 
 def read_committed(store: Store, folder: str, commit: Commit) -> tuple[dict[str, Any], int]:
-    """The whole state, as nested dicts, and its iteration. Raises RestoreError: objects are gone or damaged."""
+    """The whole state as nested dicts, and its iteration. Raises RestoreError if objects are missing or damaged."""
     return read_whole(*sources_in(store, folder, commit))

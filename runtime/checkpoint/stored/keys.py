@@ -1,7 +1,7 @@
-"""The names of a job's checkpoints in a store: how they are built, and the one place that takes them apart.
+"""The names of a job's checkpoints in a store. Only this module builds and parses them.
 
-A checkpoint is a folder `jobs/<job>/checkpoints/<round>-<iteration>`, zero-padded so that the newest sorts last, of one
-object a shard and, once it is committed, its manifest.
+A checkpoint is a folder `jobs/<job>/checkpoints/<round>-<iteration>`, zero-padded so that the newest sorts last. It has
+one object a shard and, once it is committed, its manifest.
 """
 
 import re
@@ -11,33 +11,33 @@ from typing import NamedTuple
 from everstep.runtime.store import Entry
 
 MANIFEST = "manifest.json"
-"""The object of a checkpoint that names the others: with it, it is committed."""
+"""The object that lists the others. A checkpoint that has it is committed."""
 CheckpointId = tuple[int, int]
 """(Round, iteration)."""
 _FOLDER = re.compile(r"([0-9]{6,18})-([0-9]{9,18})")
 
 
 class CheckpointFolder(NamedTuple):
-    """What a store has of one checkpoint."""
+    """The objects of one checkpoint in a store."""
 
     key: str
-    """What the keys of its objects begin with, without the last '/'."""
+    """Common prefix of its objects' keys, without the final '/'."""
     objects: dict[str, Entry]
     """By name in the folder."""
 
     @property
     def committed(self) -> bool:
-        """Has it a manifest, whatever that says?"""
+        """Does it have a manifest, whatever its content?"""
         return MANIFEST in self.objects
 
 
 def checkpoints_prefix(job: str) -> str:
-    """What the keys of a job's checkpoints begin with."""
+    """Common prefix of the keys of a job's checkpoints."""
     return f"jobs/{job}/checkpoints/"
 
 
 def checkpoint_folder(job: str, place: CheckpointId) -> str:
-    """Where the objects of one checkpoint are."""
+    """Common prefix of the keys of one checkpoint, without the final '/'."""
     return f"{checkpoints_prefix(job)}{folder_name(place)}"
 
 
@@ -47,24 +47,24 @@ def folder_name(place: CheckpointId) -> str:
 
 
 def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
-    """The object of a persisted shard: immutable."""
+    """The key of a persisted shard. The object is immutable."""
     return f"{checkpoint_folder(job, (round_, iteration))}/rank-{shard:05d}.safetensors"
 
 
 def manifest_key(job: str, place: CheckpointId) -> str:
-    """The object that commits the checkpoint."""
+    """The key of the object that commits the checkpoint."""
     return f"{checkpoint_folder(job, place)}/{MANIFEST}"
 
 
 def parse_folder(folder: str) -> CheckpointId | None:
-    """What checkpoint a folder of that key, or name, is of; None: of none, or spelled as `name_of` does not."""
+    """The checkpoint of a folder with that key or name; None if the name is not exactly as `folder_name` spells it."""
     found = _FOLDER.fullmatch(folder.rpartition("/")[2])
     place = (int(found[1]), int(found[2])) if found else None
     return place if place and folder_name(place) == folder.rpartition("/")[2] else None
 
 
 def group_by_checkpoint(entries: Iterable[Entry]) -> dict[str, CheckpointFolder]:
-    """The checkpoints among these objects by the key of their folder, in the order of the entries."""
+    """Folder key -> checkpoint, for these objects, in the order of the entries. Other objects are left out."""
     found: dict[str, CheckpointFolder] = {}
     for entry in entries:
         folder, _, name = entry.key.rpartition("/")

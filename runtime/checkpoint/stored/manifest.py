@@ -1,7 +1,7 @@
-"""The commit of a checkpoint: what its `manifest.json` says, in one Struct with a version that every reader checks.
+"""The commit of a checkpoint: its `manifest.json`, as one Struct with a version that every reader checks.
 
-Whoever reads one gets it only if it can be what it says: its objects are there, each of the size that was committed,
-and it lies where it was committed. Their bytes are checked by whoever reads these.
+A reader returns a commit only if it is plausible: it lies where it was committed, and its objects exist with the sizes
+that were committed. The bytes of the objects are checked when they are read.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
-"""Raised when a field changes its meaning; manifests of a higher one are refused by name."""
+"""Increased when a field changes its meaning. Manifests of a higher version are refused with a message."""
 MAX_BYTES = 64 << 20
-"""Bytes of a manifest that are read at most: some 300,000 shards."""
+"""Larger manifests are refused; this is some 300,000 shards."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
@@ -26,7 +26,7 @@ class Object(msgspec.Struct, frozen=True):
     """A shard in the store."""
 
     key: str
-    """As it was committed; wherever the checkpoint was copied to, its objects stand beside the manifest."""
+    """The key at the time of the commit. If the checkpoint was copied, its objects stand beside the manifest."""
     shard: _Count
     shards: _Count
     size: _Count
@@ -41,11 +41,11 @@ class Commit(msgspec.Struct, frozen=True):
     round: _Count
     iteration: _Count
     world_size: _Count
-    """Ranks that trained; 0: unknown."""
+    """Number of ranks that trained; 0: unknown."""
     objects: tuple[Object, ...]
 
     def holdings(self, folder: str) -> tuple[Holding, ...]:
-        """Its shards as they stand in `folder` ("": the store itself)."""
+        """Its shards in `folder` ("": the root of the store)."""
         before = f"{folder}/" if folder else ""
         return tuple(
             Holding(
@@ -65,19 +65,19 @@ _versioned = msgspec.json.Decoder(_Versioned).decode
 
 
 def make_commit(job: str, world_size: int, shards: Iterable[Holding]) -> Commit:
-    """The commit of these, all shards of one (round, iteration)."""
+    """The commit of these, which are all shards of one (round, iteration)."""
     every = sorted(shards, key=lambda held: held.shard)
     objects = tuple(Object(held.key, held.shard, held.shards, held.size, held.digest) for held in every)
     return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects)
 
 
 def encode_manifest(commit: Commit) -> bytes:
-    """The manifest's bytes."""
+    """The bytes of the manifest."""
     return msgspec.json.format(msgspec.json.encode(commit), indent=1)
 
 
 def parse_manifest(data: bytes) -> Commit:
-    """What a manifest says. Raises DamagedError, NewerError."""
+    """Raises DamagedError, NewerError."""
     try:
         version = _versioned(data).version
         if version > VERSION:
@@ -94,8 +94,8 @@ def parse_manifest(data: bytes) -> Commit:
 
 
 def read_commit(store: Store, folder: str) -> Commit:
-    """The commit of the checkpoint in `folder` ("": the store itself). Raises NoSuchKey: it is not committed;
-    StoreError; RestoreError as `checked` does. One listing and one read."""
+    """The commit of the checkpoint in `folder` ("": the root of the store). Takes one listing and one read. Raises
+    NoSuchKey if it is not committed; StoreError; RestoreError as `read_listed_commit` does."""
     below = f"{folder}/" if folder else ""
     entries = [entry for entry in store.list(below) if "/" not in entry.key.removeprefix(below)]
     found = CheckpointFolder(folder, {entry.key.removeprefix(below): entry for entry in entries})
@@ -105,8 +105,8 @@ def read_commit(store: Store, folder: str) -> Commit:
 
 
 def read_listed_commit(store: Store, found: CheckpointFolder) -> Commit:
-    """The commit of a checkpoint that was listed; no byte of its shards is read. Raises DamagedError, NewerError,
-    UnreachableError: the store lists the manifest and does not give it."""
+    """The commit of a listed checkpoint; its shards are not read. Raises DamagedError, NewerError, or UnreachableError
+    if the store lists the manifest but does not return it."""
     key = f"{found.key}/{MANIFEST}" if found.key else MANIFEST
     if found.objects[MANIFEST].size > MAX_BYTES:
         raise DamagedError(f"its manifest is damaged: {found.objects[MANIFEST].size} bytes")

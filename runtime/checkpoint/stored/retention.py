@@ -1,7 +1,8 @@
-"""Which checkpoints stay in the store: the newest ones, and every so many iterations one. Debris goes, too.
+"""Retention: which checkpoints stay in the store, and the deletion of the others and of debris.
 
-A checkpoint's manifest is deleted first, then its objects: whoever finds a manifest finds what it names. What a crash
-leaves of a deletion, or of a checkpoint that was never whole, is debris once a newer one is committed and it is old.
+The manifest of a checkpoint is deleted first, then its objects. Invariant: every object that a manifest names exists. A
+crash during a deletion, or before a commit, leaves debris; it is deleted when it is old and a newer checkpoint is
+committed.
 """
 
 import time
@@ -20,41 +21,41 @@ from everstep.runtime.checkpoint.stored.keys import (
 from everstep.runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0
-"""What is not committed, nor newer than what is, and has not changed for so long, belongs to nobody."""
+"""An uncommitted checkpoint is debris if it is older than a committed one and has not changed for so long."""
 
 
 @dataclass
 class StoredObjects:
-    """What a store has of one (round, iteration)."""
+    """The objects of one (round, iteration) in a store."""
 
     keys: list[str] = field(default_factory=list)
     committed: bool = False
     modified: float = 0.0
-    """Unix time at which the newest of its objects was written."""
+    """Unix time of its newest object."""
 
 
 class RetentionPolicy(NamedTuple):
-    """What stays: of committed checkpoints the newest `last` (0: all), and of each iteration that is a multiple of
-    `every` (0: none) the newest; what the running round began from; the newest committed one, and all that is newer.
-    What was passed over stays for whoever looks, and counts for nothing."""
+    """The checkpoints to keep: the newest `last` committed ones (0: all); of each iteration that is a multiple of
+    `every` (0: none) the newest; the one that the running round started from; the newest committed one and all that is
+    newer. Those passed over are kept for inspection, and do not count."""
 
     last: int = 0
     every: int = 0
-    begun: CheckpointId = (0, 0)
+    started_from: CheckpointId = (0, 0)
     passed_over: frozenset[CheckpointId] = frozenset()
 
 
 def keys_to_delete(
-    store: Store, job: str, kept: RetentionPolicy, now: float | None = None
+    store: Store, job: str, policy: RetentionPolicy, now: float | None = None
 ) -> dict[CheckpointId, list[str]]:
-    """The keys of what `surplus` names, in the order of their deletion. Blocking. Raises StoreError."""
+    """The keys of the surplus checkpoints, in the order of their deletion. Blocking. Raises StoreError."""
     found = objects_by_checkpoint(store.list(checkpoints_prefix(job)))
-    gone = surplus(found, kept, time.time() if now is None else now)
+    gone = surplus(found, policy, time.time() if now is None else now)
     return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
 
 
 def delete_checkpoints(store: Store, gone: Mapping[CheckpointId, Iterable[str]]) -> None:
-    """Delete these, which nobody will begin from any more. Blocking. Raises StoreError."""
+    """Delete these; no worker will start from them any more. Blocking. Raises StoreError."""
     for place, keys in gone.items():
         for key in keys:
             store.delete(key)
@@ -72,12 +73,17 @@ def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, Stored
     return found
 
 
-def surplus(found: dict[CheckpointId, StoredObjects], kept: RetentionPolicy, now: float) -> list[CheckpointId]:
-    """What need not stay, the oldest first; debris only when it is old, for somebody may still be writing it."""
-    committed = sorted(place for place, one in found.items() if one.committed and place not in kept.passed_over)
+def surplus(found: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
+    """The checkpoints to delete, the oldest first. Young debris stays, as a writer may still be at work on it."""
+    committed = sorted(place for place, one in found.items() if one.committed and place not in policy.passed_over)
     if not committed:
         return []
-    stays = {*committed[-kept.last :], *_newest_of_multiples(committed, kept.every), kept.begun, *kept.passed_over}
+    stays = {
+        *committed[-policy.last :],
+        *_newest_of_multiples(committed, policy.every),
+        policy.started_from,
+        *policy.passed_over,
+    }
     return sorted(
         place
         for place, one in found.items()

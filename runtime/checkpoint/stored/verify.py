@@ -1,4 +1,4 @@
-"""What lies in a store: which checkpoints there are, and whether every byte of one is what it should be."""
+"""List the checkpoints in a store, and verify every byte of one."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,20 +13,20 @@ from everstep.runtime.store import Store
 
 
 class StoredCheckpoint(NamedTuple):
-    """What a store has of one (round, iteration)."""
+    """One (round, iteration) in a store."""
 
     folder: str
-    """The key's part that its objects share."""
+    """Common prefix of its objects' keys."""
     round: int
     iteration: int
     shards: int
-    """Objects that are there."""
+    """Number of shard objects."""
     size: int
     """Bytes of these."""
     commit: Commit | None
-    """None: not committed, or not what was committed; readers do not see it."""
+    """None if it is not committed, or differs from what was committed. Readers do not see it then."""
     wrong: str
-    """Why it cannot be what was committed; empty where nothing is known, or nothing was committed."""
+    """How it differs from what was committed. Empty if no difference is known, or it is not committed."""
     keys: tuple[str, ...]
     """Of all its objects."""
 
@@ -45,13 +45,13 @@ def _inspect(store: Store, folder: CheckpointFolder) -> StoredCheckpoint:
             wrong = str(error)
     sizes = [entry.size for name, entry in folder.objects.items() if name != MANIFEST]
     place = parse_folder(folder.key)
-    assert place is not None, "folders of checkpoints are grouped"
+    assert place is not None, "group_by_checkpoint returns only folders that parse"
     keys = tuple(entry.key for entry in folder.objects.values())
     return StoredCheckpoint(folder.key, *place, len(sizes), sum(sizes), commit, wrong, keys)
 
 
 def find_problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
-    """Read every byte of a committed checkpoint; one line for each thing that is wrong, none when it is whole."""
+    """Read every byte of a committed checkpoint. Yields a line for each defect."""
     shards, bytes_of = sources_in(store, folder, commit)
     wrong = False
     for shard in shards:
@@ -69,10 +69,10 @@ def find_problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
 
 
 def _missing_parts(shards: list[Shard]) -> Iterator[str]:
-    """Tensors of which no shard has some part."""
-    paths = dict.fromkeys(path for shard in shards for path in shard.places)
+    """Yields a line for each tensor of which no shard has some part."""
+    paths = dict.fromkeys(path for shard in shards for path in shard.name_by_path)
     for path in paths:
-        parts = [shard.layout.piece(shard.places[path]) for shard in shards if path in shard.places]
+        parts = [shard.layout.part(shard.name_by_path[path]) for shard in shards if path in shard.name_by_path]
         missing = cover(whole_part(parts[0].whole).box, enumerate(part.box for part in parts))[1]
         if missing:
             yield f"{path}: no shard has the part at {list(missing[0].offset)} of {list(parts[0].whole)}"

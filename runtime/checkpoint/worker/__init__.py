@@ -1,1 +1,1 @@
-"""The worker's side of checkpoints: what a training script calls. The story begins in `checkpointer`."""
+"""The worker's side of checkpoints: what a training script calls. Start with `checkpointer`."""

@@ -1,6 +1,8 @@
-"""What ranks of a script agree on although no agent tells them: numbers, by torch.distributed where it is initialised.
+"""Agreement between the ranks of a script that no agent started: numbers, through torch.distributed if it is
+initialised.
 
-Each function is a collective then: every rank calls it, or all wait. A process by itself agrees with itself.
+Each function is then a collective: every rank must call it, or all wait. Without torch.distributed a process agrees
+with itself.
 """
 
 from collections.abc import Callable
@@ -14,15 +16,15 @@ _FAILED = -1
 
 
 def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """The two numbers from 0 on that `look` gives on rank 0, on every rank; only there it is called. Raises there what
-    OSError it raises, and on the others UnreachableError: nobody waits for a rank that has failed."""
+    """Call `look` on rank 0 and return its two numbers, which are not negative, on every rank. An OSError from `look`
+    is raised on rank 0; the other ranks raise UnreachableError, so none waits for a failed rank."""
     if not _is_distributed():
         return look()
     numbers, failure = (_FAILED, _FAILED), None
     if dist.get_rank() == 0:
         try:
             numbers = look()
-        except OSError as error:  # Raised below, when the others know.
+        except OSError as error:  # Raised below, after the others have been told.
             failure = error
     both = torch.tensor(numbers, device=_device())
     dist.broadcast(both, 0)
@@ -30,12 +32,12 @@ def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int
         raise failure
     one, other = both.tolist()
     if one == _FAILED:
-        raise UnreachableError("rank 0 could not look which checkpoints there are; it says why")
+        raise UnreachableError("rank 0 could not list the checkpoints; see its error")
     return one, other
 
 
 def max_over_ranks(mine: float) -> float:
-    """Of all ranks' numbers."""
+    """The largest number of all ranks."""
     if not _is_distributed():
         return mine
     both = torch.tensor([mine], dtype=torch.float64, device=_device())

@@ -1,4 +1,4 @@
-"""The worker's side: announce the state's size, stage it after each iteration, restore it when the worker starts."""
+"""The worker's side: announce the state's size, stage the state after each iteration, restore it at the start."""
 
 import sys
 import time
@@ -41,11 +41,11 @@ from everstep.runtime.store import open_store
 
 
 class Checkpointer:
-    """Saves and loads one state, a dict of modules, optimizers, tensors, numbers, strings, objects with state_dict.
+    """Saves and loads one state: a dict of modules, optimizers, tensors, numbers, strings, objects with state_dict.
 
-    A state that is the same on every rank (DDP) is staged by local rank 0 of each node, and every rank loads it. One
-    that has DTensors (FSDP2's `fully_shard`, tensor parallelism) is sharded: every rank stages its own part, without a
-    collective, and loads what is its part now, whatever number of ranks or mesh cut the checkpoint.
+    A state that is the same on every rank (DDP) is staged by local rank 0 of each node, and every rank loads it. A
+    state with DTensors (FSDP2's `fully_shard`, tensor parallelism) is sharded: every rank stages its own part, without
+    a collective, and loads the part that is its own now, whatever number of ranks or mesh wrote the checkpoint.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Checkpointer:
         ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Tell the agent how much shared memory `state` needs. `alone` keeps checkpoints where there is no agent;
-        `ahead` is what `mapped_ahead` gave.
+        """Announce to the agent how much shared memory `state` needs.
 
-        Raises StateError (what cannot be checkpointed, by key path), LinkError (no room in shared memory).
+        `alone` keeps checkpoints if there is no agent. `ahead` is the result of `map_segment_ahead`. Raises StateError
+        (a value that cannot be checkpointed, with its key path), LinkError (no room in shared memory).
         """
         self.stall_s = 0.0
-        """How long the last `save` held training up."""
+        """How long the last `save` blocked training."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
         self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
@@ -74,18 +74,18 @@ class Checkpointer:
         self._waited_s = 0.0
         """How long the last `save` waited for memory that was still being allocated."""
         self._shown = 0
-        """Changes of the beacon."""
+        """Number of changes of the beacon."""
         self._saved = 0
         self._saved_here = False
-        """Was it staged in this round (not only restored)?"""
+        """Was it staged in this round, rather than only restored?"""
         self._populated = False
         self._walker = Flattener()
         tree = self._flatten(state)
         self._sharded = tree.is_sharded()
         self._stages = self._sharded or local_rank == 0
-        self._thinning = StagingInterval(0.0)
+        self._interval = StagingInterval(0.0)
         self._persisted = False
-        """Was what was saved last asked into the store?"""
+        """Was the last save to be persisted?"""
         if link is not None:
             self._announce(tree, _encode_values(0, tree))
         elif alone is not None and self._sharded:
@@ -93,11 +93,12 @@ class Checkpointer:
 
     @gc_paused()
     def load(self, state: dict[str, Any]) -> int:
-        """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
+        """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
 
-        Call it on every rank: all restore the same one, or fail. One that is damaged is passed over, and an older one
-        restored; under an agent in another round, before which this process ends. Raises RestoreError when it is of
-        another model, or none can be read although some may be whole; LinkError when there is no room for it.
+        Call it on every rank: all restore the same checkpoint, or fail. A damaged checkpoint is passed over for an
+        older one. Under an agent this takes another round, and this process ends first. Raises RestoreError if the
+        checkpoint is of another model, or if none can be read although some may be whole; LinkError if there is no room
+        for it.
         """
         if self._link is None:
             found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
@@ -119,16 +120,16 @@ class Checkpointer:
 
     @gc_paused()
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
-        """Stage `state` as it is after `iteration`; training waits for one copy in memory. The agent does the rest.
+        """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
-        `persist` copies it to the store whatever the interval says. Call it on every rank.
+        `persist` copies it to the store whatever the interval is. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
-        staged = persist or self._thinning.is_due(iteration)
+        staged = persist or self._interval.is_due(iteration)
         self._save(iteration, state, persist, staged)
         self.stall_s = time.perf_counter() - began
-        if self._thinning.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
-            print(f"everstep: {self._thinning.why}", file=sys.stderr)
+        if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
+            print(f"everstep: {self._interval.why}", file=sys.stderr)
 
     def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
         same = iteration == self._saved and self._saved_here
@@ -141,8 +142,8 @@ class Checkpointer:
         self._saved, self._saved_here = iteration, staged or same
 
     def flush(self, iteration: int) -> str:
-        """Wait until `iteration`, saved before, is committed in the store; the manifest's key ("" on a node that does
-        not persist). Raises LinkError or StoreError when it cannot be."""
+        """Wait until `iteration`, which was saved before, is committed in the store. Returns the key of the manifest,
+        or "" on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
         if not self._stages:
             return ""
         if self._link is None:
@@ -150,7 +151,7 @@ class Checkpointer:
         return self._link.ask(Flush(iteration), Done).detail
 
     def finish(self, state: dict[str, Any]) -> str:
-        """Training is over: the last state is in the store, committed, when this returns; the manifest's key."""
+        """End the training: return when the last state is committed in the store. Returns the key of the manifest."""
         if self._saved == 0:
             return ""
         if not self._saved_here or self._link is None:
@@ -158,16 +159,15 @@ class Checkpointer:
         return self.flush(self._saved)
 
     def beacon(self, iteration: int, phase: str) -> None:
-        """Show in shared memory how far this worker is."""
+        """Publish this worker's progress in shared memory."""
         if self._segment is not None:
             self._shown += 1
             self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
 
     def restore(self, place: Fetched, state: dict[str, Any]) -> int:
-        """Load what the agent brought there; returns its iteration.
+        """Load the checkpoint that the agent supplied at `place`; returns its iteration.
 
-        From the shard that lies in this node's memory where its cut is ours, else from parts of all shards. Raises
-        RestoreError.
+        Loads the shard in this node's memory if it has the same parts, else ranges of all shards. Raises RestoreError.
         """
         return self._restore(place, state, self._flatten(state))
 
@@ -186,11 +186,12 @@ class Checkpointer:
         return reshard(*shard_sources(self._link, place), state, self._rank)
 
     def _own_shard(self, place: Fetched) -> memoryview:
-        """The shard that lies in this node's memory."""
+        """The shard in this node's memory."""
         return self._map_segment(Path(place.path)).bytes_at(place.offset, place.size)
 
     def _map_segment(self, path: Path) -> SegmentFile:
-        """A segment: this rank's, another local rank's, or one of an earlier size; once mapped, its pages are there."""
+        """A segment of this rank, of another local rank, or of an earlier size. Reuses an existing mapping, whose pages
+        are mapped already."""
         for known in (self._segment, self._ahead):
             if known is not None and known.path == path and known.is_current():
                 return known
@@ -203,8 +204,8 @@ class Checkpointer:
             self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
-        if self._stages and segment.overhead != self._thinning.overhead:
-            self._thinning = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
+        if self._stages and segment.overhead != self._interval.overhead:
+            self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
         self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
@@ -213,8 +214,8 @@ class Checkpointer:
             print(f"everstep: {size / 1e6:.1f} MB of shared memory for this state: {what}{more}", file=sys.stderr)
 
     def _populate(self) -> None:
-        """Once, and not while a state is restored: that has to have both, the memory's pages and the cores. What was
-        mapped ahead may be another segment, and is let go."""
+        """Map the pages once, and not during a restore, which needs both the memory bandwidth and the cores. The
+        segment that was mapped ahead may be another one, and is released."""
         self._ahead = None
         if self._segment is not None and not self._populated:
             self._segment.populate_slots()
@@ -227,22 +228,21 @@ class Checkpointer:
         text = _encode_values(iteration, tree)
         layout = self._stager.layout
         if not self._stager.fits(tree) or len(text) > layout.state.size:
-            print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
+            print("everstep: the state changed its layout; its shared memory is allocated again", file=sys.stderr)
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
         given = self._link.read_answer(Slot)
         slot, self._waited_s = given.slot, given.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
-        told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
-        self._link.tell(told)
+        self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why))
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
 
 def map_segment_ahead(link: Link | None) -> SegmentFile | None:
-    """The segment where this worker's start will be, if the agent knows that when it is greeted: the pages of it are
-    mapped while the worker makes its model."""
+    """Map the segment of the shard that this worker will start from, if the agent names it in its greeting. The pages
+    are mapped while the worker builds its model."""
     if link is None or not link.welcome.path:
         return None
     with suppress(SegmentError):
@@ -253,14 +253,14 @@ def map_segment_ahead(link: Link | None) -> SegmentFile | None:
 
 
 def _encode_values(iteration: int, tree: FlatState) -> bytes:
-    """The part that is no tensor, as a shard has it."""
+    """The JSON part of a shard."""
     return json_bytes({"iteration": iteration, "state": tree.json})
 
 
 @contextmanager
 def refusing_damaged(link: Link, place: Fetched) -> Iterator[None]:
-    """If what is loaded here turns out to be damaged, the agent is told and this process ends with the round: the next
-    one begins from an older checkpoint."""
+    """If the checkpoint turns out to be damaged within the block, report it to the agent. The process then ends with
+    the round, and the next round starts from an older checkpoint."""
     try:
         yield
     except RestoreError as error:
@@ -271,8 +271,8 @@ def refusing_damaged(link: Link, place: Fetched) -> Iterator[None]:
 
 
 def shard_sources(link: Link, place: Fetched) -> Sources:
-    """Where all shards of the checkpoint are that `place` is of: the one in own memory, or every one of a sharded
-    state, wherever it is held."""
+    """The holders of all shards of the checkpoint at `place`: this node's memory, or for a sharded state every
+    holder."""
     if place.sources:
         store, credentials = open_store(link.welcome.store), Credentials(place.token, place.authority)
         return Sources(place.sources, partial(read, store=store, credentials=credentials))

@@ -1,12 +1,12 @@
-"""A checkpoint of ours as torch.distributed.checkpoint reads it: for FSDP1, whose tensors only its own code can load.
+"""Lets torch.distributed.checkpoint read a checkpoint: for FSDP1, whose tensors only its own code can load.
 
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         state_dict = {"model": model.state_dict()}
         dist_cp.load_state_dict(state_dict=state_dict, storage_reader=reader)
         optim_state = load_sharded_optimizer_state_dict(state_dict["model"], "optim", reader)
 
-Keys are DCP's own: the paths of nested dicts joined with '.'. DCP takes what is no tensor as torch.save's bytes: they
-are made for it here, in memory, of the JSON that the checkpoint has.
+Keys are DCP's own: the paths of nested dicts joined with '.'. DCP expects values that are not tensors as bytes of
+torch.save. They are made here, in memory, from the checkpoint's JSON.
 """
 
 import io
@@ -33,24 +33,24 @@ from everstep.runtime.checkpoint.state.parts import Box, TensorPart
 
 
 class DcpReader(StorageReader):
-    """Reads those parts of a checkpoint's shards that DCP plans for, each block's digest checked."""
+    """Reads the ranges of a checkpoint's shards that DCP plans, and checks the digest of each block."""
 
     def __init__(self, shards: Iterable[Shard], inside: str) -> None:
-        """What DCP sees is the dict at key `inside` of the saved state."""
+        """DCP sees the dict at key `inside` of the saved state."""
         self._shards, self._inside = list(shards), inside
         state = decode(self._shards[0].saved["state"][inside], lambda name: torch.empty(0, device="meta"))
         self._flat, self._paths = flatten_state_dict(state)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No: which checkpoint it reads was decided before it was made."""
+        """False: the checkpoint was chosen before the reader was made."""
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept between two reads."""
+        """No-op: it keeps no state between two reads."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Every key: a tensor's whole shape and the parts that shards have, or that it is no tensor."""
+        """Every key: the whole shape of a tensor and the parts in shards, or that it is not a tensor."""
         entries = {
             key: self._tensor(key) if isinstance(value, torch.Tensor) else BytesStorageMetadata()
             for key, value in self._flat.items()
@@ -58,18 +58,18 @@ class DcpReader(StorageReader):
         return Metadata(entries, planner_data=self._paths)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Every rank reads for itself."""
+        """No-op: every rank reads for itself."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Returns the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Returns the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill what the plan names. Raises RestoreError: no source has some part."""
+        """Fill the tensors and values of the plan. Raises RestoreError if no source has some part."""
         tensors: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
@@ -79,7 +79,7 @@ class DcpReader(StorageReader):
                 planner.load_bytes(item, buffer)
             else:
                 tensors.append((item, planner.resolve_tensor(item).detach()))
-        gather(self._shards, [self._want(item, tensor) for item, tensor in tensors])
+        gather(self._shards, [self._wanted_tensor(item, tensor) for item, tensor in tensors])
         for item, tensor in tensors:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()
@@ -91,16 +91,16 @@ class DcpReader(StorageReader):
 
     def _pieces(self, key: str) -> list[TensorPart]:
         path = self._path(key)
-        return [shard.layout.piece(shard.places[path]) for shard in self._shards if path in shard.places]
+        return [shard.layout.part(shard.name_by_path[path]) for shard in self._shards if path in shard.name_by_path]
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         pieces, shard = self._pieces(key), self._shards[0]
-        kind = shard.layout.places[shard.places[self._path(key)]].dtype
+        kind = shard.layout.tensors[shard.name_by_path[self._path(key)]].dtype
         boxes = dict.fromkeys(piece.box for piece in pieces if not piece.box.is_empty)
         chunks = [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape)) for box in boxes]
         return TensorStorageMetadata(TensorProperties(kind), torch.Size(pieces[0].whole), chunks)
 
-    def _want(self, item: ReadItem, tensor: torch.Tensor) -> WantedTensor:
+    def _wanted_tensor(self, item: ReadItem, tensor: torch.Tensor) -> WantedTensor:
         index = item.storage_index
         start = index.offset or (0,) * len(item.storage_offsets)
         offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))

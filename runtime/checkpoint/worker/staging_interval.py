@@ -1,7 +1,7 @@
-"""Every how many iterations a state is staged, where staging each one would take more of the time than it may.
+"""The staging interval: how many iterations pass between two staged states when staging each would exceed its share.
 
-Decided by all ranks alike: what counts is the slowest rank's figure, by one small collective after 16, 32, 64...
-iterations. Iterations are a power of two, as the cadence's are, so that a state that is due for the store is staged.
+All ranks decide alike: the slowest rank's figure counts, by one small collective after 16, 32, 64... iterations. The
+interval is a power of two, as the persist interval is, so that every state due for the store is staged.
 """
 
 import math
@@ -12,15 +12,15 @@ FIRST_DECISION = 16
 
 
 class StagingInterval:
-    """Seconds are the caller's; nothing here reads a clock."""
+    """The caller supplies times in seconds; nothing here reads a clock."""
 
     def __init__(self, overhead: float, largest: Callable[[float], float] = float) -> None:
-        """At most that share of the time for staging; 0: whatever it takes. `largest` gives every rank the largest of
-        all ranks' numbers."""
+        """`overhead` is the largest share of the time for staging; 0: no limit. `largest` is the maximum over all
+        ranks."""
         self.overhead, self._largest = overhead, largest
         self.every = 1
         self.why = ""
-        """In one line; empty while each iteration is staged."""
+        """The reason in one line; empty while each iteration is staged."""
         self._saves = self._staged = 0
         self._stalled = 0.0
         self._began: float | None = None
@@ -31,10 +31,11 @@ class StagingInterval:
         return iteration % self.every == 0
 
     def record_save(self, stall_s: float, staged: bool, now: float) -> bool:
-        """A save is over, which staged or not; was something else decided? All ranks call it after the same saves."""
+        """Record a save that did or did not stage. Returns True if the interval changed. All ranks must call it after
+        the same saves."""
         if not self.overhead:
             return False
-        if self._began is None:  # The first one meets page faults.
+        if self._began is None:  # The first save is not typical: it meets page faults.
             self._began = now
             return False
         self._saves += 1
@@ -55,7 +56,7 @@ class StagingInterval:
         changed, self.every = every != self.every, every
         if changed:
             self.why = (
-                f"one of {every} iterations is staged: that holds training up by {cost:.3f} s of {iteration:.3f} s"
+                f"one of {every} iterations is staged: staging one takes {cost:.3f} s, an iteration {iteration:.3f} s"
             )
             self.why = self.why if every > 1 else "each iteration is staged again"
         return changed

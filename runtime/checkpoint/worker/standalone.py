@@ -1,9 +1,9 @@
-"""Checkpoints of a script that no agent started (`python`, `torchrun`): staged and persisted in the process itself.
+"""Checkpoints of a script that no agent started (`python`, `torchrun`): staged and persisted by the process itself.
 
-The same objects and manifest as an elastic job's, so that every reader reads both. `save` copies the state into a
-buffer of this process; a thread puts it into the store. A state that is the same on every rank is written by one of
-them. Of a sharded one each rank puts its own shard, and whoever sees all of them there commits: nothing communicates
-but a few numbers, when the checkpointer is made and when it loads: all ranks begin from one checkpoint, or all fail.
+Objects and manifest are those of an elastic job, so every reader reads both. `save` copies the state into a buffer of
+this process, and a thread writes it to the store. A state that is the same on every rank is written by one rank. Of a
+sharded state each rank writes its own shard, and any rank that finds all shards there commits. The ranks exchange only
+a few numbers, when the checkpointer is made and when it loads: all start from one checkpoint, or all fail.
 """
 
 import sys
@@ -44,11 +44,11 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError
 T = TypeVar("T")
 
 Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
-"""As `agreement.from_rank_0`."""
+"""The signature of `agreement.broadcast_from_rank_0`."""
 _LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
-"""What a rank says of a checkpoint; the worst counts for all."""
+"""A rank's verdict on a checkpoint; the worst verdict decides."""
 SHARDED_INTERVAL = 50
-"""Iterations between two checkpoints of a sharded state: a number that all ranks count alike, as no clock is."""
+"""Iterations between two checkpoints of a sharded state. All ranks count iterations alike; clocks differ."""
 COMMIT_TIMEOUT_S = 600.0
 _POLL_S = 0.05
 
@@ -65,36 +65,36 @@ class StandaloneKeeper:
         agree: Agree = broadcast_from_rank_0,
         most: Callable[[float], float] = max_over_ranks,
     ) -> None:
-        """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked. The
-        newest `keep_last` checkpoints stay (0: all), and the one that this process began from. `agree` and `most` are
-        collectives."""
+        """A state that is the same on every rank is written every `every_s` seconds, and on request. The newest
+        `keep_last` checkpoints stay (0: all), and so does the one that this process started from. `agree` and `most`
+        are collectives."""
         self.store, self.prefix = store, checkpoints_prefix(job)
         self._job, self._every_s = job, every_s
         self._rank, self._world_size = 0, 1
         self._agree, self._largest = agree, most
         self._round = 0
-        """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
+        """Claimed with the first checkpoint; for a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
         self._saved: set[int] = set()
-        self._kept = RetentionPolicy(keep_last)
+        self._policy = RetentionPolicy(keep_last)
         self._stager: Stager | None = None
         self._buffer = memoryview(b"")
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
         self._writing: Future[None] | None = None
 
     def join(self, rank: int, world_size: int) -> None:
-        """The state is sharded over that many ranks, each of which calls this: their checkpoints are one round's, which
-        no other run of the job has, not even one that was given up and still writes. Raises StoreError,
+        """Declare that the state is sharded over `world_size` ranks, each of which calls this. Their checkpoints belong
+        to a round that no other run of the job has, not even an abandoned run that still writes. Raises StoreError,
         UnreachableError."""
         self._rank, self._world_size = rank, world_size
         self._round, _ = self._agree(lambda: (self._claim_round(), 0))
 
     def restore(self, load: Callable[[Sources], T]) -> T | None:
-        """What `load` makes of the newest committed checkpoint that it can read, whoever cut it, the same one on every
-        rank; None: there is none. One that is damaged is passed over, and named. Every rank calls it.
+        """Return `load` of the newest committed checkpoint that every rank can read, however it was sharded; None if
+        there is none. A damaged checkpoint is passed over with a message. Every rank must call it.
 
-        Raises, on all ranks alike: StoreError; RestoreError: the state is of another kind; UnreachableError: some may
-        be whole, but none could be read.
+        Raises on all ranks alike: StoreError; RestoreError if the state is of another kind; UnreachableError if some
+        checkpoint may be whole but none could be read.
         """
         passed: dict[CheckpointId, RestoreError | None] = {}
         while (place := self._agree(lambda: self._newest_committed(passed))) != (0, 0):
@@ -102,12 +102,12 @@ class StandaloneKeeper:
             found, error = self._try_load(folder, load)
             verdict = self._largest(_verdict(error))
             if verdict == _LOADED:
-                self._kept = self._kept._replace(begun=place)
+                self._policy = self._policy._replace(started_from=place)
                 return found
             if verdict == _UNFIT:
-                raise error or RestoreError(f"{folder}: another rank cannot load it; it says why")
+                raise error or RestoreError(f"{folder}: another rank cannot load it; see its error")
             passed[place] = error
-            self._kept = self._kept._replace(passed_over=frozenset(passed))
+            self._policy = self._policy._replace(passed_over=frozenset(passed))
             if error is not None:
                 print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
@@ -117,7 +117,7 @@ class StandaloneKeeper:
         return None
 
     def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
-        """What `load` makes of it, or why it makes nothing."""
+        """The result of `load`, or the error."""
         try:
             return load(sources_in(self.store, folder, read_commit(self.store, folder))), None
         except NoSuchKey:
@@ -128,8 +128,8 @@ class StandaloneKeeper:
             return None, error
 
     def save(self, iteration: int, tree: FlatState, persist: bool = False) -> None:
-        """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
-        raises StoreError when the store did not take it."""
+        """Stage the state if it is time, and write it to the store in the background. First waits for the write before,
+        and raises its StoreError."""
         if iteration in self._saved or not (persist or self._is_due(iteration)):
             return
         self._wait()
@@ -144,14 +144,15 @@ class StandaloneKeeper:
         self._writing = self._thread.submit(self._put, iteration, stager.layout)
 
     def flush(self, iteration: int) -> str:
-        """Wait until `iteration`, saved before, is committed; the manifest's key. Raises StoreError."""
+        """Wait until `iteration`, which was saved before, is committed. Returns the key of the manifest. Raises
+        StoreError."""
         if iteration not in self._saved:
             raise StoreError(f"iteration {iteration} was not saved: save it with persist=True before it is flushed")
         self._wait()
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while missing := self._commit(iteration):
             if time.monotonic() > deadline:
-                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} did not come")
+                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} was not written")
             time.sleep(_POLL_S)
         return self._manifest_key(iteration)
 
@@ -179,7 +180,7 @@ class StandaloneKeeper:
         self._due = time.monotonic() + self._every_s
 
     def _commit(self, iteration: int) -> list[str]:
-        """Make the checkpoint visible when all of it is there; else which objects are missing."""
+        """Commit the checkpoint if it is complete. Returns the keys of missing objects."""
         manifest = self._manifest_key(iteration)
         sizes = {entry.key: entry.size for entry in self.store.list(manifest.rpartition("/")[0] + "/")}
         keys = [self._shard_key(iteration, rank) for rank in range(self._world_size)]
@@ -191,19 +192,19 @@ class StandaloneKeeper:
             source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
             layout, digests = read_head(source, partial(read, store=self.store, credentials=Credentials("")))
             if layout.size != sizes[key]:
-                raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
+                raise StoreError(f"{key}: it has {sizes[key]} bytes, but its header says {layout.size}")
             shards.append(replace(source, digest=digests.head_digest()))
         faults.point("alone.before_manifest", iteration=iteration)
         created = self.store.create(manifest, encode_manifest(make_commit(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
-        if created and self._kept.last:
+        if created and self._policy.last:
             self._delete_surplus()
         return []
 
     def _delete_surplus(self) -> None:
-        """Whichever rank has committed deletes what need not stay; what cannot be deleted now the next commit finds."""
+        """The rank that committed deletes surplus checkpoints. If that fails, it is retried after the next commit."""
         try:
-            delete_checkpoints(self.store, keys_to_delete(self.store, self._job, self._kept))
+            delete_checkpoints(self.store, keys_to_delete(self.store, self._job, self._policy))
         except StoreError as error:
             print(f"everstep: old checkpoints stay until the next one: {error}", file=sys.stderr)
 
@@ -214,7 +215,7 @@ class StandaloneKeeper:
         return manifest_key(self._job, (self._round, iteration))
 
     def _claim_round(self) -> int:
-        """A round that nobody has begun or will begin: what another run leaves behind is never completed."""
+        """Claim a round that no run has used or will use. So the debris of another run is never completed."""
         round_ = 1 + max((place[0] for place, _ in self._checkpoints()), default=0)
         while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
             round_ += 1
@@ -224,7 +225,7 @@ class StandaloneKeeper:
         return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))
 
     def _checkpoints(self) -> Iterator[tuple[CheckpointId, bool]]:
-        """Each (round, iteration) of which there is something, and whether it is committed."""
+        """Each (round, iteration) with any object, and whether it is committed."""
         for key, folder in group_by_checkpoint(self.store.list(self.prefix)).items():
             if place := parse_folder(key):
                 yield place, folder.committed
