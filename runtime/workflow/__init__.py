@@ -5,7 +5,7 @@ The story begins in `manifest` (what is understood, and what is refused by name:
 """
 
 from everstep.runtime.workflow.manifest.parse import Manifest, ManifestError, parse, problems
-from everstep.runtime.workflow.run.executor import RunOptions, RunResult, execute, run
+from everstep.runtime.workflow.run.executor import RunOptions, RunResult, execute, run_workflow
 from everstep.runtime.workflow.run.run_folder import CannotWriteError, check_name
 
 __all__ = [
@@ -18,5 +18,5 @@ __all__ = [
     "execute",
     "parse",
     "problems",
-    "run",
+    "run_workflow",
 ]

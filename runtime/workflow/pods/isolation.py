@@ -93,7 +93,7 @@ def plan_root(
     mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
     kept = {os.path.normpath(path) for path in keep} | trusted
     maker = _Planner(own, kept, _private_entries(changed))
-    maker.make("/", empty=False)
+    maker.add_folder("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
 
@@ -108,7 +108,7 @@ class _Planner:
         self._kept = kept
         self._below = below
 
-    def make(self, folder: str, empty: bool) -> None:
+    def add_folder(self, folder: str, empty: bool) -> None:
         """One of them; `empty`: it shows nothing of the machine but what is kept."""
         self.folders.append(folder)
         entries = {} if empty else _folder_entries(folder)
@@ -121,7 +121,7 @@ class _Planner:
             elif kind in ("link", "file"):
                 entries[name] = kind
             else:
-                self.make(path, empty or path in self._own or not kind)
+                self.add_folder(path, empty or path in self._own or not kind)
         for name, kind in sorted(entries.items()):
             path = os.path.join(folder, name)
             if kind == "link":

@@ -40,7 +40,7 @@ class _PodRoot(NamedTuple):
     cwd: str
     sandbox: bool
 
-    def parameter(self, entry: Mapping[str, Any]) -> str | None:
+    def read_parameter(self, entry: Mapping[str, Any]) -> str | None:
         """Its text; None: there is a folder. Raises _MissingError."""
         source = entry.get("valueFrom") or {}
         path, default = os.path.join(self.cwd, source["path"]), source.get("default")
@@ -67,7 +67,7 @@ class _PodRoot(NamedTuple):
             raise _MissingError(f"{source['path']} is larger than {most} MiB; make it an artifact")
         return text
 
-    def save(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
+    def save_artifact(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
         """Keep an artifact; False: it is not there, and need not be. Raises _MissingError."""
         path = str(entry["path"])
         if self.sandbox and not _is_own_path(self.plan, self.plan.host_path(path)):
@@ -97,7 +97,7 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
     said = gone = absent = ""
     try:
         for entry in outputs.get("parameters") or []:
-            text = root.parameter(entry)
+            text = root.read_parameter(entry)
             if text is None:
                 said = said or _directory_error(entry["valueFrom"]["path"])
             found.parameters[entry["name"]] = (text or "").removesuffix("\n")
@@ -105,7 +105,7 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
         gone = str(error)
     for entry in outputs.get("artifacts") or []:
         try:
-            if root.save(entry, keys[str(entry["name"])], repository):
+            if root.save_artifact(entry, keys[str(entry["name"])], repository):
                 found.artifacts[str(entry["name"])] = keys[str(entry["name"])]
         except _MissingError as error:
             absent += f"{error}; "

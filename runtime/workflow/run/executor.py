@@ -85,7 +85,7 @@ class RunResult(NamedTuple):
     """Output parameters of the tasks that nothing waits for."""
 
 
-def run(source: dict[str, Any], options: RunOptions) -> RunResult:
+def run_workflow(source: dict[str, Any], options: RunOptions) -> RunResult:
     """`execute` as a process's main work: SIGINT and SIGTERM stop the run, a second one terminates it."""
     return asyncio.run(execute(source, options, signals=(signal.SIGINT, signal.SIGTERM)))
 
