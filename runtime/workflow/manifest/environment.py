@@ -26,7 +26,7 @@ class ContainerCommand(NamedTuple):
 
 
 def container_command(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> ContainerCommand:
-    """Command and variables of a container; `facts` is what fieldRef reads. Raises NotThereError."""
+    """Command and variables of a container; `facts` is what fieldRef reads. Raises MissingObjectError."""
     found: dict[str, str] = {}
     for source in list_at(container, "envFrom"):
         prefix = str(source.get("prefix") or "")

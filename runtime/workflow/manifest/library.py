@@ -47,7 +47,7 @@ class Library:
         return cls(named, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The spec of a WorkflowTemplate. Raises NotThereError."""
+        """The spec of a WorkflowTemplate. Raises MissingObjectError."""
         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
@@ -63,7 +63,7 @@ class Library:
         return {str(one.get("name")): one for one in spec.get("templates") or []}
 
     def template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A template of a WorkflowTemplate. Raises NotThereError."""
+        """A template of a WorkflowTemplate. Raises MissingObjectError."""
         spec = self.workflow_template(reference)
         for template in spec.get("templates") or []:
             if template.get("name") == reference.get("template"):
@@ -73,7 +73,7 @@ class Library:
         raise MissingObjectError(f"{reference.get('name')!r} has no template {wanted!r}{nearest_hint(wanted, known)}")
 
     def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
-        """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises NotThereError."""
+        """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises MissingObjectError."""
         values = self.values(kind, reference)
         key = str(reference.get("key"))
         if key in values:
@@ -83,7 +83,7 @@ class Library:
         raise MissingObjectError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest_hint(key, values)}")
 
     def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
-        """All of a ConfigMap or Secret; none when it is optional and not there. Raises NotThereError."""
+        """All of a ConfigMap or Secret; none when it is optional and not there. Raises MissingObjectError."""
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
             if reference.get("optional"):
@@ -119,7 +119,7 @@ class Library:
         return found
 
     def parameter(self, name: str, key: str) -> str:
-        """A value for a parameter from a ConfigMap that is labelled as one. Raises NotThereError."""
+        """A value for a parameter from a ConfigMap that is labelled as one. Raises MissingObjectError."""
         found = self.objects.get(("ConfigMap", name)) or {}
         labels = (found.get("metadata") or {}).get("labels") or {}
         if labels.get(TYPE_LABEL) != "Parameter":
@@ -132,7 +132,7 @@ class Library:
         return str(found["data"][key])
 
     def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """The s3 of a spec's artifactRepositoryRef; empty where it has none. Raises NotThereError in Argo's words."""
+        """The s3 of a spec's artifactRepositoryRef; empty where it has none. Raises MissingObjectError in Argo's words."""
         if spec.get("artifactRepositoryRef") is None:
             return {}
         name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)

@@ -29,7 +29,7 @@ class HttpOutcome(NamedTuple):
 
 
 def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
-    """The command that sends it, and the file that tells it what. Raises NotThereError."""
+    """The command that sends it, and the file that tells it what. Raises MissingObjectError."""
     given = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
         "method": str(http.get("method") or "GET"),

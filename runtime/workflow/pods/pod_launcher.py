@@ -100,7 +100,7 @@ class PodLauncher:
                 await asyncio.to_thread(self._repository.load, entry, pod.artifact_path(entry), ending)
 
     def start_request(self, node: Node) -> dict[str, Any]:
-        """What the runner is asked for. Raises PodError, NotThereError."""
+        """What the runner is asked for. Raises PodError, MissingObjectError."""
         try:
             return self._start_request(node, self.pod(node))
         except BadPathError as error:

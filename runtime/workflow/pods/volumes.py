@@ -62,7 +62,7 @@ def resolve_mounts(
 ) -> PodMounts:
     """Where each volume mount of these containers comes from; its folders are made.
 
-    Raises NotThereError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
+    Raises MissingObjectError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
     """
     known = {str(volume.get("name")): volume for volume in volumes}
     shown = VolumeSources(library, facts, containers)

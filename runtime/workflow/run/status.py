@@ -15,13 +15,13 @@ from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, log_
 from everstep.runtime.workflow.pods.progress import Progress
 
 WRITE_EVERY_S = 1.0
-"""How old `workflow.json` may become while something happens, if it is quickly written."""
+"""How old `workflow.json` may become while the run changes, if writing it is fast."""
 WRITE_SHARE = 0.02
-"""Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
+"""Share of the time that writing may take. So a run of twice the nodes writes twice as much, not four times."""
 
 
 class StatusWriter:
-    """Writes `workflow.json`; of a node that has not changed the text is kept."""
+    """Writes `workflow.json`; the JSON of an unchanged node is reused."""
 
     def __init__(self, engine: Engine, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class StatusWriter:
         """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
 
     def write(self) -> None:
-        """Replace `workflow.json` by the newest."""
+        """Replace `workflow.json` by the current status."""
         began = self._clock()
         with atomic.replacing(self._folder / "workflow.json") as file:
             file.write(msgspec.json.encode(self._workflow()) + b"\n")
@@ -128,7 +128,7 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
 
 
 def _conditions(engine: Engine) -> list[dict[str, str]]:
-    """As Argo tells a watcher: does a pod run, has the whole ended."""
+    """Argo's conditions: whether a pod is running, and whether the workflow has ended."""
     found = []
     if any(node.type is NodeType.POD for node in engine.nodes.values()):
         found.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
