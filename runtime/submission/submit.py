@@ -1,4 +1,4 @@
-"""Giving the manifest to an Argo once, whatever happens on the way."""
+"""Submits a manifest to an Argo exactly once, whatever happens on the way."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ ENDED = ("Succeeded", "Failed", "Error")
 
 
 class Submission(NamedTuple):
-    """What became of it."""
+    """The result of a submission."""
 
     workflow: dict[str, Any]
     existed: bool
-    """It was there already, and runs."""
+    """Whether the same workflow existed already and runs."""
 
 
 def submit(

@@ -154,7 +154,7 @@ def is_tarball(path: Path) -> bool:
 
 
 def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
-    """Unpack into the new folder `out`. Returns the only member if there is one, else the folder. Raises ArchiveError."""
+    """Unpack into the new folder `out`. Returns its only member, or the folder. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
     with _as_archive_errors(), _open_tar(path, budget, limits) as packed:
         out.mkdir()
@@ -311,7 +311,7 @@ def _check_link(link: Path, root: Path) -> None:
 
 
 def _write_file(place: Path, content: IO[bytes], mode: int, budget: _Budget | None) -> None:
-    """Write a new file. With a budget, its bytes are counted here: a tar stream does not count holes of sparse files."""
+    """Write a new file. With a budget, bytes are counted here: a tar stream does not count holes of sparse files."""
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         while piece := content.read(CHUNK_BYTES):

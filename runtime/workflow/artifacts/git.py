@@ -23,7 +23,7 @@ MARK_VARIABLE = "EVERSTEP_CLONE"
 
 
 def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
-    """Clone a git location's repository at its revision; `ending` may end it. Raises RemoteError, MissingObjectError."""
+    """Clone a git location at its revision; `ending` may end it. Raises RemoteError, MissingObjectError."""
     repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
     if single and not git.get("branch"):
         raise RemoteError("single branch mode without a branch specified")
@@ -60,7 +60,7 @@ class _Commands:
     def run(self, *words: str, at: Path | None = Path(), may_fail: bool = False) -> bool:
         """Run a command in the clone, or in the current folder if `at` is None. Returns whether it succeeded.
 
-        Raises RemoteError if it fails and `may_fail` is not set, or if it was ended: then none of its processes is left.
+        Raises RemoteError if it fails and `may_fail` is not set, or if it was ended; then no process of it is left.
         """
         cwd = self._to / at if at else None
         with tempfile.TemporaryFile() as errors:

@@ -30,7 +30,7 @@ class AbsentError(RemoteError):
 
 
 def secret_value(holder: Mapping[str, Any], name: str, library: Library) -> str:
-    """The value of the Secret that the field `name` of `holder` refers to; empty when there is none. Raises MissingObjectError."""
+    """The Secret to which the field `name` of `holder` refers; empty when there is none. Raises MissingObjectError."""
     return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
 
 

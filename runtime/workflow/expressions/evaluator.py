@@ -31,7 +31,7 @@ from everstep.runtime.workflow.expressions.values import go_text, go_type
 
 
 class PredicateItem(NamedTuple):
-    """What `#`, `#index` and `#acc` are inside of a predicate."""
+    """The values of `#`, `#index` and `#acc` inside of a predicate."""
 
     value: Any
     index: int = 0
@@ -39,7 +39,7 @@ class PredicateItem(NamedTuple):
 
 
 class ExpandedScope(dict[str, Any]):
-    """Values whose dotted names are maps already."""
+    """An environment whose dotted names are expanded to maps."""
 
 
 def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> Any:
@@ -164,7 +164,7 @@ def _tree_paths(tree: Any) -> frozenset[str]:
 
 
 def _node_position(node: Any) -> int:
-    """Where expr-lang says that a node stands."""
+    """The position at which expr-lang reports a node."""
     while isinstance(node, Tree):
         if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
             node = next(child for child in reversed(node.children) if isinstance(child, Token))
@@ -189,7 +189,7 @@ class _Evaluation:
         self._functions = functions
 
     def evaluate(self, node: Any, pointer: PredicateItem | None) -> Any:
-        """Of a tree, with what `#` stands for."""
+        """The value of a tree; `pointer`: what `#` stands for."""
         self._meter.spend(1)
         return getattr(self, f"_{node.data}")(node.children, pointer, node)
 

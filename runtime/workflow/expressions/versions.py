@@ -25,11 +25,11 @@ class Version(NamedTuple):
     minor: int
     patch: int
     prerelease: str
-    """Of a version before that one: `beta.2`."""
+    """The pre-release: `beta.2`; empty for a release."""
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What is compared."""
+        """The key by which versions are compared."""
         each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.prerelease.split(".")]
         return (*self[:3], not self.prerelease, each)
 
@@ -42,7 +42,7 @@ class _Constraint(NamedTuple):
 
 
 def allows(constraints: str, version: str) -> bool:
-    """Does the version keep to them? Raises ExpressionError for what is neither."""
+    """Whether the version satisfies the constraints. Raises ExpressionError for malformed texts."""
     found = _VERSION.fullmatch(version.strip())
     if not found:
         raise ExpressionError("invalid semantic version")
@@ -70,7 +70,7 @@ def _parse_constraints(text: str) -> list[_Constraint]:
 
 
 def _holds(constraint: _Constraint, have: Version) -> bool:
-    """A version before another is wanted by nobody who names none such."""
+    """Whether a version satisfies a constraint. A pre-release satisfies only constraints that name a pre-release."""
     operator, wanted, told = constraint
     if have.prerelease and not wanted.prerelease:
         return False

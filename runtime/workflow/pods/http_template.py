@@ -18,18 +18,18 @@ TIMEOUT_S = 30
 
 
 class HttpOutcome(NamedTuple):
-    """What a request came to."""
+    """The outcome of a request."""
 
     result: str | None
     """The body."""
     failed: str = ""
-    """Why the answer is not the wanted one."""
+    """Why the response does not meet the success condition."""
     error: str = ""
-    """Why there is none."""
+    """Why there is no response."""
 
 
 def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
-    """The command that sends it, and the file that tells it what. Raises MissingObjectError."""
+    """Write the request to a file; returns the command that sends it. Raises MissingObjectError."""
     given = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
         "method": str(http.get("method") or "GET"),
@@ -53,7 +53,7 @@ def _header_value(entry: Mapping[str, Any], library: Library) -> str:
 
 
 def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
-    """What the pod of such a template wrote down before it ended."""
+    """Read the outcome that the pod of an http template reported."""
     try:
         found = json.loads(report.read_text())
     except FileNotFoundError:

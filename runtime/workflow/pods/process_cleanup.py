@@ -1,4 +1,4 @@
-"""What pods have left running, also what they made a daemon."""
+"""Ends processes that pods have left running, including daemons that they started."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""How far a run is, `N/M` of each node: a pod is one, unless it says more in the file that ARGO_PROGRESS_FILE names.
+"""The progress of a run, `N/M` of each node. A pod counts as one, unless it writes more to ARGO_PROGRESS_FILE.
 
-After Argo's documentation ("Workflow Progress"). What a DAG or steps node has is the sum over what is in it.
+After Argo's documentation ("Workflow Progress"). A DAG or Steps node has the sum of its children.
 """
 
 import os
@@ -16,7 +16,7 @@ _REPORT = re.compile(r"(\d+)/(\d+)")
 
 
 class Progress:
-    """Of one run; `folder` is the run's."""
+    """The progress of one run; `folder` is the run's."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
@@ -24,7 +24,7 @@ class Progress:
         self._ended: dict[tuple[str, int], tuple[int, int]] = {}
 
     def compute(self) -> tuple[str, dict[str, str]]:
-        """(of the whole workflow, of each node by its name), now."""
+        """(progress of the workflow, progress by node name) now."""
         nodes = self._engine.nodes
         sums: dict[str, tuple[int, int]] = {}
         for node in reversed(nodes.values()):
@@ -38,7 +38,7 @@ class Progress:
         return told.pop("", "0/0"), told
 
     def _leaf_progress(self, node: Node) -> tuple[int, int]:
-        """(done, of how many); what has ended well has done all."""
+        """(done, of how many) of a leaf; a succeeded one has done all."""
         known = self._ended.get((node.name, node.life))
         if known:
             return known
