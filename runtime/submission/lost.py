@@ -22,10 +22,10 @@ def overdue_pods(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str
     """Those that should have ended before `now` (Unix time): name, host, since when."""
     found = []
     for pod in pods:
-        told = pod["metadata"].get("deletionTimestamp")
-        if not told or (pod.get("status") or {}).get("phase") in ENDED:
+        deleted_at = pod["metadata"].get("deletionTimestamp")
+        if not deleted_at or (pod.get("status") or {}).get("phase") in ENDED:
             continue
-        since = datetime.fromisoformat(told)
+        since = datetime.fromisoformat(deleted_at)
         if now > since.timestamp() + LATE_S:
             host, name = pod["spec"].get("nodeName") or "", pod["metadata"]["name"]
             found.append({"name": name, "host": host, "since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"})

@@ -29,7 +29,7 @@ def submit(
     """Create the Workflow; one of that name and content that has not ended is taken for it.
 
     A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
-    of one that is taken; None: nobody made it up. Raises ApiError.
+    of one that is taken; None: the name is fixed. Raises ApiError.
     """
     pauses, asked = list(WAITS_S), False
     while True:

@@ -52,10 +52,10 @@ class UnpackLimits:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "UnpackLimits":
         """The limits that the environment sets. Raises ValueError, one line, for a size that is not a number."""
-        told = environment.get(UNPACKED_VARIABLE) or str(cls.unpacked_bytes)
-        if not told.isdecimal():
-            raise ValueError(f"{UNPACKED_VARIABLE}={told}: give a whole number of bytes")
-        return cls(int(told))
+        size = environment.get(UNPACKED_VARIABLE) or str(cls.unpacked_bytes)
+        if not size.isdecimal():
+            raise ValueError(f"{UNPACKED_VARIABLE}={size}: give a whole number of bytes")
+        return cls(int(size))
 
 
 UNPACKED_VARIABLE = "EVERSTEP_UNPACKED_BYTES"

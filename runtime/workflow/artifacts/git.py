@@ -74,7 +74,7 @@ class _Commands:
             with self._ending.reaching(process.kill):
                 process.wait()
             if self._ending.why:
-                processes.kill_processes(lambda told: self._mark.encode() in told)
+                processes.kill_processes(lambda variables: self._mark.encode() in variables)
                 raise RemoteError(self._ending.why)
             if process.returncode and not may_fail:
                 errors.seek(0)

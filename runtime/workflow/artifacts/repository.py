@@ -114,31 +114,31 @@ class Repository:
         Raises MissingObjectError, and StoreError for an endpoint of its own without keys of its own: keys of the
         environment go only to the endpoint of the environment.
         """
-        told = dict(os.environ)
+        variables = dict(os.environ)
         own_keys = all(at.get(name) for name in ("accessKeySecret", "secretKeySecret"))
         if own_keys:
-            told.pop("AWS_SESSION_TOKEN", None)
+            variables.pop("AWS_SESSION_TOKEN", None)
         if at.get("endpoint"):
             endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
-            known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
+            known = next((variables[name] for name in ENDPOINTS if variables.get(name)), "")
             if not own_keys and not (known and _is_same_server(endpoint, known)):
                 raise StoreError(
                     f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
                     "give it accessKeySecret and secretKeySecret"
                 )
-            told["MINIO_ENDPOINT"] = endpoint
+            variables["MINIO_ENDPOINT"] = endpoint
         if at.get("region"):
-            told["AWS_REGION"] = str(at["region"])
+            variables["AWS_REGION"] = str(at["region"])
         for variable, name in SECRET_FIELDS.items():
             if at.get(name):
-                told[variable] = self.library.value("Secret", at[name]) or ""
+                variables[variable] = self.library.value("Secret", at[name]) or ""
         if at.get("caSecret"):
             certificates = self.library.value("Secret", at["caSecret"]) or ""
             self.folder.mkdir(parents=True, exist_ok=True)
             place = self.folder / f".ca-{hashlib.sha256(certificates.encode()).hexdigest()[:16]}.pem"
             atomic.replace(place, certificates)
-            told["AWS_CA_BUNDLE"] = str(place)
-        return told
+            variables["AWS_CA_BUNDLE"] = str(place)
+        return variables
 
 
 def _upload(store: Store, key: str, packed: Path) -> None:

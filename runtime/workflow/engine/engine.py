@@ -152,7 +152,7 @@ class Engine:
         return self._timers[0][0] if self._timers and not self.finished else None
 
     def set_timer(self, at: float, kind: str, name: str) -> None:
-        """Have `_timer` called at that time."""
+        """Set a timer of that kind for a node: `_fire_timer` is called at that time."""
         self._timed += 1
         heapq.heappush(self._timers, (at, self._timed, kind, name))
 

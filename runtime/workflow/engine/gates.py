@@ -57,14 +57,14 @@ def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) 
 
 def declared_memo(template: Mapping[str, Any]) -> Memo | None:
     """Where a template's outputs are memoized; None where it asks for none. Raises ExpressionError in Argo's words."""
-    told = template.get("memoize")
-    if not told:
+    memoize = template.get("memoize")
+    if not memoize:
         return None
-    key = str(told.get("key") or "")
+    key = str(memoize.get("key") or "")
     if not MEMO_KEY.fullmatch(key):
         raise ExpressionError(f"invalid cache key: {key}")
     try:
-        age = parse_seconds(told["maxAge"]) if told.get("maxAge") else None
+        age = parse_seconds(memoize["maxAge"]) if memoize.get("maxAge") else None
     except DurationError as error:
         raise ExpressionError(f"invalid maxAge: {str(error).partition('as a duration: ')[2]}") from None
-    return Memo(str(((told.get("cache") or {}).get("configMap") or {}).get("name")), key, age)
+    return Memo(str(((memoize.get("cache") or {}).get("configMap") or {}).get("name")), key, age)

@@ -55,8 +55,8 @@ class NodeFactory:
                 call._replace(scope=scope), self._engine.variables.global_scope(now), self._engine.manifest.library
             )
         except ExpressionError as error:
-            told = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
-            self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
+            silent = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
+            self.skip(call, Phase.ERROR, str(error), now, raised="" if silent else str(error))
             return
         shown = (spec.get("annotations") or {}).get(SHOWN)
         if shown and not SHOWN_AS.fullmatch(shown):

@@ -60,10 +60,10 @@ def _parse_constraints(text: str) -> list[_Constraint]:
             raise ExpressionError(f"improper constraint: {text[:_LONGEST]}")
         rest = rest[match.end() :]
         numbers = [part for part in match.groups()[1:4] if part and part not in "xX*"]
-        told = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
-        major, minor, patch = (*map(int, numbers[:told]), 0, 0, 0)[:3]
+        given = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
+        major, minor, patch = (*map(int, numbers[:given]), 0, 0, 0)[:3]
         operator = match[1] or "="
-        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), told))
+        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), given))
     if not found:
         raise ExpressionError(f"improper constraint: {text}")
     return found
@@ -71,12 +71,12 @@ def _parse_constraints(text: str) -> list[_Constraint]:
 
 def _holds(constraint: _Constraint, have: Version) -> bool:
     """Whether a version satisfies a constraint. A pre-release satisfies only constraints that name a pre-release."""
-    operator, wanted, told = constraint
+    operator, wanted, given = constraint
     if have.prerelease and not wanted.prerelease:
         return False
-    mine, theirs = (have[:told], wanted[:told]) if told < 3 else (have.order, wanted.order)
+    mine, theirs = (have[:given], wanted[:given]) if given < 3 else (have.order, wanted.order)
     since = have.order >= wanted.order
-    kept = _caret_count(wanted, told) if operator == "^" else min(told, 2)
+    kept = _caret_count(wanted, given) if operator == "^" else min(given, 2)
     return {
         "=": mine == theirs,
         "!=": mine != theirs,

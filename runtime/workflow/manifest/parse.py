@@ -142,8 +142,8 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         for place, referred in library.referred_templates(source).items():
             below = referred.get("spec") or {}
             for index, template in enumerate(list_at(below, "templates")):
-                told = _pod_problems(template, below, library, ("spec", "templates", index))
-                yield from (one._replace(of=place) for one in told)
+                below_problems = _pod_problems(template, below, library, ("spec", "templates", index))
+                yield from (one._replace(of=place) for one in below_problems)
 
 
 def _mutex_problems(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
@@ -198,15 +198,15 @@ def _pod_problems(
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
     """The workflow with parameters and an entrypoint from the command line."""
     given = source.get("spec") or {}
-    told = given.get("arguments") or {} if isinstance(given, Mapping) else None
-    declared = (told.get("parameters") or []) if isinstance(told, Mapping) else None
+    own = given.get("arguments") or {} if isinstance(given, Mapping) else None
+    declared = (own.get("parameters") or []) if isinstance(own, Mapping) else None
     if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
         return dict(source)  # It cannot be run; `parse` reports it.
     spec = dict(given)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:
-        arguments = dict(told or {})
+        arguments = dict(own or {})
         left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:

@@ -219,8 +219,8 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
             beyond = not field.mark and inner is not None
             if beyond:
                 yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}")
-            told = _type_problems(inner, field.type, here)
-            yield from (one for one in told if not beyond or not one.message.endswith(UNSUPPORTED))
+            inner_problems = _type_problems(inner, field.type, here)
+            yield from (one for one in inner_problems if not beyond or not one.message.endswith(UNSUPPORTED))
 
 
 def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """What Argo's server refuses because a reference leads nowhere: templates, tasks, inputs, outputs, variables, cycles.
 
 As Argo's validation does it: from the entrypoint and the exit handler downwards, each call with what its caller gives,
-then every template that nobody called. Values that only a run can know are stand-ins.
+then every template that nothing calls. Values that only a run can know are stand-ins.
 """
 
 from collections import ChainMap

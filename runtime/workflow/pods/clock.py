@@ -47,12 +47,12 @@ class Clock:
 
 
 def resume_clock(
-    told: Iterable[Event], began: StartTime, wall: Seconds = wall_clock, boot: Seconds = boot_clock,
+    events: Iterable[Event], began: StartTime, wall: Seconds = wall_clock, boot: Seconds = boot_clock,
     monotonic: Seconds = time.monotonic,
 ) -> Clock:  # fmt: skip
     """The clock of a launcher that resumes a run with these events."""
     last, started = 0.0, None
-    for event in told:
+    for event in events:
         last = max(last, event.time)
         if isinstance(event, PodStarted) and event.start_time and began(event.pid) == event.start_time:
             started = event

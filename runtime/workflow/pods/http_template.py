@@ -64,13 +64,13 @@ def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
     if not condition:
         good = 200 <= found["status"] < 300
         return HttpOutcome(body, "" if good else f"received non-2xx response code: {found['status']}")
-    asked = {
+    request = {
         "method": str(http.get("method") or ""), "url": str(http.get("url") or ""), "body": str(http.get("body") or ""),
         "headers": {str(one["name"]): [str(one.get("value") or "")] for one in list_at(http, "headers")},
     }  # fmt: skip
-    came = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
+    response = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
     try:
-        if holds(condition, {"request": asked, "response": came}):
+        if holds(condition, {"request": request, "response": response}):
             return HttpOutcome(body)
     except ExpressionError as error:
         return HttpOutcome(None, error=str(error))

@@ -74,14 +74,14 @@ class PodLauncher:
 
     async def run_data_template(self, node: Node) -> PodEnded:
         """Run a data template: list the paths of its source and transform them."""
-        told: dict[str, Any] = node.spec["data"]
+        data: dict[str, Any] = node.spec["data"]
         try:
-            found: Any = await asyncio.to_thread(self._repository.list_keys, told["source"]["artifactPaths"])
-            if not found and not told.get("transformation"):
+            found: Any = await asyncio.to_thread(self._repository.list_keys, data["source"]["artifactPaths"])
+            if not found and not data.get("transformation"):
                 found = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
             return self._data_failure(node, f"source: unable to source artifact paths: {error}")
-        for number, step in enumerate(list_at(told, "transformation")):
+        for number, step in enumerate(list_at(data, "transformation")):
             try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
             except ExpressionError as error:
@@ -108,13 +108,13 @@ class PodLauncher:
 
     def _start_request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):
-            told = ContainerCommand(
+            command = ContainerCommand(
                 http_template.prepare_command(
                     node.spec["http"], self._engine.manifest.library, pod.handoff_folder, pod.report_file
                 ),
                 inherited_variables(os.environ, self._variables),
             )
-            return pod.start_request(node.spec, told, self._cwd)
+            return pod.start_request(node.spec, command, self._cwd)
         several = containers.has_several_containers(node.spec)
         mounted = self._pod_mounts(node, pod)
         found = (
@@ -244,8 +244,10 @@ class PodLauncher:
 
     async def _collect_end(self, node: Node, pod: Pod) -> PodEnded:
         if node.spec.get("http"):
-            came = http_template.read_outcome(node.spec["http"], pod.report_file)
-            return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
+            outcome = http_template.read_outcome(node.spec["http"], pod.report_file)
+            return PodEnded(
+                self._clock.now(), node.name, None, error=outcome.error, said=outcome.failed, result=outcome.result
+            )
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.pod_template)

@@ -94,7 +94,7 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
         return found
     made = json.loads((folder / "plan.json").read_text())
     root = _PodRoot(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
-    said = gone = absent = ""
+    said = missing_parameter = missing_artifacts = ""
     try:
         for entry in outputs.get("parameters") or []:
             text = root.read_parameter(entry)
@@ -102,14 +102,14 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
                 said = said or _directory_error(entry["valueFrom"]["path"])
             found.parameters[entry["name"]] = (text or "").removesuffix("\n")
     except _MissingError as error:
-        gone = str(error)
+        missing_parameter = str(error)
     for entry in outputs.get("artifacts") or []:
         try:
             if root.save_artifact(entry, keys[str(entry["name"])], repository):
                 found.artifacts[str(entry["name"])] = keys[str(entry["name"])]
         except _MissingError as error:
-            absent += f"{error}; "
-    missing = gone or absent
+            missing_artifacts += f"{error}; "
+    missing = missing_parameter or missing_artifacts
     return found._replace(said=said, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
 
 

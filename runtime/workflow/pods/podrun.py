@@ -63,15 +63,15 @@ def _run_main(
     with lock:
         lock.wait_for(lambda: all(need in codes for need in needs))
         failed = next((need for need in needs if codes[need][0]), None)
-    told = (NEVER_RAN, failed) if failed else (0, "")
+    outcome = (NEVER_RAN, failed) if failed else (0, "")
     if not failed:
         for attempt in range(spec["retries"] + 1):
-            told = (_run_once(spec, one), "")
-            if not told[0] or _stopping.is_set() or attempt == spec["retries"]:
+            outcome = (_run_once(spec, one), "")
+            if not outcome[0] or _stopping.is_set() or attempt == spec["retries"]:
                 break
             time.sleep(spec["wait_s"])
     with lock:
-        codes[one["name"]] = told
+        codes[one["name"]] = outcome
         lock.notify_all()
 
 

@@ -169,8 +169,8 @@ class Pod:
         for place in map(made.host_path, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        told = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
-        atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
+        facts = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
+        atomic.replace(self.folder / "plan.json", json.dumps({**facts, "plan": made._asdict()}))
         return made
 
     def forget_secrets(self) -> None:

@@ -34,8 +34,8 @@ class Progress:
             above = node.owner if node.owner in nodes else node.boundary
             before = sums.get(above, (0, 0))
             sums[above] = (before[0] + done, before[1] + whole)
-        told = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
-        return told.pop("", "0/0"), told
+        texts = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
+        return texts.pop("", "0/0"), texts
 
     def _leaf_progress(self, node: Node) -> tuple[int, int]:
         """(done, of how many) of a leaf; a succeeded one has done all."""

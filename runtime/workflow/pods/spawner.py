@@ -1,7 +1,8 @@
 """Starts pods for the launcher: a small process of its own, so that a start costs one fork of a small process.
 
-Run as a file, with the standard library only. Each request is a line of JSON on standard input (`Pod.request`); the
-answer is a line on standard output: the claim, a tab, and `started`, `late` (another has the claim) or an error.
+Run as a file, with the standard library only. Each request is a line of JSON on standard input (see
+`Pod.start_request`). The answer is a line on standard output: the claim, a tab, and `started`, `late` (another process
+has the claim) or an error.
 Between fork and exec the child takes the claim, makes the pod's root in a mount namespace and becomes the shell that
 runs the command and records its exit code. It lives on when the launcher dies.
 
@@ -201,8 +202,8 @@ def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
     if pod == 0:
         _begin_pod(start, beginning, output)
     os.close(beginning)
-    with os.fdopen(began) as told:
-        if why := told.read():
+    with os.fdopen(began) as errors:
+        if why := errors.read():
             raise OSError(0, why)
     _answer(start, "started")
     if start["captures"]:

@@ -58,14 +58,14 @@ def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") ->
     known = folder / "manifest.json"
     if known.exists():
         return
-    told = {
+    inputs = {
         "objects": list(given.library.objects.values()),
         "images": {name: list(command) for name, command in given.library.images.items()},
         "path": [str(one.absolute()) for one in given.path],
         "variables": list(given.variables),
         "sandbox": asdict(given.sandbox) if given.sandbox else None,
     }
-    _make_private(folder / "beside.json").write_text(json.dumps(told, indent=1))
+    _make_private(folder / "beside.json").write_text(json.dumps(inputs, indent=1))
     with atomic.replacing(known) as file:
         file.write(json.dumps(source, indent=1).encode())
         faults.point("executor.before_manifest")
@@ -116,25 +116,25 @@ def explain_write_errors(runs: Path, name: str) -> Iterator[None]:
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Hold the run's lock. Raises ManifestError if another process holds it."""
-    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _try_lock(held):
-        holder = os.read(held, 20).decode() or "unknown"
-        os.close(held)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    if not _try_lock(descriptor):
+        holder = os.read(descriptor, 20).decode() or "unknown"
+        os.close(descriptor)
         raise ManifestError(f"name {folder.name}: process {holder} runs it already")
-    os.ftruncate(held, 0)
-    os.write(held, str(os.getpid()).encode())
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
     try:
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def _try_lock(held: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Lock the file, if that is possible within TRY_S."""
     end = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
@@ -145,9 +145,9 @@ def _try_lock(held: int) -> bool:
 
 def launcher_pid(folder: Path) -> str | None:
     """The pid of the process that runs it; None when there is none."""
-    with (folder / "lock").open("rb") as held:
+    with (folder / "lock").open("rb") as file:
         try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return held.read(20).decode()
+            return file.read(20).decode()
         return None

@@ -57,7 +57,7 @@ class StatusWriter:
         given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
         exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
         exported = {key: value for key, value in exported.items() if value}
-        told = {
+        status = {
             "phase": engine.phase.value,
             "message": engine.message or None,
             "startedAt": timestamp(engine.created),
@@ -76,7 +76,7 @@ class StatusWriter:
             "kind": raw["kind"],
             "metadata": {**metadata, "name": engine.name, **times},
             "spec": spec,
-            "status": {key: value for key, value in told.items() if value is not None},
+            "status": {key: value for key, value in status.items() if value is not None},
         }
 
     def _node_json(self, node: Node, how_far: str) -> msgspec.Raw:
@@ -101,7 +101,7 @@ def timestamp(moment: float) -> str | None:
 
 
 def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    status: dict[str, Any] = {
         "id": node_id(engine.name, node.name),
         "name": node.name,
         "displayName": node.display_name,
@@ -122,9 +122,9 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
         "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
     if node.type is NodeType.POD:
-        told["podName"] = pod_name(engine.name, node.name, node.pod_template)
-        told["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
-    return {key: value for key, value in told.items() if value not in ("", None, [])}
+        status["podName"] = pod_name(engine.name, node.name, node.pod_template)
+        status["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
+    return {key: value for key, value in status.items() if value not in ("", None, [])}
 
 
 def _conditions(engine: Engine) -> list[dict[str, str]]:
@@ -140,11 +140,11 @@ def _memo_status(node: Node) -> dict[str, Any] | None:
 
 
 def _outputs_status(outputs: Outputs) -> dict[str, Any] | None:
-    told = {
+    fields = {
         "parameters": outputs.parameters,
         "artifacts": outputs.artifacts,
         "result": outputs.result,
         "exitCode": outputs.exit_code,
     }
-    found = {key: value for key, value in told.items() if value not in ([], None, "")}
+    found = {key: value for key, value in fields.items() if value not in ([], None, "")}
     return ({**found, "result": ""} if outputs.result == "" else found) or None

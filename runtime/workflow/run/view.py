@@ -142,8 +142,8 @@ class _PlainView:
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:
         mark = MARKS[node.phase][0]
-        told = f" {mark} {_title(node, engine):<11} {line:<60} {_duration_text(node, engine.now):>8}"
-        print(told.rstrip(), file=sys.stderr, flush=True)
+        text = f" {mark} {_title(node, engine):<11} {line:<60} {_duration_text(node, engine.now):>8}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def _print_log_tail(engine: Engine, node: Node, folder: Path) -> None:
