@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.acceptance import Line
 from benchmarks.memory import peak_bytes
-from everstep.runtime.workflow import RunOptions, parse, run
+from everstep.runtime.workflow import RunOptions, parse, run_workflow
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
 from everstep.runtime.workflow.lint.findings import findings
@@ -112,7 +112,7 @@ def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
                     node.finished for node in engine.nodes.values() if node.template == "noop" and node.pid
                 )
 
-        run(manifest, RunOptions(name="bench", runs=Path(runs), on_change=seen))
+        run_workflow(manifest, RunOptions(name="bench", runs=Path(runs), on_change=seen))
         whole = time.perf_counter() - began
     return statistics.median(b - a for a, b in pairwise(ended)), whole / STEPS
 

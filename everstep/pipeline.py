@@ -147,7 +147,7 @@ def _sandbox(how: Submission) -> "Sandbox | None":
 
 def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from everstep.runtime.platform.process import end_nodes
-    from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
+    from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.run.view import watch
 
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), archive_limits()
@@ -166,7 +166,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
             options = RunOptions(
                 name, Path(how.runs), on_change=show, sandbox=sandbox, variables=variables, limits=limits
             )
-            result = run(manifest, options)
+            result = run_workflow(manifest, options)
     except ManifestError as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:

@@ -216,8 +216,7 @@ def _execute(
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from everstep.runtime.platform.process import end_nodes
-    from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
-    from everstep.runtime.workflow import run as run_workflow
+    from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.engine.events import CorruptLogError
     from everstep.runtime.workflow.run.control_requests import ControlRequestError
     from everstep.runtime.workflow.run.view import watch
@@ -373,8 +372,8 @@ def _stop(arguments: argparse.Namespace) -> int:
         return _send_request(arguments, ControlRequest(arguments.what))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
-        raise BadInput(f"{arguments.name}: has already ended: {status['phase']}")
-    # The launcher was killed, but its pods still run: take the run over to end it.
+        raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
+    # Its launcher was killed and its pods go on: the run is taken up to be ended.
     submit_request(folder, ControlRequest(arguments.what))
     _take_over(arguments)
     return 0

@@ -1,7 +1,7 @@
-"""Submission: a pipeline's manifest goes to an Argo that runs somewhere else, and its run is watched from here.
+"""Submission: a pipeline's manifest is sent to an Argo elsewhere, and its run is watched from here.
 
 The story begins in `target` (here or on Argo, and why), goes on in `manifest` (what a cluster needs besides), `route`
-(what is asked of an Argo) with its two ways there, `argo_server` (Hera's WorkflowsService) and `custom_resource` (the
+(the calls to an Argo) with its two implementations, `argo_server` (Hera's WorkflowsService) and `custom_resource` (the
 kubernetes client), and ends in `follow` (the run, to its end) and `view` (a tree on a terminal, lines otherwise).
 Hera, requests and kubernetes are imported when a route is opened, not before.
 """

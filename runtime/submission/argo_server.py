@@ -51,10 +51,10 @@ class ArgoServer:
         """See Route."""
         request = models.WorkflowCreateRequest(workflow=models.Workflow.model_validate(manifest))
         try:
-            made = self._service.create_workflow(request, namespace=self.namespace)
+            created = self._service.create_workflow(request, namespace=self.namespace)
         except ValidationError:  # It was made; a newer server says more of it than Hera's models know.
             return self.get(manifest["metadata"]["name"])
-        return json.loads(made.model_dump_json(by_alias=True, exclude_none=True))
+        return json.loads(created.model_dump_json(by_alias=True, exclude_none=True))
 
     def get(self, name: str) -> dict[str, Any]:
         """See Route. What Hera's models do not know would be lost in them: the answer as it is."""
@@ -105,13 +105,13 @@ class ArgoServer:
                 for line in response.iter_lines(chunk_size=1):
                     if not line.startswith(b"data:"):
                         continue
-                    told = json.loads(line.removeprefix(b"data:"))
-                    if isinstance(said := told.get("error"), dict):
+                    event = json.loads(line.removeprefix(b"data:"))
+                    if isinstance(said := event.get("error"), dict):
                         status = int(said.get("http_code") or 500)
                         if status == END_OF_WATCH:
                             return
                         raise ApiError(trouble_for_status(status), f"{self.where}: {said.get('message') or status}")
-                    yield told.get("result") or {}
+                    yield event.get("result") or {}
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):
                 return
 
@@ -170,8 +170,8 @@ def _innermost_reason(error: BaseException) -> str:
 def _explain(where: str, response: requests.Response) -> tuple[Trouble, str]:
     """What an answer from 400 on means, and how to mend it."""
     try:
-        told = response.json()
-        said = str(told.get("message") or "") if isinstance(told, dict) else ""
+        status_object = response.json()
+        said = str(status_object.get("message") or "") if isinstance(status_object, dict) else ""
     except ValueError:
         said = response.text[:200]
     status = response.status_code

@@ -172,8 +172,8 @@ def _explain(where: str, namespace: str, error: ApiException) -> tuple[Trouble, 
     if not status:
         return Trouble.OTHER, f"{where}: no TLS with it ({error.reason})"
     try:
-        told = json.loads(error.body or "")
-        said, kind = str(told["message"]), str((told.get("details") or {}).get("kind") or "")
+        status_object = json.loads(error.body or "")
+        said, kind = str(status_object["message"]), str((status_object.get("details") or {}).get("kind") or "")
     except (ValueError, KeyError, TypeError):
         said, kind = str(error.body or error.reason or "no reason given")[:200], ""
     trouble = trouble_for_status(status)

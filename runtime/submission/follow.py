@@ -1,6 +1,6 @@
-"""A run that goes on elsewhere, followed to its end: what it is now, newest lines of its steps, what is in the way.
+"""Follows a run elsewhere to its end: its status, the newest lines of its steps, and trouble on the way.
 
-The connection may come and go: the run does not mind, so following does not end for it.
+The connection may break: the run goes on, and so does following it.
 """
 
 import queue
@@ -18,22 +18,22 @@ LONGEST_WAIT_S = 30.0
 REDRAW_S = 0.5
 TAIL_EVERY_S = 2.0
 MAX_TAILS = 8
-"""How many running steps are asked for their newest line."""
+"""The most running steps whose newest line is fetched."""
 TAKEN_UP_S = 30.0
-"""A controller that looks takes a new workflow up in far less."""
+"""A working controller takes up a new workflow much sooner."""
 UNSEEN = "no controller has taken it up yet: does Argo's workflow-controller run, and does it watch this namespace?"
 OFFLOADED = "its controller keeps the steps in a database: only an Argo Server shows them, see ARGO_SERVER"
 
 
 @dataclass
 class View:
-    """What there is to show."""
+    """What a terminal shows of a run."""
 
     workflow: dict[str, Any]
     lines: dict[str, str] = field(default_factory=dict)
-    """Of each step that runs, by pod: the newest line of its log."""
+    """The newest log line of each running step, by pod."""
     note: str = ""
-    """What troubles the way to the run, or the run as a whole; "" when nothing does."""
+    """Trouble with the connection or with the run as a whole; "" when there is none."""
     rows: list[Row] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ def updates(route: Route, name: str, wait: Callable[[float], object]) -> Iterato
 
 
 def has_ended(workflow: dict[str, Any]) -> bool:
-    """It will not change any more: its exit handler has ended too."""
+    """Whether the workflow has ended, including its exit handler."""
     return (workflow.get("status") or {}).get("phase") in ENDED
 
 
@@ -170,19 +170,19 @@ class LogFollower:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _follow(self, row: Row) -> None:
-        told = 0
+        printed = 0
         while True:
             over = self._done[row.pod].is_set()
             try:
                 for number, line in enumerate(self._route.log(self._workflow, row.pod, follow=not over)):
-                    if number >= told:  # A stream that broke off is read again from its beginning.
-                        told += 1
+                    if number >= printed:  # A stream that broke off is read again from its beginning.
+                        printed += 1
                         self._say(row.title, line)
                 problem = ""
             except ApiError as error:
                 problem = str(error) if error.trouble is not Trouble.NOT_FOUND else "its log is gone"
             if over:
-                if problem and not told:
+                if problem and not printed:
                     self._say(row.title, f"({problem})")
                 return
             self._done[row.pod].wait(1.0)

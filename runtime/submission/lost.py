@@ -1,7 +1,7 @@
-"""Pods of a run's steps on a machine that is dead: they are told to end, and nobody does it. Pure.
+"""Pods of a run's steps on a dead machine: they were asked to end, and no kubelet ends them. Pure.
 
 After Kubernetes' documents ("Pod Lifecycle", "Node Shutdowns"): `metadata.deletionTimestamp` is when the time to end is
-over; only the machine's kubelet, or somebody who says that the machine is out of service, then removes the pod.
+over; only the machine's kubelet, or an out-of-service taint on the node, then removes the pod.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 LATE_S = 15.0
-"""A kubelet that lives removes a pod in far less after its time to end."""
+"""A live kubelet removes a pod much sooner after its time to end."""
 ENDED = ("Succeeded", "Failed")
 
 
@@ -22,10 +22,10 @@ def overdue_pods(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str
     """Those that should have ended before `now` (Unix time): name, host, since when."""
     found = []
     for pod in pods:
-        told = pod["metadata"].get("deletionTimestamp")
-        if not told or (pod.get("status") or {}).get("phase") in ENDED:
+        deleted_at = pod["metadata"].get("deletionTimestamp")
+        if not deleted_at or (pod.get("status") or {}).get("phase") in ENDED:
             continue
-        since = datetime.fromisoformat(told)
+        since = datetime.fromisoformat(deleted_at)
         if now > since.timestamp() + LATE_S:
             host, name = pod["spec"].get("nodeName") or "", pod["metadata"]["name"]
             found.append({"name": name, "host": host, "since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"})

@@ -52,8 +52,8 @@ def for_argo(
 
     Raises NotForAClusterError when a pod could not start or its store could not be reached.
     """
-    made = copy.deepcopy(dict(manifest))
-    spec = made["spec"]
+    copied = copy.deepcopy(dict(manifest))
+    spec = copied["spec"]
     fit_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
@@ -61,11 +61,11 @@ def for_argo(
         known = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
         spec["imagePullSecrets"] = list({**known, **{one: {"name": one} for one in options.pull_secrets}}.values())
     spec.setdefault("podGC", dict(POD_GC))
-    metadata = {key: value for key, value in made.get("metadata", {}).items() if key != "generateName"}
+    metadata = {key: value for key, value in copied.get("metadata", {}).items() if key != "generateName"}
     if options.instance:
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
     metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: spec_digest(spec)}
-    return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
+    return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
 def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:

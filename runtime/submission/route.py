@@ -1,4 +1,4 @@
-"""What is asked of an Argo, whichever way it is reached; and what goes wrong on that way."""
+"""The calls to an Argo, however it is reached, and what can go wrong on the way."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -8,16 +8,16 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long an answer may take."""
 SILENCE_S = 90.0
-"""A stream that says nothing for so long is opened again."""
+"""A stream that is silent for so long is opened again."""
 
 
 class Trouble(StrEnum):
-    """What kind of no it is."""
+    """The kind of a failure."""
 
     UNREACHABLE = "unreachable"
-    """Nothing was asked: no connection."""
+    """No connection: the request was not sent."""
     LOST = "lost"
-    """Something was asked, and the answer never came: it may have been done."""
+    """The request was sent, but no answer came: it may have been carried out."""
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NO_CRD = "no CRD"
@@ -26,17 +26,17 @@ class Trouble(StrEnum):
     EXISTS = "exists"
     INVALID = "invalid"
     BUSY = "busy"
-    """429 and 5xx: the same again, later, may do."""
+    """429 and 5xx: a later retry may succeed."""
     OTHER = "other"
 
     @property
     def is_passing(self) -> bool:
-        """The same again may do."""
+        """Whether a retry may succeed."""
         return self in (Trouble.UNREACHABLE, Trouble.LOST, Trouble.BUSY)
 
 
 class ApiError(Exception):
-    """An Argo, or the way to it, said no. The text is one line: what, where, how to mend it."""
+    """A call to an Argo failed. The text is one line: what, where, how to mend it."""
 
     def __init__(self, trouble: Trouble, text: str) -> None:
         super().__init__(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Giving the manifest to an Argo once, whatever happens on the way."""
+"""Submits a manifest to an Argo exactly once, whatever happens on the way."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ ENDED = ("Succeeded", "Failed", "Error")
 
 
 class Submission(NamedTuple):
-    """What became of it."""
+    """The result of a submission."""
 
     workflow: dict[str, Any]
     existed: bool
-    """It was there already, and runs."""
+    """Whether the same workflow existed already and runs."""
 
 
 def submit(
@@ -29,7 +29,7 @@ def submit(
     """Create the Workflow; one of that name and content that has not ended is taken for it.
 
     A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
-    of one that is taken; None: nobody made it up. Raises ApiError.
+    of one that is taken; None: the name is fixed. Raises ApiError.
     """
     pauses, asked = list(WAITS_S), False
     while True:

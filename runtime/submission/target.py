@@ -7,7 +7,7 @@ from everstep.runtime.submission.route import ApiError, Route
 
 
 class TargetError(ValueError):
-    """What was asked for is not there. One line: what, and how to mend it."""
+    """The wanted target does not exist. One line: what, and how to mend it."""
 
 
 class Target(NamedTuple):
@@ -27,7 +27,7 @@ def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, s
     """ARGO_SERVER first, then a kube context whose cluster serves argoproj.io, else this machine.
 
     `namespace`: "" for ARGO_NAMESPACE, else the context's or the server's own. Raises TargetError when `argo` is wanted
-    and there is no way to one, and when ARGO_SERVER is set and does not answer: who sets it means it.
+    and there is no way to one, and when ARGO_SERVER is set and does not answer.
     """
     if wanted == "local":
         return Target(None, "--target local")

@@ -15,7 +15,7 @@ GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: ".
 FOLDED = (NodeType.RETRY, NodeType.STEP_GROUP)
 """Those that `argo get` knows; it shows the items of a DAG's loop beside the other tasks."""
 REFUSED = "invalid spec"
-"""So begins the message of a workflow that nobody but the controller checked."""
+"""The beginning of the message of a workflow that the controller refused."""
 POD_NAMES = "workflows.argoproj.io/pod-name-format"
 
 
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
     @property
     def is_step(self) -> bool:
-        """A person calls it a step: something that runs by itself, or is left out."""
+        """Whether a person would call it a step: it runs by itself, or is skipped."""
         return self.kind in (NodeType.POD, NodeType.SKIPPED, NodeType.SUSPEND, "HTTP", "Plugin")
 
 
@@ -113,7 +113,7 @@ def _children_by_parent(
 
 
 def _parents(nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, str]) -> dict[str, str]:
-    """Of each node, the one that it stands below: its group, else its boundary."""
+    """The parent of each node: its group, else its boundary."""
     parents = {key: str(node.get("boundaryID") or "") for key, node in nodes.items()}
     parents = {key: parent if parent in nodes else "" for key, parent in parents.items()}
     for key, node in nodes.items():

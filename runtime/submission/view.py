@@ -20,7 +20,7 @@ from everstep.runtime.workflow.run.view import LAST_LINES, MARKS, PLAIN_EVERY_S
 
 @contextmanager
 def open_view(route: Route, workflow: str, plain: bool = False) -> Iterator[Callable[[View], None]]:
-    """Gives what shows a View. `plain`: lines also on a terminal, so that other lines can stand between them."""
+    """Yields a function that shows a View. `plain`: lines also on a terminal, so that log lines fit between them."""
     console = Console(stderr=True, highlight=False)
     lines = _PlainView(route, workflow)
     if plain or not console.is_terminal:
@@ -66,7 +66,7 @@ def table(view: View, now: float, height: int | None = None) -> Table:
 
 
 def row_text(row: Row, view: View) -> str:
-    """What a node has to say: why it ended so, else its newest line."""
+    """The text of a row: the message of an ended node, else its newest line."""
     if row.phase.fulfilled:
         return as_text(row.message)
     return as_text(row.message or view.lines.get(row.pod, ""))

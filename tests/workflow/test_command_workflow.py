@@ -108,7 +108,7 @@ def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
 
 
 def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.TRY_S", 0.0)
+    monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.LOCK_WAIT_S", 0.0)
     with lock(tmp_path), pytest.raises(ManifestError, match=f"process {os.getpid()} runs it already"), lock(tmp_path):
         pass
 

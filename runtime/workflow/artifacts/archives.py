@@ -1,7 +1,7 @@
-"""Archives of artifacts: made of what a pod left, and unpacked inside of one new folder, whatever they say.
+"""Archives of artifacts: packed from a pod's outputs, and unpacked inside of one new folder, whatever their names say.
 
 Rules after Argo's executor (`archive`, `untar`, `unzip`): a tar is gzipped and keeps folders, files and links that stay
-in it; a zip keeps files. What an archive may come to is bounded by `Limits`: a few bytes can say that they are many.
+in it; a zip keeps files. `UnpackLimits` bounds what an archive may unpack to: a few bytes can stand for very many.
 """
 
 import gzip
@@ -29,33 +29,33 @@ HEADER_TYPES = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-"""Members of a tar that are read whole: they say what the next one is called."""
+"""Members of a tar that are read into memory: they name the next member."""
 
 
 class ArchiveError(Exception):
-    """It cannot be unpacked: one line."""
+    """The archive cannot be unpacked: one line that says why."""
 
 
 @dataclass(frozen=True)
 class UnpackLimits:
-    """What an archive may unpack to. Beyond it, it is refused, and nothing of it stays."""
+    """What an archive may unpack to. A larger one is refused, and nothing of it is left."""
 
     unpacked_bytes: int = 1 << 30
-    """However few bytes it has; a person sets it with UNPACKED."""
+    """Bytes that any archive may unpack to, however small it is; EVERSTEP_UNPACKED_BYTES sets it."""
     ratio: int = 200
-    """Times its own size, where that is more. Text comes to 5 or 20, a gzip bomb to 1,030."""
+    """Times its own size, where that is more. Text unpacks to 5 or 20 times its size, a gzip bomb to 1,030."""
     members: int = 1_000_000
-    """Files, links and folders, also those that only stand in a path."""
+    """Files, links and folders, including folders that only occur in a path."""
     header_bytes: int = 1 << 18
-    """A name or extended header of a tar; some hundred can be in memory at once."""
+    """Bytes of a name or extended header of a tar; some hundred can be in memory at once."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "UnpackLimits":
-        """As whoever runs it says. Raises ValueError, one line, for a size that is no number."""
-        told = environment.get(UNPACKED_VARIABLE) or str(cls.unpacked_bytes)
-        if not told.isdecimal():
-            raise ValueError(f"{UNPACKED_VARIABLE}={told}: give a whole number of bytes")
-        return cls(int(told))
+        """The limits that the environment sets. Raises ValueError, one line, for a size that is not a number."""
+        size = environment.get(UNPACKED_VARIABLE) or str(cls.unpacked_bytes)
+        if not size.isdecimal():
+            raise ValueError(f"{UNPACKED_VARIABLE}={size}: give a whole number of bytes")
+        return cls(int(size))
 
 
 UNPACKED_VARIABLE = "EVERSTEP_UNPACKED_BYTES"
@@ -63,7 +63,7 @@ DEFAULT_LIMITS = UnpackLimits()
 
 
 class _Budget:
-    """What an archive of that size has left of its limits."""
+    """What is left of the limits while an archive of `packed` bytes is unpacked."""
 
     def __init__(self, limits: UnpackLimits, packed: int) -> None:
         self.bytes = max(limits.unpacked_bytes, limits.ratio * packed)
@@ -74,13 +74,13 @@ class _Budget:
         )
 
     def spend(self, count: int) -> None:
-        """So many bytes come out of it."""
+        """Count unpacked bytes. Raises ArchiveError when there are too many."""
         self.bytes -= count
         if self.bytes < 0:
             raise ArchiveError(self._told)
 
     def make_folder(self, folder: Path) -> None:
-        """That folder and its parents; each is a member."""
+        """Make the folder and its missing parents; each counts as a member."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -90,7 +90,7 @@ class _Budget:
             one.mkdir(0o755)
 
     def count_member(self) -> None:
-        """One more."""
+        """Count one member. Raises ArchiveError when there are too many."""
         self.members -= 1
         if self.members < 0:
             raise ArchiveError(self._told)
@@ -98,7 +98,7 @@ class _Budget:
 
 def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
     """Pack a file or folder as the gzipped tar's one member of that name. Raises OSError, ValueError."""
-    place = place.resolve()  # What a link stands for is meant, as on Argo.
+    place = place.resolve()  # A link is followed, as on Argo.
     with tarfile.open(to, "w:gz", compresslevel=1 if level is None else max(0, level)) as packed:
         packed.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
 
@@ -106,7 +106,7 @@ def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
 def pack_zip(place: Path, to: Path, named: str) -> None:
     """Pack a file, as `named` or by its own name, or the files of a folder. Raises OSError, ValueError.
 
-    A link is the file that it leads to in that folder; any other, and what is no file, is a member without content.
+    A link is packed as the file that it leads to in that folder. Other links and special files are empty members.
     """
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
         if place.is_file():
@@ -139,7 +139,7 @@ def copy_plain(place: Path, to: Path) -> None:
 
 
 def is_tarball(path: Path) -> bool:
-    """A gzipped tar, told by its content."""
+    """Whether the content is a gzipped tar."""
     with path.open("rb") as file:
         if file.read(2) != GZIP_MAGIC:
             return False
@@ -154,22 +154,22 @@ def is_tarball(path: Path) -> bool:
 
 
 def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
-    """Unpack into the new folder `out`: one member stands for the whole, several make a folder. Raises ArchiveError."""
+    """Unpack into the new folder `out`. Returns its only member, or the folder. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
     with _as_archive_errors(), _open_tar(path, budget, limits) as packed:
         out.mkdir()
         while (member := packed.next()) is not None:
-            packed.members.clear()  # They would all be kept, and nobody asks for one twice.
+            packed.members.clear()  # tarfile would keep them all in memory.
             budget.count_member()
             _extract(packed, member, out, budget)
         found = _unwrap_single(out)
         for link in _links(found):
-            _check_link(link, found)  # What came later may have changed where it leads.
+            _check_link(link, found)  # A later member may have changed where it leads.
     return found
 
 
 def unzip(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
-    """Unpack into the new folder `out`, as `untar` does; every file may be written to. Raises ArchiveError."""
+    """Unpack into the new folder `out` as `untar` does; every file is writable. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
     with _as_archive_errors(), zipfile.ZipFile(path) as packed:
         out.mkdir()
@@ -186,7 +186,7 @@ def unzip(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
 
 
 def _unwrap_single(out: Path) -> Path:
-    """One member gets a name of its own, so that links in it that go by its old one lead out."""
+    """The only member, moved beside the folder, or the folder. After the move, links by its old name lead out."""
     members = list(out.iterdir())
     if len(members) != 1:
         return out
@@ -196,14 +196,14 @@ def _unwrap_single(out: Path) -> Path:
 
 
 def _links(root: Path) -> Iterator[Path]:
-    """Those below a folder."""
+    """The symbolic links below a folder."""
     for folder, names, files in os.walk(root):
         yield from (one for one in (Path(folder, name) for name in [*names, *files]) if one.is_symlink())
 
 
 @contextmanager
 def _as_archive_errors() -> Iterator[None]:
-    """Readers of archives raise what they like at bytes that somebody thought up; here that is one line."""
+    """Turn whatever archive readers raise at hostile bytes into an ArchiveError of one line."""
     try:
         yield
     except ArchiveError:
@@ -221,7 +221,7 @@ def _as_archive_errors() -> Iterator[None]:
 
 @contextmanager
 def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any]:
-    """The tar, read once from its beginning to its end."""
+    """Open a gzipped tar as a stream that is read once."""
 
     class Member(tarfile.TarInfo):
         @classmethod
@@ -240,7 +240,7 @@ def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any
 
 
 class _MeteredStream:
-    """A stream of which each byte is taken from the budget."""
+    """A stream whose bytes are counted against the budget."""
 
     def __init__(self, stream: gzip.GzipFile, budget: _Budget) -> None:
         self._stream = stream
@@ -253,7 +253,7 @@ class _MeteredStream:
 
 
 def _member_path(out: Path, name: str, budget: _Budget) -> Path | None:
-    """Where a member goes, its parent made; a link in its place is gone. None: it is the whole folder."""
+    """Where a member goes; its parent is made, an earlier file or link there removed. None: it is the root itself."""
     parts = os.path.normpath(name.lstrip("/")).split("/")
     if parts == ["."]:
         return None
@@ -270,7 +270,7 @@ def _member_path(out: Path, name: str, budget: _Budget) -> Path | None:
 
 
 def _extract(packed: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -> None:
-    """Put one member of a tar in its place; what is neither folder, file nor link is left out."""
+    """Extract one member of a tar; what is not a folder, file or link is left out."""
     if not (member.isdir() or member.isreg() or member.issym() or member.islnk()):
         return
     place = _member_path(out, member.name, budget)
@@ -296,11 +296,11 @@ def _extract(packed: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -
 
 @contextmanager
 def _ignore_bad_time() -> Iterator[None]:
-    """Of a time that no file can have."""
+    """Ignore a modification time that no file can have."""
     try:
         yield
     except (OSError, OverflowError, ValueError):
-        """It has today's."""
+        """The file keeps the time at which it was unpacked."""
 
 
 def _check_link(link: Path, root: Path) -> None:
@@ -311,7 +311,7 @@ def _check_link(link: Path, root: Path) -> None:
 
 
 def _write_file(place: Path, content: IO[bytes], mode: int, budget: _Budget | None) -> None:
-    """A new file. A tar's bytes are counted where they are read, but not the holes of a sparse file."""
+    """Write a new file. With a budget, bytes are counted here: a tar stream does not count holes of sparse files."""
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         while piece := content.read(CHUNK_BYTES):

@@ -19,20 +19,20 @@ from everstep.runtime.workflow.artifacts.inside import BadPathError, resolve_ins
 from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 
 PACKING_PREFIX = ".fresh-"
-"""What the name of a folder begins with in which an artifact is packed, beside its place."""
+"""Prefix of the folder in which an artifact is packed, beside its destination."""
 NO_KEY = "artifact {} failed to load: The specified key does not exist."
 BAD_KEY = 'Resource name contains bad components such as ".." or ".".'
 IS_FOLDER = "Object name already exists as a directory."
 BAD_VALUE_ERRORS = (OSError, ValueError, ArithmeticError, TypeError)
-"""What values of a manifest raise that no file, mode or archive can have."""
+"""Exceptions that unusable values of a manifest raise: names, modes and levels that do not exist."""
 
 
 class ArtifactError(Exception):
-    """It cannot be saved or loaded; in Argo's words."""
+    """The artifact cannot be saved or loaded; in Argo's words."""
 
 
 def artifact_key(entry: Mapping[str, Any], prefix: str) -> str:
-    """Where an output artifact is kept; `prefix` is WORKFLOW/POD, unless the repository has a format of its own."""
+    """The key of an output artifact. `prefix` is WORKFLOW/POD, unless the repository has a key format of its own."""
     if key := (entry.get("s3") or {}).get("key"):
         return str(key)
     archive = entry.get("archive") or {}
@@ -42,7 +42,7 @@ def artifact_key(entry: Mapping[str, Any], prefix: str) -> str:
 
 
 def artifact_path(folder: Path, key: str) -> Path:
-    """The file or folder of a key, to be read or written. Raises ArtifactError in the words of Argo's store."""
+    """The path of a key below the repository's folder. Raises ArtifactError in the words of Argo's store."""
     if {".", ".."} & set(key.split("/")):
         raise ArtifactError(BAD_KEY)
     try:
@@ -52,7 +52,7 @@ def artifact_path(folder: Path, key: str) -> Path:
 
 
 def save(place: Path, entry: Mapping[str, Any], repository: Path, key: str, below_volume: bool) -> None:
-    """Keep what lies at `place` under the key. Raises ArtifactError."""
+    """Pack the file or folder at `place` and keep it under the key. Raises ArtifactError."""
     try:
         to = artifact_path(repository, key)
     except ArtifactError as error:
@@ -70,7 +70,7 @@ def save(place: Path, entry: Mapping[str, Any], repository: Path, key: str, belo
 
 
 def error_text(error: Exception) -> str:
-    """What went wrong, without the places of this machine."""
+    """The error's text without paths of this machine."""
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
@@ -80,7 +80,7 @@ def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: boo
         archives.copy_plain(place, packed)
     elif archive.get("zip") is not None:
         if place.is_file() and not below_volume:
-            # Argo's wait container has moved the file that it then wants to pack.
+            # Argo's wait container has already moved the file that it wants to pack here.
             raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
         archives.pack_zip(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
     else:
@@ -90,7 +90,7 @@ def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: boo
 
 
 def _publish(packed: Path, to: Path) -> None:
-    """Put it in its place. A folder's files join those that are there, and no folder goes for a file.""" ""
+    """Move the packed file or folder to its key. A folder is merged into an existing one; a file never replaces one."""
     if not to.is_dir():
         packed.replace(to)
         return
@@ -140,7 +140,7 @@ def _load(
 
 
 def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library, ending: web.Ending | None) -> bool:
-    """Get it as it is kept; False when there is nothing."""
+    """Fetch the artifact as it is kept. False: it does not exist."""
     if entry.get("raw") is not None:
         to.write_text(str(entry["raw"].get("data") or ""))
         to.chmod(0o666)
@@ -169,7 +169,7 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
 
 
 def _unpack(entry: Mapping[str, Any], got: Path, limits: UnpackLimits) -> Path:
-    """What the input's place gets."""
+    """Unpack what was fetched, as the entry's archive strategy says. Returns the file or folder to use."""
     archive, out = entry.get("archive") or {}, got.with_name("out")
     if got.is_dir() or archive.get("none") is not None:
         return got
@@ -191,7 +191,7 @@ def _set_mode(entry: Mapping[str, Any], place: Path) -> None:
 
 
 def _chmod(place: Path, mode: int, files_only: bool = False) -> None:
-    """Of the whole tree, inner ones first: its own folder may become one that nobody can enter. No link is followed."""
+    """Set the mode of a whole tree, inner entries first, as a folder may become unreadable. Links are not followed."""
     for folder, names, files in os.walk(place, topdown=False):
         for one in (Path(folder, name) for name in [*([] if files_only else names), *files]):
             if not one.is_symlink():

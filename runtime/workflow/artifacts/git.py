@@ -1,4 +1,4 @@
-"""Artifacts that git repositories keep.
+"""Artifacts from git repositories.
 
 After Argo's documentation ("Git"). Credentials come from Secrets and reach `git` by its environment.
 """
@@ -19,16 +19,16 @@ from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 
 MARK_VARIABLE = "EVERSTEP_CLONE"
-"""The variable by which the processes of a clone are found: what git starts detaches itself, now and then."""
+"""The variable that marks the processes of a clone: some that git starts detach themselves."""
 
 
 def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
-    """A git location's repository, at its revision; `ending` may end it. Raises RemoteError, NotThereError."""
+    """Clone a git location at its revision; `ending` may end it. Raises RemoteError, MissingObjectError."""
     repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
     if single and not git.get("branch"):
         raise RemoteError("single branch mode without a branch specified")
     shallow = [f"--depth={int(depth)}"] if depth else []
-    over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
+    over = ["--no-local"] if depth else []  # A local clone hard-links objects and ignores the depth.
     which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
     with tempfile.TemporaryDirectory() as keys:
         run = _Commands(repo, _git_environment(git, library, Path(keys)), to, ending or web.Ending()).run
@@ -48,7 +48,7 @@ def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending
 
 
 class _Commands:
-    """git's commands for one clone, each in a session of its own: it asks nobody at a terminal."""
+    """Runs git commands for one clone, each in a session of its own, so that none prompts at a terminal."""
 
     def __init__(self, repo: str, environment: Mapping[str, str], to: Path, ending: web.Ending) -> None:
         self._repo = repo
@@ -58,9 +58,9 @@ class _Commands:
         self._ending = ending
 
     def run(self, *words: str, at: Path | None = Path(), may_fail: bool = False) -> bool:
-        """Run one in the clone, or at None in no folder of its own; did it succeed?
+        """Run a command in the clone, or in the current folder if `at` is None. Returns whether it succeeded.
 
-        Raises RemoteError when it fails and may not, or has been ended: then no process of it is left.
+        Raises RemoteError if it fails and `may_fail` is not set, or if it was ended; then no process of it is left.
         """
         cwd = self._to / at if at else None
         with tempfile.TemporaryFile() as errors:
@@ -74,7 +74,7 @@ class _Commands:
             with self._ending.reaching(process.kill):
                 process.wait()
             if self._ending.why:
-                processes.kill_processes(lambda told: self._mark.encode() in told)
+                processes.kill_processes(lambda variables: self._mark.encode() in variables)
                 raise RemoteError(self._ending.why)
             if process.returncode and not may_fail:
                 errors.seek(0)
@@ -85,7 +85,7 @@ class _Commands:
 
 
 def _git_environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
-    """Who asks; nothing of it stands in a command line."""
+    """Variables with the credentials, so that none appears in a command line."""
     found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     user, password = secret_value(git, "usernameSecret", library), secret_value(git, "passwordSecret", library)
     place = urllib.parse.urlsplit(str(git["repo"]))

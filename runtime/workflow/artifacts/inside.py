@@ -1,24 +1,24 @@
-"""Names that a manifest gives are paths inside of a folder, or they are refused: the one check, after substitution.
+"""Keeps names of a manifest inside of their folder: the one check of such paths, made after substitution.
 
 Keys of artifacts, claims, subPaths, files of ConfigMaps and Secrets, members of archives, objects of a bucket: whatever
-becomes a path of this machine goes through `inside`, to be read as to be written.
+becomes a path of this machine goes through `resolve_inside`, for reading and for writing.
 """
 
 import os
 from pathlib import Path
 
 LONGEST_PART, LONGEST = 255, 4000
-"""Bytes of a path and of each of its parts, as Linux has them (PATH_MAX less some for what is put beside it)."""
+"""Bytes of a part of a path (NAME_MAX) and of a path (PATH_MAX less some room for names beside it) on Linux."""
 
 
 class BadPathError(ValueError):
-    """The name is no path inside of its folder: one line that says why."""
+    """The name is not a path inside of its folder: one line that says why."""
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Where that name lies in the folder. Every link on the way is followed, also the last, and leads not out of it.
+    """The real path of that name in the folder, with every link followed, including the last.
 
-    Raises BadPathError: an absolute name, `..`, a link that leads out, or what no file can be called.
+    Raises BadPathError: an absolute name, `..`, a link that leads out, or a name that no file can have.
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     try:

@@ -1,4 +1,4 @@
-"""Artifacts that others keep at http addresses: get and put, with their ways to say who asks.
+"""Artifacts at http addresses: GET and PUT, with their kinds of authentication.
 
 After Argo's documentation ("HTTP Artifacts"). Credentials come from Secrets.
 """
@@ -22,15 +22,15 @@ TOKEN_BYTES = 1 << 20
 
 
 class RemoteError(OSError):
-    """It cannot be fetched or put."""
+    """The artifact cannot be fetched or put."""
 
 
 class AbsentError(RemoteError):
-    """It is not there: an optional artifact is none."""
+    """The artifact does not exist: an optional one is left out."""
 
 
 def secret_value(holder: Mapping[str, Any], name: str, library: Library) -> str:
-    """The text of the Secret that `holder` names there; empty when it names none. Raises NotThereError."""
+    """The Secret to which the field `name` of `holder` refers; empty when there is none. Raises MissingObjectError."""
     return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
 
 
@@ -40,20 +40,20 @@ def basic_auth(user: str, password: str) -> str:
 
 
 class DiskBudget:
-    """What a file from elsewhere may take of a disk: half of what is left, so that others can go on."""
+    """Bytes that a download may take of a disk: half of what is free, so that others can go on."""
 
     def __init__(self, folder: Path) -> None:
         self._most = self._left = shutil.disk_usage(folder).free // 2
 
     def spend(self, count: int) -> None:
-        """Raise RemoteError when it is too much."""
+        """Count bytes. Raises RemoteError when there are too many."""
         self._left -= count
         if self._left < 0:
             raise RemoteError(f"it is larger than {self._most} bytes, half of what is left on this disk")
 
 
 def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
-    """Get what an http location has, whole; `ending` may end it. Raises RemoteError, NotThereError."""
+    """Get what an http location has, whole; `ending` may end it. Raises RemoteError, MissingObjectError."""
     request, room = _build_request(http, library)._replace(ending=ending), DiskBudget(to.parent)
     try:
         with web.open_request(request) as answer, to.open("wb") as file:
@@ -70,7 +70,7 @@ def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.En
 
 
 def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
-    """Put a file where an http location says. Raises RemoteError, NotThereError."""
+    """Put a file where an http location says. Raises RemoteError, MissingObjectError."""
     if source.is_dir():
         raise RemoteError("a folder cannot be put to an http address; let it be archived")
     content = [("Content-Length", str(source.stat().st_size)), ("Content-Type", "application/octet-stream")]
@@ -87,7 +87,7 @@ def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
 
 
 def _build_request(http: Mapping[str, Any], library: Library) -> web.Request:
-    """With who asks, as the location says it."""
+    """The request for a location, with its authentication."""
     auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
     if names := auth.get("basicAuth"):
         known = basic_auth(

@@ -31,27 +31,27 @@ SECRET_FIELDS = {
     "AWS_SECRET_ACCESS_KEY": "secretKeySecret",
     "AWS_SESSION_TOKEN": "sessionTokenSecret",
 }
-"""What a variable is taken from."""
+"""Fields of an s3 location by the variable that they set."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """Of one run."""
+    """The artifact repository of one run."""
 
     folder: Path
     library: Library
     s3: Mapping[str, Any] = field(default_factory=dict)
-    """What an artifact that names only a key takes over: bucket, endpoint, credentials, keyFormat."""
+    """What an artifact that names only a key inherits: bucket, endpoint, credentials, keyFormat."""
     limits: UnpackLimits = DEFAULT_LIMITS
     """What archives may unpack to."""
 
     def location(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole s3 of an artifact. Without a bucket it is in the folder."""
+        """The complete s3 location of an artifact. Without a bucket the artifact is in the folder."""
         own = entry.get("s3") or {}
         return dict(own) if own.get("bucket") else {**self.s3, **own}
 
     def save(self, place: Path, entry: Mapping[str, Any], key: str, below_volume: bool) -> None:
-        """Keep what lies at `place`. Raises ArtifactError."""
+        """Save the file or folder at `place` under the key. Raises ArtifactError."""
         at = self.location(entry)
         if entry.get("git"):
             raise ArtifactError("git output artifacts unsupported")
@@ -84,7 +84,7 @@ class Repository:
             artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
 
     def list_keys(self, entry: Mapping[str, Any]) -> list[str]:
-        """The keys of all that lies below the artifact's. Raises ArtifactError."""
+        """All keys below the artifact's key. Raises ArtifactError."""
         if any(entry.get(kind) for kind in UNLISTABLE):
             raise ArtifactError(NOT_LISTED)
         at = self.location(entry)
@@ -97,7 +97,7 @@ class Repository:
         return sorted(path for path in self._folder_files() if path.startswith(key) and not path.startswith("."))
 
     def _folder_files(self) -> Iterator[str]:
-        """The files of the folder, but those that are being packed: these come and go meanwhile."""
+        """Keys of the files in the folder, without those that are being packed."""
         for folder, below, names in os.walk(self.folder):
             below[:] = [name for name in below if not name.startswith(artifacts.PACKING_PREFIX)]
             for file in (Path(folder, name) for name in names):
@@ -105,40 +105,40 @@ class Repository:
                     yield str(file.relative_to(self.folder))
 
     def _open_store(self, at: Mapping[str, Any]) -> Store:
-        """Raises StoreError, NotThereError."""
+        """Open the store of a bucket. Raises StoreError, MissingObjectError."""
         return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.store_environment(at))
 
     def store_environment(self, at: Mapping[str, Any]) -> dict[str, str]:
-        """The store's variables for that s3; what it does not say is as for whoever runs this.
+        """The variables of the store for an s3 location; what it leaves open comes from this process's environment.
 
-        Raises NotThereError, and StoreError for an endpoint of its own without keys of its own: those of whoever runs
-        this belong to the endpoint that they were given for.
+        Raises MissingObjectError, and StoreError for an endpoint of its own without keys of its own: keys of the
+        environment go only to the endpoint of the environment.
         """
-        told = dict(os.environ)
+        variables = dict(os.environ)
         own_keys = all(at.get(name) for name in ("accessKeySecret", "secretKeySecret"))
         if own_keys:
-            told.pop("AWS_SESSION_TOKEN", None)
+            variables.pop("AWS_SESSION_TOKEN", None)
         if at.get("endpoint"):
             endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
-            known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
+            known = next((variables[name] for name in ENDPOINTS if variables.get(name)), "")
             if not own_keys and not (known and _is_same_server(endpoint, known)):
                 raise StoreError(
                     f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
                     "give it accessKeySecret and secretKeySecret"
                 )
-            told["MINIO_ENDPOINT"] = endpoint
+            variables["MINIO_ENDPOINT"] = endpoint
         if at.get("region"):
-            told["AWS_REGION"] = str(at["region"])
+            variables["AWS_REGION"] = str(at["region"])
         for variable, name in SECRET_FIELDS.items():
             if at.get(name):
-                told[variable] = self.library.value("Secret", at[name]) or ""
+                variables[variable] = self.library.value("Secret", at[name]) or ""
         if at.get("caSecret"):
             certificates = self.library.value("Secret", at["caSecret"]) or ""
             self.folder.mkdir(parents=True, exist_ok=True)
             place = self.folder / f".ca-{hashlib.sha256(certificates.encode()).hexdigest()[:16]}.pem"
             atomic.replace(place, certificates)
-            told["AWS_CA_BUNDLE"] = str(place)
-        return told
+            variables["AWS_CA_BUNDLE"] = str(place)
+        return variables
 
 
 def _upload(store: Store, key: str, packed: Path) -> None:
@@ -152,21 +152,21 @@ def _upload(store: Store, key: str, packed: Path) -> None:
 
 
 def _is_same_server(one: str, other: str) -> bool:
-    """Are both addresses of one server, reached in the same way?"""
+    """Whether both URLs have the same scheme, host and port."""
     first, second = urlsplit(one), urlsplit(other)
     return first.scheme == second.scheme and web.same_host(one, other)
 
 
 @dataclass(frozen=True)
 class _BucketDownload:
-    """What comes out of a bucket for one artifact."""
+    """The download of one artifact from a bucket."""
 
     store: Store
     room: remote.DiskBudget
     ending: web.Ending
 
     def download(self, key: str, to: Path) -> None:
-        """One object, or all below the key as a folder; nothing where there is neither."""
+        """Get one object, or all objects below the key as a folder; nothing where there is neither."""
         try:
             if not key.endswith("/"):
                 self._copy(key, to)
@@ -176,7 +176,7 @@ class _BucketDownload:
         prefix = key.rstrip("/") + "/"
         for entry in self.store.list(prefix):
             if entry.key.endswith("/"):
-                continue  # Some programs make an object for a folder.
+                continue  # Some programs make an object for each folder.
             place = resolve_inside(to, entry.key.removeprefix(prefix))
             place.parent.mkdir(parents=True, exist_ok=True)
             self._copy(entry.key, place)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from everstep.runtime.workflow.manifest.fields import list_at
 
 KILLED_CODES = (137, 143)
-"""Exit codes of a sidecar that was ended after main: no failure."""
+"""Exit codes of a sidecar that was signalled after main ended: SIGKILL and SIGTERM are no failure."""
 
 
 class ContainerExit(NamedTuple):
@@ -15,16 +15,16 @@ class ContainerExit(NamedTuple):
     name: str
     code: int
     blamed: str = ""
-    """The container because of whose failure it did not run."""
+    """The container whose failure kept this one from running; empty when it ran."""
 
 
 def has_several_containers(template: Mapping[str, Any]) -> bool:
-    """Has its pod more than the one container?"""
+    """Whether the pod has more than one container."""
     return any(template.get(kind) for kind in ("initContainers", "sidecars", "containerSet"))
 
 
 def pod_containers(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Its containers: `init`, `main` (with their dependencies) and `sidecars`."""
+    """The pod's containers by kind: `init`, `main` (with their dependencies) and `sidecars`."""
     if template.get("containerSet"):
         mounts = list_at(template, "containerSet", "volumeMounts")
         every = list_at(template, "containerSet", "containers")
@@ -42,7 +42,7 @@ def pod_containers(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]
 
 
 def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The probe that a daemon has to pass before others go on; None where it is ready at once."""
+    """The readiness probe of a daemon, its port resolved; None where the daemon is ready at once."""
     container = template.get("container") or template.get("script") or {}
     probe = container.get("readinessProbe") or {}
     place = probe.get("httpGet") or probe.get("tcpSocket")
@@ -55,7 +55,7 @@ def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def verdict(template: Mapping[str, Any], ended: list[ContainerExit]) -> tuple[str, str]:
-    """(phase, message) of the pod by its containers; the phase is empty when they say nothing against it."""
+    """(phase, message) of the pod by its containers. The phase is empty when no container failed."""
     init = {str(one.get("name")) for one in list_at(template, "initContainers")}
     for one in ended:
         if one.name in init and one.code:

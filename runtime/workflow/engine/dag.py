@@ -1,4 +1,4 @@
-"""A DAG at work: each task begins when what it depends on has ended; at the end stands one phase."""
+"""A running DAG: each task begins when the tasks that it depends on have ended; the targets give the DAG its phase."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -56,13 +56,13 @@ class DagRun:
         self._lists: dict[str, Scope] = {}
 
     def begin(self, now: float) -> None:
-        """Start what waits for nothing."""
+        """Start the tasks without dependencies."""
         for name in [name for name in self._tasks if name in self._wanted and not self._needs[name]]:
             self._start_task(name, now)
         self._finish_if_done(now)
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """A task has ended: start those that waited for it only."""
+        """A task has ended: start the tasks that waited only for it."""
         name = self._own[child.name]
         if name in self._done:
             return
@@ -81,16 +81,16 @@ class DagRun:
         self._finish_if_done(now)
 
     def fail_fast(self, now: float) -> None:
-        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        """Fail the DAG: failFast is set, a child has failed, and no child is running any more."""
         self._engine.set_phase(self._node, Phase.FAILED, now, FAIL_FAST)
 
     def fail(self, message: str, now: float) -> None:
-        """An error of a hook ends the whole at once."""
+        """End the DAG at once with the error of a hook."""
         if not self._node.phase.fulfilled:
             self._engine.set_phase(self._node, Phase.ERROR, now, message, raised=message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
-        """What a task's hooks may read: globals, the DAG's inputs, and of all tasks those that they name."""
+        """The scope of a task's hooks: globals, the DAG's inputs, and the tasks that the hooks name."""
         scope = {**self._engine.variables.global_scope(now), **template_scope(self._node.spec)}
         for name in tasks_read("tasks", read, self._tasks):
             scope |= self._task_scope(name)
@@ -110,11 +110,11 @@ class DagRun:
             self._node.children.append(child)
 
     def _skip(self, task: Mapping[str, Any], phase: Phase, message: str, now: float) -> None:
-        self._engine.maker.skip(self._task_call(task, "", self._node.name), phase, message, now)
+        self._engine.factory.skip(self._task_call(task, "", self._node.name), phase, message, now)
         self._attach(str(task["name"]))
 
     def _start_task(self, name: str, now: float) -> None:
-        """What a task depends on has ended: run it, skip it, or say why it cannot be."""
+        """Start a task whose dependencies have ended: run it, skip it, or record why it cannot run."""
         task = self._tasks[name]
         try:
             if self._depends[name] and not is_satisfied(
@@ -134,7 +134,7 @@ class DagRun:
             self._attach(name)
 
     def _resolve_task(self, task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-        """The task with its scope's values in it; arguments stay as they are when `when` leaves it out."""
+        """The task with its tags replaced; its arguments are dropped when `when` already evaluates to false."""
         when = substitute(str(task.get("when") or ""), scope, strict=True)
         body = {key: value for key, value in task.items() if key not in ("hooks", "arguments", "when", "inline")}
         kept = {key: task[key] for key in ("hooks", "inline") if key in task}
@@ -157,15 +157,15 @@ class DagRun:
         return resolve_artifacts(task, scope, known)
 
     def _call_task(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
-        """Call a task's template, or one turn of its loop."""
+        """Call a task's template, once or for one item of its loop."""
         call = self._task_call(task, suffix, owner)
         when = str(task.get("when") or "")
         try:
             if when and not should_run(when):
-                self._engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                self._engine.factory.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return
         except ExpressionError as error:
-            self._engine.maker.skip(call, Phase.ERROR, str(error), now)
+            self._engine.factory.skip(call, Phase.ERROR, str(error), now)
             return
         self._engine.hooks.register(call, task, f"tasks.{task['name']}", self)
         self._engine.call_task(call, task, now)
@@ -180,7 +180,7 @@ class DagRun:
             self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
             return
         name = str(task["name"])
-        group = self._engine.maker.add_group(
+        group = self._engine.factory.add_group(
             f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, task, now
         )
         self._attach(name)
@@ -201,21 +201,21 @@ class DagRun:
         return states
 
     def scope(self, task: Mapping[str, Any], now: float) -> Scope:
-        """What a task may read: globals, the DAG's inputs, and of its ancestors those that it names."""
+        """The scope of a task: globals, the DAG's inputs, and the ancestors that the task names."""
         scope = {**self._engine.variables.global_scope(now), **template_scope(self._node.spec)}
         for other in self._readable_tasks(str(task["name"]), names_read(task)):
             scope |= self._task_scope(other)
         return scope
 
     def _readable_tasks(self, own: str, read: Collection[str]) -> Collection[str]:
-        """The ancestors of a task that the names are of."""
+        """The ancestors of a task that are named in `read`."""
         found = tasks_read("tasks", read, self._tasks)
         if found is self._tasks:
             return self._ancestors.ancestors(own)
         return [other for other in found if self._ancestors.is_ancestor(own, other)]
 
     def _task_scope(self, name: str) -> Scope:
-        """What others may read of a task."""
+        """What other tasks may read of a task; empty before it has a node."""
         node = self._engine.nodes.get(f"{self._node.name}.{name}")
         if node is None:
             return {}
@@ -264,7 +264,7 @@ class DagRun:
         ]
 
     def _phase(self) -> Phase:
-        """Of the whole, from its targets: with failFast the first bad one by name decides, without it the last."""
+        """The DAG's phase by its targets: with failFast the first bad one by name decides, without it the last."""
         names = {f"{self._node.name}.{target}": target for target in self._targets}
         phases = node_graph.branch_phases(self._engine.nodes, self._node, set(names))
         found = Phase.SUCCEEDED

@@ -1,7 +1,7 @@
-"""What a workflow does next: pure. State is the fold of events; `advance(now)` does what is due at a time.
+"""What a workflow does next. Pure: state is the fold of events, and `advance(now)` runs what is due.
 
-Work is a queue: a node that ends tells the one node that waits for it (a DAG, a group, a retry), which looks at what
-that changes and at nothing else. Rules after Argo 4.1's documented behaviour and recorded answers.
+Work is a queue. A node that ends notifies the one node that waits for it (a DAG, a group, a retry), which looks only at
+what that changes. The rules follow Argo 4.1's documentation and recorded answers of its server.
 """
 
 import heapq
@@ -49,14 +49,14 @@ class Engine:
         self.uid = created.uid
         self.created = created.time
         self.now = created.time
-        """The newest time that it was told."""
+        """The newest time that the engine has seen."""
         self.lives = 0
         self.kept: dict[str, Node] = {}
         self._begin_life(created.time)
         self.advance(created.time)
 
     def _begin_life(self, now: float) -> None:
-        """A new life: nothing but the kept nodes is known."""
+        """Begin a life of the run: forget everything but the kept nodes."""
         self.began = now
         self.nodes: dict[str, Node] = {}
         self.shutdown = ""
@@ -67,7 +67,7 @@ class Engine:
         self.composites: dict[str, Composite] = {}
         self.exits: set[str] = set()
         self.daemons: dict[str, list[Node]] = {}
-        """Those that were started, by the DAG or steps node around them."""
+        """Ready daemons, by the DAG or Steps node around them."""
         self._pending: dict[str, Node] = {}
         self._running: dict[str, Node] = {}
         self._suspended: dict[str, Node] = {}
@@ -77,15 +77,15 @@ class Engine:
         self.variables = variables.Variables(self)
         self.limits = Limits(self)
         self.hooks = Hooks(self)
-        self.maker = NodeFactory(self)
+        self.factory = NodeFactory(self)
         self.gates: dict[str, Gate] = {}
         self.remembered: list[Node] = []
-        """Nodes that ended well and whose outputs shall be remembered."""
+        """Succeeded nodes whose outputs are to be memoized."""
         self.root = Root(self)
         self.root.begin(now)
 
     def handle(self, event: Event) -> None:
-        """Take an event in, and what follows from it. Time is the event's."""
+        """Apply an event and everything that follows from it, at the event's time."""
         self.advance(event.time)
         match event:
             case PodLoading():
@@ -120,7 +120,7 @@ class Engine:
         self.advance(event.time)
 
     def _on_pod_start(self, event: PodStarted) -> None:
-        """A pod runs; one whose time was over before it had begun shall end."""
+        """A pod runs. Kill it if its node has already ended, by a deadline or a stop."""
         node = self.nodes[event.node]
         node.pid, node.start_time = event.pid, event.start_time
         if node.phase.fulfilled:
@@ -132,12 +132,12 @@ class Engine:
         node_completion.set_deadline(self, node, event.time)
 
     def _mark_ready(self, node: Node) -> None:
-        """A daemon counts as done, and goes on until what is around it has ended."""
+        """Count a daemon as done; it runs on until the DAG or Steps node around it ends."""
         node.daemoned = True
         self.daemons.setdefault(node.boundary, []).append(node)
 
     def advance(self, now: float) -> None:
-        """Do what is due at `now`, until nothing is."""
+        """Run everything that is due at `now`."""
         self.now = now
         with use_meter():
             while True:
@@ -148,11 +148,11 @@ class Engine:
                 self._fire_timer(kind, name, now)
 
     def next_deadline(self) -> float | None:
-        """When `advance` has something to do without an event."""
+        """When `advance` has to be called next without an event; None: not before one."""
         return self._timers[0][0] if self._timers and not self.finished else None
 
     def set_timer(self, at: float, kind: str, name: str) -> None:
-        """Have `_timer` called at that time."""
+        """Set a timer of that kind for a node: `_fire_timer` is called at that time."""
         self._timed += 1
         heapq.heappush(self._timers, (at, self._timed, kind, name))
 
@@ -181,7 +181,7 @@ class Engine:
                 self._dispatch_change(node, now)
 
     def _dispatch_change(self, node: Node, now: float) -> None:
-        """A node has changed: its hooks first, then who waits for it."""
+        """A node has changed: start its hooks; once they have ended, notify the node's owner."""
         if not self.hooks.start_due(node, now) or not (node.phase.fulfilled or node.daemoned):
             return
         owner = self.composites.get(node.owner)
@@ -197,19 +197,19 @@ class Engine:
 
     @property
     def message(self) -> str:
-        """Why the workflow ended otherwise than well."""
+        """Why the workflow failed; empty otherwise."""
         return self.root.message
 
     def pending_pods(self) -> list[Node]:
-        """Pods that shall be started."""
+        """Pods to start."""
         return [] if self.finished else list(self._pending.values())
 
     def running_pods(self) -> list[Node]:
-        """Pods that run."""
+        """Running pods."""
         return list(self._running.values())
 
     def remaining_nodes(self) -> int:
-        """How many nodes more the run may have; calls that wait for a limit, a lock or a memory will be nodes."""
+        """How many more nodes the run may have. Calls that wait for a limit, a lock or a memo count as nodes."""
         return MAX_NODES - len(self.nodes) - self.limits.waiting - len(self.gates)
 
     def open_pod_count(self) -> int:
@@ -217,12 +217,12 @@ class Engine:
         return len(self._pending) + len(self._running)
 
     def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
-        """Have a running pod ended; the first reason stays."""
+        """Ask for the end of a running pod. The first reason given is kept."""
         known = self.kills.get(node.name)
         self.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
 
     def notify_owner(self, name: str) -> None:
-        """Look again at who waits for a node."""
+        """Have the owner of a node look at it again."""
         self._queue.append(("told", name))
 
     def open_nodes(self) -> list[Node]:
@@ -230,16 +230,16 @@ class Engine:
         return [*self._pending.values(), *self._running.values(), *self._suspended.values()]
 
     def call(self, call: Call, now: float) -> None:
-        """Run a template as soon as limits allow; the owner is told of its node's end."""
+        """Run a template as soon as the limits allow; the owner is notified when its node ends."""
         if self.limits.admit(call):
-            self.maker.start(call, now)
+            self.factory.start(call, now)
 
     def wait_for_gate(self, gate: Gate) -> None:
-        """Have the launcher look whether a call may go on."""
+        """Hold a call until the executor opens the gate: its locks are taken, or its memo was looked up."""
         self.gates[gate.name] = gate
 
     def add_node(self, node: Node) -> None:
-        """A node was made."""
+        """Register a new node."""
         self.nodes[node.name] = node
         with use_meter() as meter:
             meter.grant(1)
@@ -249,12 +249,12 @@ class Engine:
             self._suspended[node.name] = node
 
     def manage(self, node: Node, composite: Composite, now: float) -> None:
-        """Have that composite told of what the node owns; it begins when the work before it is done."""
+        """Let the composite manage what the node owns; it begins when the queued work before it is done."""
         self.composites[node.name] = composite
         self._queue.append(("begin", node.name))
 
     def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
-        """Change a node's phase, and have everybody told who waits for it."""
+        """Change a node's phase and notify its owner."""
         node.set_phase(phase, now, message)
         self._pending.pop(node.name, None)
         if phase is Phase.RUNNING:
@@ -273,7 +273,7 @@ class Engine:
             node_completion.end_daemons(self, node, now)
 
     def schedule_fail_fast(self, boundary: str) -> None:
-        """A child of a template with failFast has failed, and no other runs."""
+        """Fail a template with failFast: a child has failed and no other is running."""
         self._queue.appendleft(("fast", boundary))
 
     def _fail_fast(self, name: str, now: float) -> None:
@@ -282,7 +282,7 @@ class Engine:
             composite.fail_fast(now)
 
     def admit_waiting_calls(self) -> None:
-        """A waiting call may be admitted now."""
+        """Have the limits look whether a waiting call may begin now."""
         self._queue.append(("call", ""))
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
@@ -291,7 +291,7 @@ class Engine:
         try:
             template, home = self.manifest.template(task, boundary.home if boundary else "")
         except ExpressionError as error:
-            self.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
 
@@ -317,7 +317,7 @@ class Engine:
         return values
 
     def in_exit_handler(self, node: Node) -> bool:
-        """It belongs to the workflow's exit handler."""
+        """Whether the node belongs to the workflow's exit handler."""
         while node.name not in self.exits:
             above = self.nodes.get(node.owner) or self.nodes.get(node.boundary)
             if above is None:

@@ -1,4 +1,4 @@
-"""The event log of a run: `events.jsonl`, one event a line, the truth from which everything else is folded."""
+"""The event log of a run: `events.jsonl`, one event a line. All other state is folded from it."""
 
 import os
 from collections.abc import Iterator
@@ -23,25 +23,25 @@ class PodStarted(msgspec.Struct, frozen=True, tag=True):
     node: str
     pid: int
     start_time: int
-    """Of the process, as /proc has it: tells it from a later one with its pid."""
+    """Ticks after boot, from /proc: tells the process from a later one with the same pid."""
 
 
 class PodLoading(msgspec.Struct, frozen=True, tag=True):
-    """A node's input artifacts are fetched: its time runs, as that of a pod whose init container runs."""
+    """A node's input artifacts are being fetched. Its deadline counts from here, as with Argo's init container."""
 
     time: float
     node: str
 
 
 class PodReady(msgspec.Struct, frozen=True, tag=True):
-    """A daemon has passed its readiness probe: others go on."""
+    """A daemon has passed its readiness probe; what waits for it goes on."""
 
     time: float
     node: str
 
 
 class PodEnded(msgspec.Struct, frozen=True, tag=True):
-    """A node's process is over. `exit_code` is None when it vanished without one."""
+    """A node's process has ended. `exit_code` is None when it vanished without recording one."""
 
     time: float
     node: str
@@ -52,41 +52,41 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
     """Which outputs are missing, in Argo's words."""
     said: str = ""
-    """What made the container fail though its command did not: it could not be started, an output is a directory."""
+    """Why the container failed although its command did not: it could not be started, or an output is a directory."""
     result: str | None = None
-    """Its standard output, where somebody reads it."""
+    """The standard output, where another node reads it."""
     containers: list[tuple[str, int, str]] = []
-    """(name, exit code, whose failure kept it from running) of each of several containers."""
+    """(name, exit code, the container whose failure kept it from running) for each of several containers."""
 
 
 class ShutdownAsked(msgspec.Struct, frozen=True, tag=True):
-    """Somebody stops the run: `Stop` (the exit handler still runs) or `Terminate`."""
+    """The run is to stop: `Stop` (the exit handler still runs) or `Terminate`."""
 
     time: float
     strategy: str
 
 
 class RunResumed(msgspec.Struct, frozen=True, tag=True):
-    """A stopped or failed run is taken up again: what did not succeed begins anew."""
+    """A stopped or failed run is resumed: what did not succeed runs again."""
 
     time: float
     again: list[str] = []
-    """Nodes that did, and begin anew all the same, with what came after them."""
+    """Nodes that succeeded and run again all the same, with everything after them."""
     parameters: dict[str, str] = {}
-    """The workflow's, with other values than before."""
+    """New values of workflow parameters."""
 
 
 class NodesResumed(msgspec.Struct, frozen=True, tag=True):
-    """Somebody lets suspended nodes go on, and a workflow that is held back as a whole."""
+    """Suspended nodes are resumed, and a workflow that is suspended as a whole."""
 
     time: float
     nodes: list[str]
     chosen: bool = False
-    """They were selected; all were meant otherwise."""
+    """Whether the nodes were selected; otherwise all suspended nodes were meant."""
 
 
 class GateOpened(msgspec.Struct, frozen=True, tag=True):
-    """The locks of a node to be are its own now; or it was looked up what is remembered of it."""
+    """A waiting call has its locks, or its memo was looked up."""
 
     time: float
     node: str
@@ -97,7 +97,7 @@ class GateOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeSet(msgspec.Struct, frozen=True, tag=True):
-    """Somebody gives a suspended node outputs, a message, or its end."""
+    """A suspended node is given outputs, a message or its final phase."""
 
     time: float
     node: str
@@ -115,11 +115,11 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 class CorruptLogError(ValueError):
-    """A line in the middle of the log is no event: one line that names it."""
+    """A line in the middle of the log is not an event. The message is one line that names it."""
 
 
 class EventLog:
-    """Appends durably. One writer: whoever holds the run's lock."""
+    """Appends events durably. Only the holder of the run's lock may open it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,7 +128,7 @@ class EventLog:
         self._truncate_tail()
 
     def append(self, event: Event) -> None:
-        """Write one event and make it durable. Raises OSError (the disk is full): then nothing of it is there."""
+        """Write one event and make it durable. Raises OSError, such as a full disk; then the log is unchanged."""
         line = memoryview(_encode(event) + b"\n")
         try:
             written = 0
@@ -141,17 +141,17 @@ class EventLog:
         self._end += len(line)
 
     def close(self) -> None:
-        """No more events."""
+        """Close the file."""
         os.close(self._file)
 
     def _truncate_tail(self) -> None:
-        """Invariant: the next event begins where the last whole one ends."""
+        """Cut a torn event off. Invariant: the next event begins where the last complete one ends."""
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events so far; a torn last line (its writer was killed) does not count. Raises TornError."""
+    """The events so far, without a torn last line, whose writer was killed. Raises CorruptLogError."""
     for number, line in enumerate(_complete_lines(path), 1):
         try:
             yield _decode(line)

@@ -1,6 +1,6 @@
-"""What a call may have to wait for outside of the run: locks that other runs hold, too, and remembered outputs.
+"""What a call may wait for outside of the run: locks that runs share, and memoized outputs.
 
-The engine only asks; the launcher looks, and logs what it found, so that a replay finds the same.
+The engine only asks. The executor looks, and logs what it found, so that a replay of the log finds the same.
 """
 
 import re
@@ -16,7 +16,7 @@ MEMO_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 class Lock(NamedTuple):
-    """A mutex, or one of `limit` places of a semaphore."""
+    """A mutex (`limit` is 1) or a semaphore that `limit` nodes may hold at once."""
 
     name: str
     """`NAMESPACE/Mutex/NAME` or `NAMESPACE/ConfigMap/NAME/KEY`."""
@@ -24,7 +24,7 @@ class Lock(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Outputs that an earlier node may have left."""
+    """The key of memoized outputs that an earlier node may have left."""
 
     cache: str
     key: str
@@ -32,7 +32,7 @@ class Memo(NamedTuple):
 
 
 class GateResult(NamedTuple):
-    """What the launcher saw."""
+    """What the executor found when it opened a gate."""
 
     hit: bool = False
     parameters: list[dict[str, Any]] = []  # noqa: RUF012
@@ -56,15 +56,15 @@ def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) 
 
 
 def declared_memo(template: Mapping[str, Any]) -> Memo | None:
-    """Where a template's outputs are remembered. Raises ExpressionError in Argo's words."""
-    told = template.get("memoize")
-    if not told:
+    """Where a template's outputs are memoized; None where it asks for none. Raises ExpressionError in Argo's words."""
+    memoize = template.get("memoize")
+    if not memoize:
         return None
-    key = str(told.get("key") or "")
+    key = str(memoize.get("key") or "")
     if not MEMO_KEY.fullmatch(key):
         raise ExpressionError(f"invalid cache key: {key}")
     try:
-        age = parse_seconds(told["maxAge"]) if told.get("maxAge") else None
+        age = parse_seconds(memoize["maxAge"]) if memoize.get("maxAge") else None
     except DurationError as error:
         raise ExpressionError(f"invalid maxAge: {str(error).partition('as a duration: ')[2]}") from None
-    return Memo(str(((told.get("cache") or {}).get("configMap") or {}).get("name")), key, age)
+    return Memo(str(((memoize.get("cache") or {}).get("configMap") or {}).get("name")), key, age)

@@ -1,4 +1,4 @@
-"""Hooks of tasks and steps: `exit` after the end, others when their expression holds; waited for with their task."""
+"""Hooks of tasks and steps. `exit` runs after the end, others when their expression holds; the task waits for them."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,23 +13,23 @@ from everstep.runtime.workflow.expressions.tags import FUNCTIONS, names_read, su
 
 
 class Hooks:
-    """Of all nodes of a run that have some."""
+    """The hooks of all nodes of a run."""
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
         self._runs: dict[str, HookRun] = {}
 
-    def register(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: HookOwner) -> None:
-        """A node with these hooks is about to be made."""
+    def register(self, call: Call, task: Mapping[str, Any], prefix: str, owner: HookOwner) -> None:
+        """Remember the hooks of a task or step whose node is about to be made."""
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks.setdefault("exit", {"template": task["onExit"]})
         if hooks:
-            run = HookRun(self._engine, call, hooks, prefix, hooker)
+            run = HookRun(self._engine, call, hooks, prefix, owner)
             self._runs[call.name] = self._engine.composites[run.key] = run
 
     def start_due(self, node: Node, now: float) -> bool:
-        """A node has changed: start the hooks that are due. False while one of them has not ended."""
+        """Start the hooks that are due now that the node has changed. False while a started hook is running."""
         run = self._runs.get(node.name)
         return run is None or run.start_due(node, now)
 
@@ -38,26 +38,26 @@ class HookRun:
     """The hooks of one node."""
 
     def __init__(
-        self, engine: Scheduler, call: Call, hooks: Mapping[str, Mapping[str, Any]], prefix: str, hooker: HookOwner
+        self, engine: Scheduler, call: Call, hooks: Mapping[str, Mapping[str, Any]], prefix: str, owner: HookOwner
     ) -> None:
         self._engine = engine
         self._call = call
         self._hooks = hooks
         self._prefix = prefix
-        self._hooker = hooker
+        self._hook_owner = owner
         self._started: dict[str, str] = {}
         self.key = f"{call.name}.hooks"
         self._read = names_read(hooks)
         for expression in filter(None, (hook.get("expression") for hook in hooks.values())):
-            with suppress(ExpressionError):  # It is told when the hook is due.
+            with suppress(ExpressionError):  # It is reported when the hook is due.
                 self._read |= dotted_paths(str(expression))
 
     def begin(self, now: float) -> None:
-        """There is nothing to begin with."""
+        """Do nothing: hooks start when their node changes."""
 
     def start_due(self, node: Node, now: float) -> bool:
-        """Start what is due; True when nothing is left running."""
-        scope = {**self._hooker.hook_scope(self._read, now), f"{self._prefix}.status": node.phase.value}
+        """Start the hooks that are due. True when no started hook is running."""
+        scope = {**self._hook_owner.hook_scope(self._read, now), f"{self._prefix}.status": node.phase.value}
         for name, hook in self._hooks.items():
             if name == "exit" or name in self._started:
                 continue
@@ -68,7 +68,7 @@ class HookRun:
                     self._start(node, f"hooks.{name}", hook, scope, now)
                     self._started[name] = f"{node.name}.hooks.{name}"
             except ExpressionError as error:
-                self._hooker.fail(str(error), now)
+                self._hook_owner.fail(str(error), now)
                 return False
         ran = node.phase.fulfilled and node.phase not in (Phase.SKIPPED, Phase.OMITTED)
         if ran and "exit" in self._hooks and "exit" not in self._started and self._engine.shutdown != "Terminate":
@@ -79,7 +79,7 @@ class HookRun:
 
     def _start(self, node: Node, suffix: str, hook: Mapping[str, Any], scope: Scope, now: float) -> None:
         if not node.outputs.is_empty:
-            # Argo knows of the exit code of a hook's task only what its outputs say.
+            # Argo takes the exit code of a hook's task only from the outputs.
             known = {
                 key: value for key, value in output_scope(self._prefix, node).items() if not key.endswith(".exitCode")
             }
@@ -95,6 +95,6 @@ class HookRun:
         self._engine.call_task(call, hook, now)
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """A hook has ended; how does not matter."""
+        """A hook has ended; its phase does not matter."""
         self._engine.raised.pop(child.name, "")
         self._engine.notify_owner(self._call.name)

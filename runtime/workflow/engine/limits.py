@@ -8,7 +8,7 @@ from everstep.runtime.workflow.engine.template_call import Call
 
 
 class Limits:
-    """Of one run. Calls that may not begin yet wait in line, one line for each template that limits its children."""
+    """The limits of one run. Calls that may not begin yet wait in a line per template that limits its children."""
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
@@ -17,12 +17,12 @@ class Limits:
         self._active: dict[str, int] = {}
         """Children that have not ended, of each boundary that limits them."""
         self._failed: set[str] = set()
-        """Boundaries with failFast of which a child has failed."""
+        """Boundaries with failFast that have a failed child."""
         self.waiting = 0
-        """Calls in all lines."""
+        """Number of calls that wait in all lines."""
 
     def admit(self, call: Call) -> bool:
-        """May it begin? Else it waits here, or never begins."""
+        """Count the call as started if it may begin; else queue it, or drop it after failFast. True: it may begin."""
         line = call.boundary if self._limits_children(call.boundary) else ""
         if line in self._failed:
             return False
@@ -34,7 +34,7 @@ class Limits:
         return False
 
     def has_failed_fast(self, boundary: str) -> bool:
-        """A child of a template with failFast has failed: nothing more of it begins."""
+        """Whether failFast has failed the boundary: no more of its children begin."""
         return boundary in self._failed
 
     def _limits_children(self, boundary: str) -> bool:
@@ -52,7 +52,7 @@ class Limits:
             self._active[line] = self._active.get(line, 0) + 1
 
     def on_node_end(self, node: Node) -> None:
-        """A node has ended; what waits in it never begins."""
+        """A node has ended: free its place, and drop the calls that wait in it."""
         self.waiting -= len(self._lines.pop(node.name, ()))
         if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
             self._active[node.boundary] -= 1
@@ -66,11 +66,11 @@ class Limits:
             self._engine.admit_waiting_calls()
 
     def start_waiting(self, now: float) -> None:
-        """Start those that wait and may begin."""
+        """Start the waiting calls that may begin now."""
         for line, waiting in list(self._lines.items()):
             while waiting and self._has_room(line):
                 self._count_start(line)
                 self.waiting -= 1
-                self._engine.maker.start(waiting.popleft(), now)
+                self._engine.factory.start(waiting.popleft(), now)
             if not waiting:
                 self._lines.pop(line, None)

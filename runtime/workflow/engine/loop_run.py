@@ -1,4 +1,4 @@
-"""The turns of a DAG task's loop, held together by a TaskGroup node."""
+"""The items of a DAG task's loop, grouped by a TaskGroup node."""
 
 from everstep.runtime.workflow.engine.nodes import Node, Phase
 from everstep.runtime.workflow.engine.scheduler import Scheduler
@@ -13,10 +13,10 @@ class LoopRun:
         self._open = turns
 
     def begin(self, now: float) -> None:
-        """All turns were called already."""
+        """Do nothing: the DAG has already called all items."""
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """A turn has ended; after the last, the last bad one gives the phase."""
+        """An item has ended. After the last item, the last failed one gives the group its phase."""
         engine = self._engine
         raised = engine.raised.pop(child.name, "")
         if raised and child.phase is Phase.ERROR:

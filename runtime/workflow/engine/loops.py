@@ -1,4 +1,4 @@
-"""withItems, withParam, withSequence: the items of a task, their names, and what `{{item}}` is in each."""
+"""withItems, withParam, withSequence: the items of a task, their names, and the value of `{{item}}` in each."""
 
 import json
 import math
@@ -17,21 +17,21 @@ from everstep.runtime.workflow.expressions.tags import substitute, tags
 from everstep.runtime.workflow.expressions.values import go_json, go_text, parameter_text
 
 MAX_WIDTH = 1_000_000
-"""Of a number in a text, as Go's fmt has it."""
+"""Largest width or precision of a formatted number; Go's fmt has the same."""
 _FORMAT = re.compile(r"%([-+ 0#]*)(\d*)(?:\.(\d+))?([a-zA-Z%])")
 
 
 class LoopItem(NamedTuple):
-    """One turn of a loop."""
+    """One item of a loop."""
 
     suffix: str
     """`(0:x)`, what is added to the task's name."""
     task: dict[str, Any]
-    """The task with its item in place."""
+    """The task with the item substituted."""
 
 
 def is_loop(task: Mapping[str, Any]) -> bool:
-    """Is it a loop?"""
+    """Whether a task or step is a loop."""
     return any(task.get(kind) is not None for kind in ("withItems", "withParam", "withSequence"))
 
 
@@ -103,7 +103,7 @@ def _parse_int(value: Any) -> int:
 
 
 def _max_length(match: re.Match[str]) -> int:
-    """Characters of a formatted number, at most. Raises ExpressionError for a width that Go does not take, either."""
+    """The most characters that a formatted number can have. Raises ExpressionError for a width that Go refuses, too."""
     sizes = [int(digits[:8]) for digits in (match[2], match[3]) if digits]
     if any(size > MAX_WIDTH for size in sizes):
         raise ExpressionError(f"withSequence: the format {match[0]} is wider than {MAX_WIDTH}")
@@ -111,7 +111,7 @@ def _max_length(match: re.Match[str]) -> int:
 
 
 def _sprintf(form: str, number: int) -> str:
-    """Go's Sprintf of one number: what asks for a second one misses it, what asks for none has one too many."""
+    """Go's Sprintf of one number: a second verb prints MISSING, a format without a verb prints EXTRA."""
     used = 0
 
     def verb(match: re.Match[str]) -> str:
@@ -126,7 +126,7 @@ def _sprintf(form: str, number: int) -> str:
 
 
 def _format_number(match: re.Match[str], number: int) -> str:
-    """As Go's fmt does it for a whole number."""
+    """One verb of Go's fmt applied to an integer."""
     flags, width, precision, verb = match.groups()
     if verb == "c":
         return chr(number) if 0 <= number <= sys.maxunicode and not 0xD800 <= number < 0xE000 else "\ufffd"
@@ -158,7 +158,7 @@ def _loop_item(body: Mapping[str, Any], index: int, item: Any, scope: Scope, lef
 
 
 def _substitute_item(body: Mapping[str, Any], scope: Scope, left_out: bool) -> dict[str, Any]:
-    """Every tag must be known, unless `when` says already that the item is left out."""
+    """The task with the item substituted. Raises ExpressionError for an unknown tag, unless `when` skips the item."""
     task = substitute(body, scope, strict=True)
     if not left_out:
         for tag in tags({key: value for key, value in task.items() if key not in ("hooks", "inline")}):
@@ -168,7 +168,7 @@ def _substitute_item(body: Mapping[str, Any], scope: Scope, left_out: bool) -> d
 
 
 def _is_left_out(task: Mapping[str, Any]) -> bool:
-    """`when` is false, whatever the item."""
+    """Whether `when` is false for every item."""
     try:
         return bool(task.get("when")) and not should_run(str(task["when"]))
     except ExpressionError:
@@ -180,7 +180,7 @@ def _item_text(value: Any) -> str:
 
 
 def _name_text(value: Any) -> str:
-    """As it stands in a node's name: JSON, without the quotes around a text."""
+    """The value as it appears in a node's name: JSON, without quotes around a string."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)[1:-1]
     return go_json(value) if value is None or isinstance(value, dict | list) else go_text(value)

@@ -1,4 +1,4 @@
-"""How leaves end: pods by themselves, by a deadline or a stop; suspended nodes by time or by somebody."""
+"""How leaf nodes end: pods by themselves, by a deadline or by a stop; suspended nodes by a timer or a request."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NOT_SET = "raw output parameter '{}' has not been set and does not have a defaul
 
 
 def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
-    """A leaf's node was just made: set its timers. What says that it may run no time that can be read is an error."""
+    """Set the timers of a new leaf node. A timeout or deadline that cannot be read ends it with Error."""
     if node.spec.get("containerSet"):
         add_containers(engine, node, now)
     if (engine.late or engine.shutdown) and not engine.in_exit_handler(node):
@@ -49,14 +49,14 @@ def _set_error(engine: Scheduler, node: Node, message: str, now: float) -> None:
 
 
 def set_deadline(engine: Scheduler, node: Node, now: float) -> None:
-    """A pod loads or runs: from now on its activeDeadlineSeconds count."""
+    """Start the activeDeadlineSeconds of a pod that loads its inputs or runs."""
     limit = node.spec.get("activeDeadlineSeconds")
     if limit is not None:
         engine.set_timer(now + parse_int(limit), "deadline", node.name)
 
 
 def handle_timeout(engine: Scheduler, node: Node, kind: str, now: float) -> None:
-    """A timer of a leaf has come, and it has not ended."""
+    """End or resume a leaf whose timer has fired."""
     if kind == "suspend":
         _resume_node(engine, node, now)
     elif node.type is NodeType.SUSPEND or node.phase is Phase.PENDING:
@@ -66,7 +66,7 @@ def handle_timeout(engine: Scheduler, node: Node, kind: str, now: float) -> None
 
 
 def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
-    """A DAG or steps node has ended: the daemons in it have done their work."""
+    """End the daemons of a DAG or Steps node that has ended."""
     if boundary.type not in (NodeType.DAG, NodeType.STEPS):
         return
     for node in engine.daemons.pop(boundary.name, ()):
@@ -76,7 +76,7 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
 
 
 def shut_down(engine: Scheduler, now: float) -> None:
-    """Everything ends but the exit handler, which only `Terminate` ends."""
+    """Stop every open node. Only `Terminate` stops the exit handler, too."""
     for node in engine.open_nodes():
         if engine.shutdown == "Terminate" or not engine.in_exit_handler(node):
             _stop_node(engine, node, now)
@@ -95,19 +95,19 @@ def _stop_node(engine: Scheduler, node: Node, now: float) -> None:
 
 
 def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
-    """Somebody lets suspended nodes go on."""
+    """Resume the suspended nodes that the event names, and a suspended workflow."""
     if engine.root.suspended:
         engine.root.resume(event.time)
     for name in event.nodes:
         node = engine.nodes[name]
         if node.type is NodeType.SUSPEND and not node.phase.fulfilled:
             if node.message and not event.chosen:
-                node.message += "; "  # Argo names here who resumed it, if it knows.
+                node.message += "; "  # Argo adds the name of the user who resumed it, if it has one.
             _resume_node(engine, node, event.time)
 
 
 def set_node(engine: Scheduler, event: NodeSet) -> None:
-    """Somebody gives a suspended node its outputs, or an end."""
+    """Give a suspended node its outputs, a message or its final phase."""
     node = engine.nodes[event.node]
     for entry in node.outputs.parameters:
         if entry["name"] in event.parameters:
@@ -132,10 +132,10 @@ def _resume_node(engine: Scheduler, node: Node, now: float) -> None:
 
 
 def add_containers(engine: Scheduler, node: Node, now: float) -> None:
-    """A containerSet's pod: each container is a node below it, or below those that it waits for."""
+    """Add a node for each container of a containerSet, below the pod's node or below its dependencies."""
     every = list_at(node.spec, "containerSet", "containers")
     for one in every:
-        engine.maker.add_container_node(node, str(one["name"]), now)
+        engine.factory.add_container_node(node, str(one["name"]), now)
     for one in every:
         name = f"{node.name}.{one['name']}"
         above = [engine.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
@@ -144,7 +144,7 @@ def add_containers(engine: Scheduler, node: Node, now: float) -> None:
 
 
 def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) -> None:
-    """The pod was ended from outside, and its containers with it."""
+    """Fail the containers of a pod that was ended from outside."""
     for one in list_at(node.spec, "containerSet", "containers"):
         below = engine.nodes[f"{node.name}.{one['name']}"]
         if not below.phase.fulfilled:
@@ -152,7 +152,7 @@ def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) 
 
 
 def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
-    """How each container of a containerSet ended."""
+    """Give each container node of a containerSet the phase in which its container ended."""
     codes = {name: code for name, code, _ in event.containers}
     for name, code, blamed in event.containers:
         below = engine.nodes.get(f"{node.name}.{name}")
@@ -168,7 +168,7 @@ def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
 
 
 def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
-    """The exit code of the container whose failure began it."""
+    """The exit code of the container that failed first in the chain of dependencies."""
     blames = {one: blamed for one, _, blamed in event.containers if blamed}
     while name in blames:
         name = blames[name]
@@ -176,7 +176,7 @@ def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
 
 
 def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
-    """A pod's process is over: its outputs, its phase."""
+    """Give a node its outputs and phase: its pod has ended."""
     node = engine.nodes[event.node]
     kill = engine.kills.pop(node.name, None)
     daemoned, node.daemoned = node.daemoned, False
@@ -215,7 +215,7 @@ def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
 
 
 def _end_http(engine: Scheduler, node: Node, event: PodEnded) -> None:
-    """The request of an http template has come to something: `said` where the answer is not the wanted one."""
+    """End the node of an http template. `said` is set where the response does not meet the success condition."""
     node.outputs = Outputs(result=event.result)
     phase = Phase.ERROR if event.error else Phase.FAILED if event.said else Phase.SUCCEEDED
     engine.set_phase(node, phase, event.time, event.error or event.said)
@@ -236,14 +236,14 @@ def _pod_outputs(node: Node, event: PodEnded) -> Outputs:
 
 
 def _with_location(entry: dict[str, Any], key: str) -> dict[str, Any]:
-    """An output artifact, with the place where it is."""
+    """An output artifact with its location."""
     return dict(entry) if entry.get("http") else {**entry, "s3": {**(entry.get("s3") or {}), "key": key}}
 
 
 def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
-    """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did.
+    """Leaf nodes that need not run again when a run is resumed: they succeeded, or a later attempt did.
 
-    `again`: nodes that shall all the same, with everything below and after them.
+    `again`: nodes that run again all the same, with everything below and after them.
     """
     pods = {node.owner for name in again if (node := engine.nodes[name]).type is NodeType.CONTAINER}
     anew, queue = again | pods, [*again, *pods]

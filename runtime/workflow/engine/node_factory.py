@@ -1,4 +1,4 @@
-"""From a call to its node: inputs, locks, remembered outputs, retries, and the kind of node that the template makes."""
+"""From a call to its node: inputs, locks, memoized outputs, retries, then the node of the template's kind."""
 
 import re
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ TOO_DEEP = (
     "#maximum-recursion-depth"
 )
 SHOWN, SHOWN_AS = "workflows.argoproj.io/display-name", re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]")
-"""The annotation of a template that names its nodes otherwise, and how names may look."""
+"""The annotation that gives a template's nodes another display name, and the pattern of such names."""
 TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND, "http": NodeType.HTTP}
 
 
 class NodeFactory:
-    """Of one run."""
+    """Makes the nodes of one run."""
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
 
     def start(self, call: Call, now: float) -> None:
-        """Make the node of a call."""
+        """Make the node of a call, once its locks are held and its memo was looked up."""
         if call.exits:
             self._engine.exits.add(call.name)
         if self._depth(call) + 1 >= MAX_DEPTH:
@@ -55,8 +55,8 @@ class NodeFactory:
                 call._replace(scope=scope), self._engine.variables.global_scope(now), self._engine.manifest.library
             )
         except ExpressionError as error:
-            told = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
-            self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
+            silent = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
+            self.skip(call, Phase.ERROR, str(error), now, raised="" if silent else str(error))
             return
         shown = (spec.get("annotations") or {}).get(SHOWN)
         if shown and not SHOWN_AS.fullmatch(shown):
@@ -66,7 +66,7 @@ class NodeFactory:
         self._wait_for_locks(call, kind, spec, now)
 
     def _wait_for_locks(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
-        """Wait for the template's locks, if it has some."""
+        """Wait for the template's locks, if it declares any."""
         engine = self._engine
         try:
             wanted = gates.declared_locks(spec, engine.variables.namespace, engine.manifest.library)
@@ -81,7 +81,7 @@ class NodeFactory:
             self._look_up_memo(call, kind, spec, now)
 
     def _look_up_memo(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
-        """Look whether outputs are remembered, if the template says so."""
+        """Look for memoized outputs, if the template asks for them."""
         try:
             memo = gates.declared_memo(spec)
         except ExpressionError as error:
@@ -148,7 +148,7 @@ class NodeFactory:
         return spec
 
     def _restore_node(self, node: Node) -> None:
-        """It ended in an earlier life, with its containers; what hung from them then hangs anew, or not at all."""
+        """Take over a node that ended in an earlier life, with its containers; other children are attached anew."""
         queue = [node]
         for one in queue:
             below = [found for name in one.children if (found := self._engine.kept.get(name))]
@@ -171,7 +171,7 @@ class NodeFactory:
 
     def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
               task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
-        """A node that only holds others together: a StepGroup, or the TaskGroup of a task."""
+        """Add a node that only groups others: a StepGroup, or the TaskGroup of a task."""
         node = Node(name, display, type_, self._engine.manifest.template_name(task), boundary.name, Phase.RUNNING, now,
                     owner, template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
                     outbound=[])  # fmt: skip
@@ -179,16 +179,16 @@ class NodeFactory:
         return node
 
     def add_container_node(self, pod: Node, name: str, now: float) -> None:
-        """A container of a containerSet: it runs and ends with its pod."""
+        """Add a node for a container of a containerSet; it runs and ends with its pod."""
         self._engine.nodes[f"{pod.name}.{name}"] = Node(
             f"{pod.name}.{name}", name, NodeType.CONTAINER, pod.template, pod.name, Phase.RUNNING, now, pod.name,
             life=self._engine.lives, children=[], outbound=[],
         )  # fmt: skip
 
     def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
-        """A node without anything behind it: skipped, omitted, or in error before it could begin.
+        """Add a node for which nothing runs: skipped, omitted, or in error before it could begin.
 
-        `raised`: an error that the caller has to deal with, too.
+        `raised`: an error that the owner has to handle, too.
         """
         title = str(call.template.get("name") or "") if call.title is None else call.title
         node = Node(

@@ -1,4 +1,4 @@
-"""How nodes hang together, as Argo draws them: children, and the outbound nodes from which the next ones hang."""
+"""The graph of nodes as Argo draws it: children, and the outbound nodes to which the next nodes are attached."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +7,7 @@ from everstep.runtime.workflow.engine.scheduler import Scheduler
 
 
 def outbound_names(nodes: Mapping[str, Node], name: str) -> list[str]:
-    """Names of the nodes at which a node ends."""
+    """Names of the nodes at which a node ends, to which its successors are attached."""
     node = nodes[name]
     if node.type is NodeType.TASK_GROUP:
         return [end for child in node.children for end in outbound_names(nodes, child)] if node.children else [name]
@@ -22,14 +22,14 @@ def outbound_names(nodes: Mapping[str, Node], name: str) -> list[str]:
 
 
 def attach(engine: Scheduler, above: Iterable[str], name: str) -> None:
-    """Make a node a child of those at which some others end."""
+    """Make a node a child of the outbound nodes of some others."""
     for one in above:
         for end in outbound_names(engine.nodes, one):
             engine.nodes[end].children.append(name)
 
 
 def branch_phases(nodes: Mapping[str, Node], boundary: Node, targets: set[str]) -> dict[str, Phase]:
-    """The phase that each target counts with: an omitted one inherits from what it hangs from, failures first."""
+    """The phase that counts for each target: an omitted node inherits its parents' phase, a failed one first."""
     found: dict[str, Phase] = {}
     seen: set[tuple[str, Phase]] = set()
     queue = [(child, Phase.SUCCEEDED) for child in boundary.children]

@@ -1,4 +1,4 @@
-"""The nodes of a run, as Argo names, numbers and states them."""
+"""The nodes of a run, with Argo's names, ids and phases."""
 
 from enum import StrEnum
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 MAX_NODES = 50_000
-"""Nodes of a run. Argo's controller ends one whose nodes need more than 1 MiB, compressed: some ten thousand."""
+"""Nodes of a run. Argo's controller ends a run whose nodes need more than 1 MiB, compressed: some ten thousand."""
 TOO_MANY_NODES = f"workflow is longer than maximum allowed size: more than {MAX_NODES} nodes;"
-"""What is said then; the first words are Argo's."""
+"""The error message; its first words are Argo's."""
 
 
 class Phase(StrEnum):
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
     @property
     def fulfilled(self) -> bool:
-        """It will not change any more."""
+        """Whether the phase is final."""
         return self not in (Phase.PENDING, Phase.RUNNING)
 
     @property
@@ -48,11 +48,11 @@ class NodeType(StrEnum):
     HTTP = "HTTP"
 
 
-# What a node may become. An unlisted pair raises.
+# The phases that may follow each phase. An unlisted pair raises.
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.RUNNING, Phase.FAILED, Phase.ERROR}),
     Phase.RUNNING: frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.ERROR}),
-    # What a node gave could not be used: its outputs, those of the tasks in it; a daemon in it has failed.
+    # Its outputs, or those of its tasks, cannot be used; or one of its daemons has failed.
     Phase.SUCCEEDED: frozenset({Phase.ERROR, Phase.FAILED}),
     Phase.FAILED: frozenset({Phase.ERROR}),
     Phase.ERROR: frozenset({Phase.ERROR}),
@@ -60,7 +60,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class Outputs(msgspec.Struct):
-    """What a node gives: entries are Argo's, of `outputs.parameters` and `outputs.artifacts`."""
+    """A node's outputs; entries are Argo's, of `outputs.parameters` and `outputs.artifacts`."""
 
     parameters: list[dict[str, Any]] = []
     artifacts: list[dict[str, Any]] = []
@@ -68,12 +68,12 @@ class Outputs(msgspec.Struct):
     exit_code: str = ""
 
     def values(self) -> dict[str, str]:
-        """Parameters that have a value."""
+        """Values by name, of the parameters that have one."""
         return {str(entry["name"]): entry["value"] for entry in self.parameters if entry.get("value") is not None}
 
     @property
     def is_empty(self) -> bool:
-        """Nothing at all."""
+        """Whether there is no output at all."""
         return not (self.parameters or self.artifacts or self.exit_code) and self.result is None
 
 
@@ -100,23 +100,23 @@ class Node(msgspec.Struct):
     home: str = ""
     """Where its template finds the templates that it calls: a WorkflowTemplate; empty: the workflow."""
     hooked: bool = False
-    """It is a hook's or exit handler's."""
+    """Whether it belongs to a hook or an exit handler."""
     spec: dict[str, Any] = {}
     """Its template, every tag replaced."""
     template_ref: dict[str, Any] = {}
-    """Where the template stands that it calls: name, template, clusterScope of a WorkflowTemplate's."""
+    """The templateRef of its template: name, template, clusterScope."""
     memo: tuple[str, str] = ("", "")
-    """(cache, key) under which its outputs are remembered."""
+    """(cache, key) under which its outputs are memoized."""
     memo_hit: bool = False
-    """They were, and nothing ran."""
+    """Whether the outputs came from the cache, so that nothing ran."""
     daemoned: bool = False
-    """It runs on in the background, and counts as done."""
+    """Whether it is a ready daemon, which counts as done while it runs on."""
     captures: bool = False
-    """Somebody reads its standard output."""
+    """Whether another node reads its standard output."""
     pid: int = 0
     start_time: int = 0
     life: int = 0
-    """How often the run had been taken up again when the node was made: nodes of one name differ in it."""
+    """How often the run had been resumed when the node was made; it tells nodes of the same name apart."""
 
     @property
     def pod_template(self) -> str:
@@ -124,7 +124,7 @@ class Node(msgspec.Struct):
         return self.template or str(self.template_ref.get("template") or "")
 
     def set_phase(self, phase: Phase, now: float, message: str = "") -> None:
-        """Change the phase. Raises ValueError where the table does not list it."""
+        """Change the phase. Raises ValueError for a pair that TRANSITIONS does not list."""
         if phase not in TRANSITIONS.get(self.phase, ()):
             raise ValueError(f"{self.name}: {self.phase} cannot become {phase}")
         self.phase = phase

@@ -1,4 +1,4 @@
-"""What a DAG or steps template gives: `valueFrom.parameter` and `valueFrom.expression` over its tasks."""
+"""Outputs of DAG and steps templates: `valueFrom.parameter` and `valueFrom.expression` over their tasks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from everstep.runtime.workflow.manifest.fields import list_at
 
 
 def template_outputs(template: Mapping[str, Any], scope: Scope, artifacts: Artifacts) -> Outputs:
-    """The outputs of a template whose tasks have ended well. Raises ExpressionError in Argo's words."""
+    """The outputs of a template whose tasks have succeeded. Raises ExpressionError in Argo's words."""
     found = Outputs([], [])
     for entry in list_at(template, "outputs", "parameters"):
         value = _parameter_value(entry.get("valueFrom") or {}, scope) if entry.get("value") is None else entry["value"]
@@ -45,7 +45,7 @@ def _parameter_value(source: Mapping[str, Any], scope: Scope) -> Any:
 
 
 def _resolve_reference(text: str, scope: Scope) -> Any:
-    """A reference, which is one tag and nothing else."""
+    """The value of a reference: one tag and nothing else."""
     found = tags(text)
     if len(found) == 1 and text.strip() == f"{{{{{found[0]}}}}}":
         if found[0].startswith("="):

@@ -14,13 +14,13 @@ from everstep.runtime.workflow.manifest.durations import LONGEST_S, DurationErro
 
 
 class Decision(NamedTuple):
-    """The next attempt at `at`, or the end with `phase` and `message`."""
+    """The next attempt begins at `at`; where that is None, the node ends with `phase` and `message`."""
 
     at: float | None
     phase: Phase = Phase.RUNNING
     message: str = ""
     raised: bool = False
-    """The strategy itself is wrong."""
+    """Whether the strategy itself is wrong."""
 
 
 class RetryRun:
@@ -33,11 +33,11 @@ class RetryRun:
         self._attempts: list[Node] = []
 
     def begin(self, now: float) -> None:
-        """The first attempt."""
+        """Start the first attempt."""
         self._start_attempt(now)
 
     def end_backoff(self, now: float) -> None:
-        """The wait before the next attempt is over."""
+        """Start the next attempt: the backoff is over. End instead if the run was stopped meanwhile."""
         if self._node.phase.fulfilled:
             return
         last = self._attempts[-1]
@@ -63,12 +63,12 @@ class RetryRun:
         if not self._attempts:
             return {"retries": "0", "lastRetry.exitCode": "0", "lastRetry.status": "", "lastRetry.duration": "0",
                     "lastRetry.message": ""}  # fmt: skip
-        # An attempt reads 0 where the expression that decides on it reads -1: the one before had no exit code.
+        # Without an exit code of the last attempt, an attempt reads 0 where the retry expression reads -1.
         code = self._attempts[-1].outputs.exit_code or "0"
         return {**last_retry_scope(self._attempts), "retries": str(number), "lastRetry.exitCode": code}
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """An attempt has ended: decide. One that is a daemon and ready makes its Retry one, too."""
+        """An attempt has ended: decide what follows. A ready daemon makes its Retry node a daemon, too."""
         if child.daemoned and not child.phase.fulfilled:
             if not self._node.daemoned:
                 self._node.daemoned = True
@@ -102,7 +102,7 @@ class RetryRun:
 
 
 def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) -> Decision:
-    """What follows the last of these attempts, which has ended."""
+    """What follows the last of these attempts, all of which have ended."""
     last = attempts[-1]
     if not last.phase.bad:
         return Decision(None, last.phase, last.message)
@@ -129,7 +129,7 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
 
 
 def last_retry_scope(attempts: Sequence[Node]) -> Scope:
-    """`retries` and `lastRetry.*`, as an expression reads them after the last of these attempts."""
+    """`retries` and `lastRetry.*`, as a retry expression reads them after the last of these attempts."""
     last = attempts[-1]
     return {
         "retries": str(len(attempts) - 1),
@@ -141,7 +141,7 @@ def last_retry_scope(attempts: Sequence[Node]) -> Scope:
 
 
 def _next_attempt(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[float, str]:
-    """(when the next attempt may begin, why there is none)."""
+    """(when the next attempt may begin, why there is none: empty if there is one)."""
     last = attempts[-1]
     if not backoff:
         return last.finished, ""

@@ -1,6 +1,6 @@
-"""The engine as its parts see it: what a DAG, a group, a retry or a hook may ask of the run that they are in.
+"""The engine as its parts see it: what a DAG, a group, a retry or a hook may ask of its run.
 
-`engine.Engine` is a Scheduler; no part imports the engine.
+`engine.Engine` implements Scheduler; no part imports the engine.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -14,26 +14,26 @@ from everstep.runtime.workflow.manifest.parse import Manifest
 
 
 class Composite(Protocol):
-    """A node that waits for others."""
+    """A node that waits for the nodes that it owns."""
 
     def begin(self, now: float) -> None:
-        """Its node was just made."""
+        """Start: its node was just made."""
         ...
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """A node that it owns has ended, hooks and all."""
+        """A node that it owns has ended, and so have that node's hooks."""
         ...
 
 
 class HookOwner(Protocol):
-    """A DAG or group, of whose tasks some have hooks."""
+    """A DAG or step group whose tasks or steps have hooks."""
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
-        """What hooks may read that read those dotted names."""
+        """The scope of hooks that read those dotted names."""
         ...
 
     def fail(self, message: str, now: float) -> None:
-        """A hook cannot be judged."""
+        """End with an error: a hook's expression cannot be evaluated."""
         ...
 
 
@@ -41,49 +41,49 @@ class Gate(NamedTuple):
     """What a call waits for outside of the run."""
 
     name: str
-    """Of the node to be; empty: the whole workflow."""
+    """Name of the node to be made; empty: the whole workflow."""
     then: Callable[[GateResult, float], None]
     locks: list[Lock] = []  # noqa: RUF012
     memo: Memo | None = None
 
 
 class Kill(NamedTuple):
-    """A running pod shall end."""
+    """A running pod is to end."""
 
     message: str
-    """Of its node, which will be Failed."""
+    """The message of its node, which will be Failed."""
     keeps_code: bool = False
-    """Its exit code counts."""
+    """Whether its outputs and exit code still count."""
     at_once: bool = False
-    """Without time to die cleanly."""
+    """Whether to send SIGKILL without a grace period."""
 
 
 class NodeFactory(Protocol):
-    """Makes nodes of calls."""
+    """Makes nodes from calls."""
 
     def start(self, call: Call, now: float) -> None:
-        """A call that limits allow."""
+        """Make the node of a call that the limits allow."""
         ...
 
     def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
-        """A node that has ended before it began. `raised`: an error that the caller has to deal with, too."""
+        """Add a node for which nothing runs. `raised`: an error that the owner has to handle, too."""
         ...
 
     def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
               task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
-        """A node that holds others together."""
+        """Add a node that groups others."""
         ...
 
     def add_container_node(self, pod: Node, name: str, now: float) -> None:
-        """A node of its own for a container of a containerSet."""
+        """Add a node for a container of a containerSet."""
         ...
 
 
 class Hooks(Protocol):
-    """Of all nodes of the run."""
+    """The hooks of all nodes of the run."""
 
-    def register(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: HookOwner) -> None:
-        """A node with these hooks is about to be made."""
+    def register(self, call: Call, task: Mapping[str, Any], prefix: str, owner: HookOwner) -> None:
+        """Remember the hooks of a task or step whose node is about to be made."""
         ...
 
 
@@ -91,7 +91,7 @@ class Limits(Protocol):
     """How much may run at once."""
 
     def has_failed_fast(self, boundary: str) -> bool:
-        """A child of a template with failFast has failed: nothing more of it begins."""
+        """Whether failFast has failed the boundary: no more of its children begin."""
         ...
 
 
@@ -99,18 +99,18 @@ class Root(Protocol):
     """The workflow itself."""
 
     suspended: bool
-    """It was declared so, and nobody has resumed it."""
+    """Whether it was declared suspended and has not been resumed."""
 
     def finish(self, phase: Phase, message: str, now: float) -> None:
-        """It has ended."""
+        """End the workflow."""
         ...
 
     def resume(self, now: float) -> None:
-        """It is suspended no more."""
+        """Start the entrypoint of a workflow that was suspended."""
         ...
 
     def status_scope(self, now: float) -> Scope:
-        """What `workflow.status` and its like are."""
+        """`workflow.status`, `workflow.failures` and `workflow.duration`."""
         ...
 
 
@@ -118,21 +118,21 @@ class Variables(Protocol):
     """`workflow.*`."""
 
     artifacts: dict[str, dict[str, Any]]
-    """Exported under a globalName."""
+    """Artifacts exported under a globalName, by dotted name."""
     wrong: str
-    """Why the workflow's own parameters cannot be had; empty: they can."""
+    """Why the workflow's own parameters cannot be resolved; empty if they can."""
 
     @property
     def namespace(self) -> str:
-        """Of the workflow."""
+        """The workflow's namespace."""
         ...
 
     def global_scope(self, now: float) -> Scope:
-        """What every template may read."""
+        """The scope of every template at `now`."""
         ...
 
     def arguments(self) -> dict[str, Any]:
-        """Those of the workflow, for its entrypoint."""
+        """The workflow's arguments, for its entrypoint."""
         ...
 
     def failures(self) -> str:
@@ -140,15 +140,15 @@ class Variables(Protocol):
         ...
 
     def export(self, node: Node) -> None:
-        """A node has ended: what it gives under a globalName."""
+        """Export the outputs of an ended node that have a globalName."""
         ...
 
     def pod_name(self, call: Call) -> str:
-        """Of the pod that the call will be."""
+        """Name of the pod that the call will make."""
         ...
 
     def is_result_read(self, node: Node) -> bool:
-        """Does somebody read its standard output?"""
+        """Whether another node reads its standard output."""
         ...
 
 
@@ -168,19 +168,19 @@ class Scheduler(Protocol):
     exits: set[str]
     """Names of nodes that are exit handlers."""
     raised: dict[str, str]
-    """Errors of nodes that whoever called them has to deal with."""
+    """Errors of nodes that their owners have to handle."""
     kills: dict[str, Kill]
-    """Running pods that shall end."""
+    """Running pods that are to end."""
     daemons: dict[str, list[Node]]
-    """Those that were started, by the DAG or steps node around them."""
+    """Ready daemons, by the DAG or Steps node around them."""
     shutdown: str
-    """Stop or Terminate, once that was asked for."""
+    """Stop or Terminate once requested, else empty."""
     late: bool
-    """Its deadline is over."""
+    """Whether the workflow's deadline has passed."""
     finished: float
 
     @property
-    def maker(self) -> NodeFactory: ...
+    def factory(self) -> NodeFactory: ...
     @property
     def hooks(self) -> Hooks: ...
     @property
@@ -191,7 +191,7 @@ class Scheduler(Protocol):
     def root(self) -> Root: ...
 
     def call(self, call: Call, now: float) -> None:
-        """Run a template as soon as limits allow; the owner is told of its node's end."""
+        """Run a template as soon as the limits allow; the owner is notified when its node ends."""
         ...
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
@@ -203,19 +203,19 @@ class Scheduler(Protocol):
         ...
 
     def add_node(self, node: Node) -> None:
-        """A node was made."""
+        """Register a new node."""
         ...
 
     def manage(self, node: Node, composite: Composite, now: float) -> None:
-        """Have that composite told of what the node owns; it begins when the work before it is done."""
+        """Let the composite manage what the node owns; it begins when the queued work before it is done."""
         ...
 
     def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
-        """Change a node's phase, and have everybody told who waits for it."""
+        """Change a node's phase and notify its owner."""
         ...
 
     def notify_owner(self, name: str) -> None:
-        """Look again at who waits for a node."""
+        """Have the owner of a node look at it again."""
         ...
 
     def set_timer(self, at: float, kind: str, name: str) -> None:
@@ -223,11 +223,11 @@ class Scheduler(Protocol):
         ...
 
     def wait_for_gate(self, gate: Gate) -> None:
-        """Have the launcher look whether a call may go on."""
+        """Hold a call until the executor opens the gate: its locks are taken, or its memo was looked up."""
         ...
 
     def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
-        """Have a running pod ended; the first reason stays."""
+        """Ask for the end of a running pod. The first reason given is kept."""
         ...
 
     def open_nodes(self) -> list[Node]:
@@ -235,7 +235,7 @@ class Scheduler(Protocol):
         ...
 
     def remaining_nodes(self) -> int:
-        """How many nodes more the run may have."""
+        """How many more nodes the run may have."""
         ...
 
     def open_pod_count(self) -> int:
@@ -243,13 +243,13 @@ class Scheduler(Protocol):
         ...
 
     def admit_waiting_calls(self) -> None:
-        """A waiting call may be admitted now."""
+        """Have the limits look whether a waiting call may begin now."""
         ...
 
     def schedule_fail_fast(self, boundary: str) -> None:
-        """A child of a template with failFast has failed, and no other runs."""
+        """Fail a template with failFast: a child has failed and no other is running."""
         ...
 
     def in_exit_handler(self, node: Node) -> bool:
-        """It belongs to the workflow's exit handler."""
+        """Whether the node belongs to the workflow's exit handler."""
         ...

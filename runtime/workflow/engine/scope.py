@@ -15,7 +15,7 @@ Scope = dict[str, Any]
 
 
 def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] | None) -> Scope:
-    """All that others may read of a node; `declared` is the outputs of the template that it calls."""
+    """Everything that others may read of a node. `declared`: the outputs that its template declares."""
     found: Scope = {
         f"{prefix}.id": node_id(workflow, node.name),
         f"{prefix}.status": node.phase.value,
@@ -36,7 +36,7 @@ def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, An
 
 
 def output_scope(prefix: str, node: Node) -> Scope:
-    """Result, exit code and parameters."""
+    """The result, exit code and parameters of a node."""
     found: Scope = {f"{prefix}.outputs.parameters.{name}": value for name, value in node.outputs.values().items()}
     if node.outputs.result is not None:
         found[f"{prefix}.outputs.result"] = node.outputs.result
@@ -46,9 +46,9 @@ def output_scope(prefix: str, node: Node) -> Scope:
 
 
 def tasks_read(kind: str, read: Collection[str], known: Collection[str]) -> Collection[str]:
-    """Those of the known tasks or steps that the names in `read` are of; all when one is of the whole, or of none.
+    """The known tasks or steps that the names in `read` refer to; all of them if a name is of no known one.
 
-    So that a task's scope is as large as what it reads, not as large as what is there.
+    It keeps a task's scope as small as what the task reads.
     """
     found = {name.split(".")[1] for name in read if name.startswith(f"{kind}.")}
     return found if kind not in read and all(one in known for one in found) else known
@@ -60,14 +60,14 @@ def node_artifacts(prefix: str, node: Node) -> dict[str, dict[str, Any]]:
 
 
 def argo_time(time: float) -> str:
-    """As Argo writes a time: whole seconds, in UTC."""
+    """A Unix time as Argo writes it: whole seconds, in UTC."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def loop_outputs(prefix: str, children: Iterable[Node]) -> Scope:
-    """Lists over the items of a loop, in their order; only what succeeded counts.
+    """JSON lists of the outputs of a loop's items, in their order; only items that succeeded count.
 
-    Raises ExpressionError when a result is no JSON.
+    Raises ExpressionError for a result that is not JSON.
     """
     every: list[dict[str, str]] = []
     by_name: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def loop_outputs(prefix: str, children: Iterable[Node]) -> Scope:
 
 
 def _json_list(texts: list[str]) -> str:
-    """A JSON list of strings, or of the maps and lists that all of them are."""
+    """A JSON list of the texts, or of their values where every text is a JSON map or list."""
     values = []
     for text in texts:
         try:

@@ -1,4 +1,4 @@
-"""Steps at work: groups one after the other, the steps of a group side by side."""
+"""A running steps template: groups run one after the other, the steps of a group side by side."""
 
 from collections import ChainMap
 from collections.abc import Collection, Mapping
@@ -32,24 +32,24 @@ class StepsRun:
         self.engine = engine
         self.node = node
         self._given: dict[str, Scope] = {}
-        """What each step so far gives to later ones."""
+        """What later steps may read of each step that has ended."""
         self._artifacts: dict[str, dict[str, Any]] = {}
         self._groups: list[Node] = []
 
     def fail_fast(self, now: float) -> None:
-        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        """Fail the current group: failFast is set, a child has failed, and no child is running any more."""
         group = self._groups[-1]
         group.children = [name for name in group.children if name in self.engine.nodes]
         self.engine.set_phase(group, Phase.FAILED, now, FAIL_FAST)
 
     def begin(self, now: float) -> None:
-        """The first group, or the next."""
+        """Start the first group, or the next."""
         node, engine = self.node, self.engine
         index = len(self._groups)
         if index == len(node.spec["steps"]):
             self._finish(now)
             return
-        group = engine.maker.add_group(
+        group = engine.factory.add_group(
             f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, {}, now
         )
         above = self._groups[-1] if self._groups else None
@@ -63,7 +63,7 @@ class StepsRun:
         engine.manage(group, GroupRun(self, group, node.spec["steps"][index] or []), now)
 
     def on_child_end(self, child: Node, now: float) -> None:
-        """A group has ended; one that had may fail by a daemon of its own."""
+        """A group has ended; one that had ended before may still fail by one of its daemons."""
         if self.node.phase.fulfilled:
             return
         self.engine.raised.pop(child.name, "")
@@ -81,7 +81,7 @@ class StepsRun:
         self.begin(now)
 
     def _record_outputs(self, step: Mapping[str, Any], group: Node) -> None:
-        """What a step gave: to later steps, and to the whole workflow."""
+        """Record what later steps may read of a step."""
         engine, prefix = self.engine, f"steps.{step['name']}"
         whole = f"{group.name}.{step['name']}"
         single = engine.nodes.get(whole)
@@ -95,19 +95,19 @@ class StepsRun:
         self._given[step["name"]] = loop_outputs(prefix, turns)
 
     def scope(self, read: Collection[str], now: float) -> Scope:
-        """What a step may read: globals, the template's inputs, and of earlier steps those that it names."""
+        """The scope of a step: globals, the template's inputs, and the earlier steps that it names."""
         scope = {**self.engine.variables.global_scope(now), **template_scope(self.node.spec)}
         for name in tasks_read("steps", read, self._given):
             scope |= self._given[name]
         return scope
 
     def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Artifacts that a step may take: of earlier steps, the workflow's outputs, the template's inputs."""
+        """Artifacts that a step may use: of earlier steps, the workflow's outputs and the template's inputs."""
         return ChainMap(self._artifacts, self.engine.variables.artifacts, input_artifacts(self.node.spec))
 
     def _set_outbound(self) -> None:
         every = self._groups[-1].children if self._groups else []
-        last = [name for name in every if name in self.engine.nodes]  # Others waited for a limit when the group failed.
+        last = [name for name in every if name in self.engine.nodes]  # Others never began: a limit held them.
         self.node.outbound = [end for name in last for end in node_graph.outbound_names(self.engine.nodes, name)]
 
     def _finish(self, now: float) -> None:
@@ -135,7 +135,7 @@ class GroupRun:
         self._by_name: dict[str, Mapping[str, Any]] = {}
 
     def begin(self, now: float) -> None:
-        """Start every step of the group, up to one that cannot be."""
+        """Start the steps of the group, up to one that cannot be started."""
         try:
             calls = list[tuple[str, Mapping[str, Any], bool]]()
             for step in self._group:
@@ -172,7 +172,7 @@ class GroupRun:
         return body
 
     def _expand_step(self, step: dict[str, Any], room: int, now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
-        """(node's name, step, nothing to loop over) for each turn."""
+        """(node's name, step, whether its loop is empty) for each item, or for the step itself."""
         name = f"{self._node.name}.{step['name']}"
         if not is_loop(step):
             return [(name, step, False)]
@@ -189,13 +189,13 @@ class GroupRun:
         when = str(step.get("when") or "")
         try:
             if empty:
-                engine.maker.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
+                engine.factory.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
                 return True
             if when and not should_run(when):
-                engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                engine.factory.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return True
         except ExpressionError as error:
-            engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            engine.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
         else:
             engine.hooks.register(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)
@@ -208,11 +208,11 @@ class GroupRun:
         self._engine.set_phase(self._node, Phase.ERROR, now, message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
-        """What a step's hooks may read."""
+        """The scope of a step's hooks."""
         return self._steps.scope(read, now)
 
     def fail(self, message: str, now: float) -> None:
-        """An error of a hook ends the group."""
+        """End the group with the error of a hook."""
         if not self._node.phase.fulfilled:
             self._engine.set_phase(self._node, Phase.ERROR, now, message)
 

@@ -1,4 +1,4 @@
-"""A template as it is called: inputs from arguments, then two passes of substitution, globals first, inputs second."""
+"""A call of a template: inputs are filled from arguments, then tags are replaced, globals first and inputs second."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +15,11 @@ from everstep.runtime.workflow.manifest.library import Library, MissingObjectErr
 FAIL_FAST = "template has failed or errored children and failFast enabled"
 ARTIFACT_MARK = "artifact"
 UNSHARED = ("path", "mode", "recurseMode", "optional", "globalName", "from", "fromExpression")
-"""What an artifact does not take along to whom it is given."""
+"""Fields of an artifact that are not passed on to the template that receives it."""
 ABSENT = "inputs.parameters.{}: argument references an absent optional (skipped/omitted node output with no default)"
 LOCATIONS = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
 UNLISTABLE = ("raw", "http", "git")
-"""Those whose paths cannot be listed."""
+"""Locations whose paths cannot be listed."""
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -28,31 +28,31 @@ Artifacts = Mapping[str, Mapping[str, Any]]
 
 
 class ConfigMapError(ExpressionError):
-    """A parameter's ConfigMap or key is not there."""
+    """The ConfigMap of a parameter, or its key, does not exist."""
 
 
 class Call(NamedTuple):
-    """Somebody wants a template to run."""
+    """A request to run a template."""
 
     name: str
-    """Of the node."""
+    """Name of the node."""
     display_name: str
     template: Mapping[str, Any]
     arguments: Mapping[str, Any]
-    """`parameters` and `artifacts`, as lists; a parameter without value is an absent optional."""
+    """`parameters` and `artifacts`, as lists; a parameter without a value is an absent optional one."""
     boundary: str = ""
     owner: str = ""
     hooked: bool = False
     exits: bool = False
-    """It belongs to the workflow's exit handler, which deadlines and a stop leave alone."""
+    """Whether it belongs to the exit handler, which deadlines and `Stop` do not end."""
     title: str | None = None
-    """The name under which the caller knows the template; none by templateRef. None: its own."""
+    """The template's name as the caller gives it; empty for a templateRef. None: the template's own name."""
     reference: Mapping[str, Any] = NOTHING
     """The caller's templateRef."""
     home: str = ""
-    """Where the template's own calls find templates: a WorkflowTemplate, or the workflow."""
+    """The WorkflowTemplate in which the template's own calls find templates; empty: the workflow."""
     scope: Mapping[str, Any] = NOTHING
-    """More that its tags may read: retries, lastRetry."""
+    """More values that its tags may read: retries, lastRetry."""
 
 
 def prepare_template(call: Call, globals_: Scope, library: Library) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def prepare_template(call: Call, globals_: Scope, library: Library) -> dict[str,
     template = substitute(template, known)
     template = substitute(template, {**known, **template_scope(template)})
     if kind_of(template) in LEAVES and tags(template):
-        # Argo does it again when it makes the pod: what an input brought in is looked at once more.
+        # Argo substitutes once more when it makes the pod: tags that an input brought in are replaced, too.
         again = substitute(template, known)
         template = {**substitute(again, {**known, **template_scope(again)}), "inputs": template["inputs"]}
     return template
@@ -147,9 +147,9 @@ def input_artifacts(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    """A task's arguments with its scope's values; what reads nothing but an absent output has no value.
+    """A task's arguments with their tags replaced; an argument that is only a tag of an absent output has no value.
 
-    Raises ExpressionError: an expression fails, or an absent output stands in a longer text.
+    Raises ExpressionError when an expression fails, or when an absent output stands in a longer text.
     """
     given = task.get("arguments") or {}
     parameters = []
@@ -166,7 +166,7 @@ def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
 def resolve_artifacts(task: Mapping[str, Any], scope: Scope, known: Artifacts) -> list[dict[str, Any]]:
     """A task's artifact arguments: what `from` and `fromExpression` name, or a location of their own.
 
-    Raises ExpressionError when one is not there and not optional.
+    Raises ExpressionError when a required artifact does not exist.
     """
     found = []
     for entry in list_at(task.get("arguments"), "artifacts"):
@@ -198,7 +198,7 @@ def artifact_names_read(task: Mapping[str, Any]) -> set[str]:
 
 
 def find_artifact(entry: Mapping[str, Any], scope: Scope, known: Artifacts) -> dict[str, Any] | None:
-    """The artifact that `from` or `fromExpression` names; None when it is not there. Raises ExpressionError."""
+    """The artifact that `from` or `fromExpression` names; None when it does not exist. Raises ExpressionError."""
     if entry.get("fromExpression"):
         environment = {**scope, **{name: {ARTIFACT_MARK: name} for name in known}}
         chosen = evaluate(str(entry["fromExpression"]), environment, FUNCTIONS)
@@ -222,6 +222,6 @@ def _is_only_absent(value: Any, scope: Scope) -> bool:
 
 
 def first_unset(value: Any, prefix: str) -> str:
-    """The first name of that kind which a tag still waits for; empty when there is none. Artifacts are no values."""
+    """The first name with that prefix that a tag still reads, artifacts aside; empty when there is none."""
     names = sorted(names_read(value))
     return next((name for name in names if name.startswith(prefix) and ".outputs.artifacts." not in name), "")

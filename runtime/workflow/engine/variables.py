@@ -1,4 +1,4 @@
-"""`workflow.*`: what every template may read, and what templates export by globalName."""
+"""`workflow.*`: the variables that every template may read, and the outputs exported by globalName."""
 
 import json
 import re
@@ -16,28 +16,28 @@ from everstep.runtime.workflow.expressions.values import go_json, parameter_text
 from everstep.runtime.workflow.manifest.fields import list_at
 
 STRFTIME = "ABHIMSYZabdmpyz"
-"""Parts of the creation time, as strftime names them, that have a variable each ("Workflow Variables")."""
+"""Letters of strftime for which `workflow.creationTimestamp.LETTER` exists ("Workflow Variables")."""
 _RESULT = re.compile(r"""(?:steps|tasks)(?:\.([-\w]+)|\[(?:'|\\")?([-\w]+)(?:'|\\")?\])\.outputs\.result""")
 _SUFFIX = re.compile(r"\(\d+(?::.*)?\)$", re.DOTALL)
 
 
 class Variables:
-    """Of one run."""
+    """The workflow variables of one run."""
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
         self.wrong = ""
-        """Why the workflow's parameters cannot be had; empty when they can."""
+        """Why the workflow's parameters cannot be resolved; empty if they can."""
         self.outputs: dict[str, dict[str, Any]] = {}
         """Global output parameters by name, as Argo lists them in status.outputs."""
         self.artifacts: dict[str, dict[str, Any]] = {}
         """Global output artifacts by dotted name."""
         self._exported: Scope = {}
         self.labels: dict[str, str] = {}
-        """Those that expressions of workflowMetadata give."""
+        """Labels from the expressions of workflowMetadata.labelsFrom."""
         self._fixed = self._fixed_scope()
         self._read: dict[str, set[str]] = {}
-        """Of each DAG or Steps node: the tasks whose result something in it reads."""
+        """By DAG or Steps node: the tasks whose result its template reads."""
 
     def _fixed_scope(self) -> Scope:
         engine = self._engine
@@ -65,7 +65,7 @@ class Variables:
         return found | self._evaluate_labels(more.get("labelsFrom") or {}, found)
 
     def _evaluate_labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
-        """Labels of the workflow that expressions give."""
+        """Evaluate the labels of the workflow that expressions give."""
         found: Scope = {}
         for name, source in wanted.items():
             text = str(source.get("expression"))
@@ -100,15 +100,15 @@ class Variables:
 
     @property
     def namespace(self) -> str:
-        """The workflow's."""
+        """The workflow's namespace."""
         return str(self._fixed["workflow.namespace"])
 
     def global_scope(self, now: float) -> Scope:
-        """What every template may read at `now`."""
+        """The scope of every template at `now`."""
         return {**self._fixed, **self._exported, **self._engine.root.status_scope(now)}
 
     def arguments(self) -> dict[str, Any]:
-        """The workflow's own arguments, as the entrypoint gets them."""
+        """The workflow's arguments, as the entrypoint gets them."""
         given = self._engine.manifest.spec.get("arguments") or {}
         parameters = [
             {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
@@ -117,11 +117,11 @@ class Variables:
         return {"parameters": parameters, "artifacts": list_at(given, "artifacts")}
 
     def pod_name(self, call: Call) -> str:
-        """Of the pod that a call would make."""
+        """Name of the pod that a call would make."""
         return pod_name(self._engine.name, call.name, str(call.template.get("name") or ""))
 
     def export(self, node: Node) -> None:
-        """Outputs with a globalName become the workflow's."""
+        """Make outputs with a globalName outputs of the workflow."""
         for entry in node.outputs.parameters:
             name = entry.get("globalName")
             if name and entry.get("value") is not None:
@@ -151,7 +151,7 @@ class Variables:
         return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
 
     def is_result_read(self, node: Node) -> bool:
-        """Does somebody read its standard output? Told, as by Argo, from the text of the template around it."""
+        """Whether another node reads its standard output; as Argo does it, by the text of the template around it."""
         boundary = self._engine.nodes.get(node.boundary)
         if boundary is None:
             return False

@@ -1,4 +1,4 @@
-"""The workflow itself: entrypoint, hooks beside it, exit handler after it, and one phase for all."""
+"""The workflow itself: its entrypoint, the hooks beside it, the exit handler after it, and its phase."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ EXIT_SUFFIX = ".onExit"
 
 
 class Root:
-    """Of one run."""
+    """The workflow of one run."""
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class Root:
         self._hooks: dict[str, str] = {}
 
     def begin(self, now: float) -> None:
-        """Start the entrypoint, if nothing stands against it."""
+        """Start the entrypoint, or finish with the reason why it cannot start."""
         engine = self._engine
         spec = engine.manifest.spec
         entry = engine.manifest.templates.get(engine.manifest.entrypoint) or {}
@@ -62,7 +62,7 @@ class Root:
             self.resume(now)
 
     def resume(self, now: float) -> None:
-        """The entrypoint, now or when it is resumed."""
+        """Start the entrypoint, at once or when a suspended workflow is resumed."""
         self.suspended = False
         engine = self._engine
         call = Call(engine.name, engine.name, {}, engine.variables.arguments())
@@ -128,12 +128,12 @@ class Root:
         try:
             arguments = substitute(hook.get("arguments") or {}, scope)
         except ExpressionError as error:
-            self._engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self._engine.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         self._engine.call_task(call, {**hook, "arguments": arguments}, now)
 
     def _start_exit_handler(self, now: float) -> None:
-        """The exit handler, once the hooks beside the entrypoint have ended."""
+        """Start the exit handler once the hooks beside the entrypoint have ended; finish if there is none."""
         engine = self._engine
         spec, name = engine.manifest.spec, engine.name + EXIT_SUFFIX
         beside = [engine.nodes.get(hook) for hook in self._hooks.values()]
@@ -159,6 +159,6 @@ class Root:
             self.finish(self.phase, self.message, now)
 
     def finish(self, phase: Phase, message: str, now: float) -> None:
-        """Nothing follows."""
+        """End the workflow: no node begins any more."""
         self.phase, self.message = phase, message
         self._engine.finished = now

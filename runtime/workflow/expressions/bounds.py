@@ -1,4 +1,4 @@
-"""How much an expression may do and make, so that no text of a manifest or a pod holds up or fills its launcher.
+"""Bounds of expressions, so that no text of a manifest or a pod can stall the launcher or fill its memory.
 
 expr-lang has such bounds, too ("Configuration": the memory budget and the most nodes); their words are used where they
 have some. What is weighed counts every value as often as it is reached: lists that share a list are as large as what
@@ -42,7 +42,7 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Meter:
-    """What may still be done."""
+    """The work and text that may still be spent."""
 
     def __init__(self, work: int) -> None:
         self.left = work
@@ -50,7 +50,7 @@ class Meter:
         self._read: set[str] = set()
 
     def grant(self, nodes: int) -> None:
-        """Allow what so many more items or nodes may need."""
+        """Add the work and text of that many more items or nodes."""
         self.left += NODE * nodes
         self._text += NODE_TEXT * nodes
 
@@ -61,13 +61,13 @@ class Meter:
             self.spend(steps)
 
     def spend_text(self, characters: int) -> None:
-        """Make so much text by tags. Raises ExpressionError when it is too much."""
+        """Spend text that tags make. Raises ExpressionError when it is too much."""
         self._text -= characters
         if self._text < 0:
             raise ExpressionError(f"the texts of templates are longer than {SUBSTITUTED} characters")
 
     def spend(self, steps: int) -> None:
-        """Do so much. Raises ExpressionError when it is too much."""
+        """Spend steps. Raises ExpressionError when there are too many."""
         self.left -= steps
         if self.left < 0:
             raise ExpressionError(TOO_MUCH)
@@ -99,7 +99,7 @@ class Meter:
 
 @contextmanager
 def evaluation_meter(event: Meter) -> Iterator[Meter]:
-    """A meter of its own, whose work the event's pays."""
+    """A meter of one evaluation, whose steps are also spent of the event's meter."""
     own = Meter(min(WORK, event.left))
     before = own.left
     try:
@@ -113,7 +113,7 @@ _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 @contextmanager
 def use_meter() -> Iterator[Meter]:
-    """A meter; all inside of it goes by the outermost one. Raises ExpressionError for what is nested too deep."""
+    """The current meter, or a new one if there is none. Raises ExpressionError for what is nested too deep."""
     outer = _meter.get()
     if outer is not None:
         try:
@@ -134,21 +134,21 @@ def use_meter() -> Iterator[Meter]:
 
 
 def check_count(count: int) -> int:
-    """That many values are about to be made. Raises ExpressionError when they are too many."""
+    """Raise ExpressionError if that many values are too many to make; returns the count."""
     if count > MAX_VALUES:
         raise ExpressionError(TOO_MUCH)
     return count
 
 
 def check_length(characters: int) -> int:
-    """A text of that length is about to be made. Raises ExpressionError when it is too long."""
+    """Raise ExpressionError if a text of that length is too long to make; returns the length."""
     if characters > MAX_TEXT:
         raise ExpressionError(TOO_MUCH)
     return characters
 
 
 def wrap_int64(value: int) -> int:
-    """An integer as 64 bits hold it, as Go's arithmetic does it."""
+    """An integer wrapped to 64 bits, as in Go's arithmetic."""
     return value if INT_MIN <= value <= INT_MAX else (value - INT_MIN) % (1 << 64) + INT_MIN
 
 

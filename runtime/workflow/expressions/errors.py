@@ -1,4 +1,4 @@
-"""What can be wrong with an expression, and how expr-lang points at the place."""
+"""Errors of expressions, and how expr-lang points at their place."""
 
 
 class ExpressionError(ValueError):
@@ -10,7 +10,7 @@ class ExpressionSyntaxError(ExpressionError):
 
 
 class UnknownNameError(ExpressionError):
-    """It reads a name or calls a function that nothing is bound to."""
+    """The expression reads a name or calls a function that is not bound."""
 
 
 def point_at(message: str, source: str, position: int) -> str:

@@ -31,7 +31,7 @@ from everstep.runtime.workflow.expressions.values import go_text, go_type
 
 
 class PredicateItem(NamedTuple):
-    """What `#`, `#index` and `#acc` are inside of a predicate."""
+    """The values of `#`, `#index` and `#acc` inside of a predicate."""
 
     value: Any
     index: int = 0
@@ -39,7 +39,7 @@ class PredicateItem(NamedTuple):
 
 
 class ExpandedScope(dict[str, Any]):
-    """Values whose dotted names are maps already."""
+    """An environment whose dotted names are expanded to maps."""
 
 
 def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> Any:
@@ -55,7 +55,7 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
         for place, name in names:
             if name not in expanded and name not in functions:
                 raise UnknownNameError(point_at(f"unknown name {name}", text, place))
-        found = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).value(tree, None)
+        found = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).evaluate(tree, None)
         meter.weigh(found)
     return found
 
@@ -69,8 +69,8 @@ def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any
     except ExpressionError as error:
         raise ExpressionError(f"unable to evaluate expression '{text}': {error}") from None
     if not isinstance(found, bool):
-        told = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
-        raise ExpressionError(f"unable to cast expression result '{told}' to bool")
+        shown = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
+        raise ExpressionError(f"unable to cast expression result '{shown}' to bool")
     return found
 
 
@@ -164,7 +164,7 @@ def _tree_paths(tree: Any) -> frozenset[str]:
 
 
 def _node_position(node: Any) -> int:
-    """Where expr-lang says that a node stands."""
+    """The position at which expr-lang reports a node."""
     while isinstance(node, Tree):
         if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
             node = next(child for child in reversed(node.children) if isinstance(child, Token))
@@ -188,8 +188,8 @@ class _Evaluation:
         self._environment = dict(environment)
         self._functions = functions
 
-    def value(self, node: Any, pointer: PredicateItem | None) -> Any:
-        """Of a tree, with what `#` stands for."""
+    def evaluate(self, node: Any, pointer: PredicateItem | None) -> Any:
+        """The value of a tree; `pointer`: what `#` stands for."""
         self._meter.spend(1)
         return getattr(self, f"_{node.data}")(node.children, pointer, node)
 
@@ -198,24 +198,24 @@ class _Evaluation:
 
     def _let(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         self._meter.spend(len(self._environment) // CHARACTERS_A_STEP)
-        environment = {**self._environment, str(c[1]): self.value(c[3], pointer)}
-        return _Evaluation(self._source, environment, self._functions, self._meter).value(c[5], pointer)
+        environment = {**self._environment, str(c[1]): self.evaluate(c[3], pointer)}
+        return _Evaluation(self._source, environment, self._functions, self._meter).evaluate(c[5], pointer)
 
     def _ternary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        return self.value(c[2] if self._boolean(c[0], pointer) else c[4], pointer)
+        return self.evaluate(c[2] if self._boolean(c[0], pointer) else c[4], pointer)
 
     def _if_else(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        return self.value(c[3] if self._boolean(c[1], pointer) else c[7], pointer)
+        return self.evaluate(c[3] if self._boolean(c[1], pointer) else c[7], pointer)
 
     def _elvis(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        first = self.value(c[0], pointer)
-        return self.value(c[3], pointer) if first in (None, False) else first
+        first = self.evaluate(c[0], pointer)
+        return self.evaluate(c[3], pointer) if first in (None, False) else first
 
     def _parentheses(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        return self.value(c[1], pointer)
+        return self.evaluate(c[1], pointer)
 
     def _boolean(self, node: Any, pointer: PredicateItem | None) -> bool:
-        found = self.value(node, pointer)
+        found = self.evaluate(node, pointer)
         if not isinstance(found, bool):
             raise self._fail(f"interface conversion: interface {{}} is {go_type(found)}, not bool", node)
         return found
@@ -230,20 +230,20 @@ class _Evaluation:
         return not self._boolean(c[1], pointer)
 
     def _coalesce(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        first = self.value(c[0], pointer)
-        return self.value(c[2], pointer) if first is None else first
+        first = self.evaluate(c[0], pointer)
+        return self.evaluate(c[2], pointer) if first is None else first
 
     def _sign(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        found = self.value(c[1], pointer)
+        found = self.evaluate(c[1], pointer)
         if not is_number(found):
             raise self._fail(f"invalid operation: {c[0]} {go_type(found)}", node)
         return -found if c[0] == "-" else found
 
     def _binary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         """One operator, or several of one rank, from the left."""
-        found = self.value(c[0], pointer)
+        found = self.evaluate(c[0], pointer)
         for operator, right in zip(c[1::2], c[2::2], strict=True):
-            found = self._operate(found, operator, self.value(right, pointer))
+            found = self._operate(found, operator, self.evaluate(right, pointer))
         return found
 
     def _operate(self, a: Any, operator: Token, b: Any) -> Any:
@@ -262,13 +262,13 @@ class _Evaluation:
         return not self._binary([c[0], c[2], c[3]], pointer, node)
 
     def _member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        of, name = self.value(c[0], pointer), _word_text(c[-1])
+        of, name = self.evaluate(c[0], pointer), _word_text(c[-1])
         if isinstance(of, dict):
             return of.get(name)
         raise self._fail(f"cannot fetch {name} from {go_type(of)}", c[-1])
 
     def _optional_member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        return None if self.value(c[0], pointer) is None else self._member(c, pointer, node)
+        return None if self.evaluate(c[0], pointer) is None else self._member(c, pointer, node)
 
     def _pointer_member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of = pointer.value if pointer else None
@@ -277,7 +277,7 @@ class _Evaluation:
         raise self._fail(f"cannot fetch {_word_text(c[-1])} from {go_type(of)}", c[-1])
 
     def _index(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        of, key = self.value(c[0], pointer), self.value(c[2], pointer)
+        of, key = self.evaluate(c[0], pointer), self.evaluate(c[2], pointer)
         if isinstance(of, dict):
             return None if isinstance(key, list | dict) else of.get(key)
         if isinstance(of, list | str) and isinstance(key, int) and not isinstance(key, bool):
@@ -287,14 +287,14 @@ class _Evaluation:
         raise self._fail(f"cannot fetch {key} from {go_type(of)}", c[2])
 
     def _optional_index(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        return None if self.value(c[0], pointer) is None else self._index([c[0], *c[2:]], pointer, node)
+        return None if self.evaluate(c[0], pointer) is None else self._index([c[0], *c[2:]], pointer, node)
 
     def _slice(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        of = self.value(c[0], pointer)
+        of = self.evaluate(c[0], pointer)
         if not isinstance(of, list | str):
             raise self._fail(f"cannot slice {go_type(of)}", node)
         self._meter.spend(len(of) // CHARACTERS_A_STEP)
-        ends = [None if part is None else self.value(part, pointer) for part in (c[2], c[4])]
+        ends = [None if part is None else self.evaluate(part, pointer) for part in (c[2], c[4])]
         if any(end is not None and (not isinstance(end, int) or isinstance(end, bool)) for end in ends):
             raise self._fail("invalid operation: slice index is no integer", node)
         return of[ends[0] : ends[1]]
@@ -303,7 +303,9 @@ class _Evaluation:
         rest = c[4] if len(c) > 4 else None
         if c[2].type == "PREDICATED":
             raise self._fail(f"a pipe into {c[2]} is not supported here; write {c[2]}(...)", c[2])
-        return self._call_function(str(c[2]), c[2], [self.value(c[0], pointer), *self._argument_values(rest, pointer)])
+        return self._call_function(
+            str(c[2]), c[2], [self.evaluate(c[0], pointer), *self._argument_values(rest, pointer)]
+        )
 
     def _call(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         callee = c[0]
@@ -338,22 +340,22 @@ class _Evaluation:
     def _argument_values(self, arguments: Any, pointer: PredicateItem | None) -> list[Any]:
         if arguments is None:
             return []
-        return [self.value(child, pointer) for child in arguments.children if isinstance(child, Tree)]
+        return [self.evaluate(child, pointer) for child in arguments.children if isinstance(child, Tree)]
 
     def _predicate_call(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         first, *rest = [child for child in c[2].children if isinstance(child, Tree)]
-        over = self.value(first, pointer)
+        over = self.evaluate(first, pointer)
         if not isinstance(over, list):
             raise self._fail(f"builtin {c[0]} takes only array (got {go_type(over)})", c[0])
         self._meter.spend(len(over))
         body = next((child for child in rest[0].children if isinstance(child, Tree)), None) if rest else None
 
         def predicate(item: Any, index: int, accumulated: Any = None) -> Any:
-            return self.value(body, PredicateItem(item, index, accumulated))
+            return self.evaluate(body, PredicateItem(item, index, accumulated))
 
         try:
             return PREDICATES[str(c[0])](
-                over, predicate if body else None, *[self.value(more, pointer) for more in rest[1:]]
+                over, predicate if body else None, *[self.evaluate(more, pointer) for more in rest[1:]]
             )
         except ExpressionError:
             raise
@@ -392,10 +394,10 @@ class _Evaluation:
                 key: Any = pair.children[0]
                 value = pair.children[-1]
                 if pair.data == "computed_pair":
-                    name = self.value(pair.children[1], pointer)
+                    name = self.evaluate(pair.children[1], pointer)
                 else:
                     name = unquote(str(key)) if key.type == "STRING" else str(key)
                 if not isinstance(name, str):
                     raise self._fail(f"interface conversion: interface {{}} is {go_type(name)}, not string", node)
-                found[name] = self.value(value, pointer)
+                found[name] = self.evaluate(value, pointer)
         return found

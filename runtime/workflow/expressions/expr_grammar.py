@@ -167,11 +167,11 @@ _parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=True)
 
 
 class ParseResult(NamedTuple):
-    """What a text is."""
+    """The result of parsing a text."""
 
     tree: Tree[Token] | None
     steps: int
-    """Of reading it."""
+    """Steps that reading it costs."""
     wrong: str = ""
     """Why there is no tree."""
 

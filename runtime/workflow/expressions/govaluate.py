@@ -129,14 +129,14 @@ def _token_kind(token: Token) -> str:
 
 def _check_order(tokens: list[Token]) -> None:
     """Every kind may follow the one before it, and parentheses match."""
-    before, told = "UNKNOWN", "<nil>"
+    before, before_text = "UNKNOWN", "<nil>"
     for token in tokens:
         kind = _token_kind(token)
         if kind not in FOLLOWS[before]:
             raise ExpressionError(
-                f"Cannot transition token types from {before} [{told}] to {kind} [{_token_text(token)}]"
+                f"Cannot transition token types from {before} [{before_text}] to {kind} [{_token_text(token)}]"
             )
-        before, told = kind, _token_text(token)
+        before, before_text = kind, _token_text(token)
     if before not in ENDS:
         raise ExpressionError("Unexpected end of expression")
     if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(token.type, 0) for token in tokens):

@@ -1,4 +1,4 @@
-"""Go's regular expressions, by RE2, whose time is linear in the text: no pattern holds anybody up.
+"""Go's regular expressions, by RE2, whose time is linear in the text: no pattern can stall the launcher.
 
 RE2's syntax is Go's, but for `\\C`, which Go lacks (github.com/google/re2, "Syntax"). What is no regular expression
 raises ExpressionError in Go's words.
@@ -40,18 +40,18 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Is it somewhere in the text?"""
+    """Whether the pattern matches somewhere in the text."""
     return compile_pattern(pattern).search(_bytes(text)) is not None
 
 
 def find_first(pattern: str, text: str) -> str:
-    """Where it is first; empty when nowhere."""
+    """The first match; empty when there is none."""
     match = compile_pattern(pattern).search(_bytes(text))
     return _text(match.group()) if match else ""
 
 
 def find_all(pattern: str, text: str, count: int = -1) -> list[str]:
-    """What it finds, at most so many; all of them below 0."""
+    """The matches, at most `count`; a negative count means all."""
     return [_text(match.group()) for match in _iterate_matches(pattern, _bytes(text), count)]
 
 
@@ -67,7 +67,7 @@ def replace_all(pattern: str, text: str, new: str, literal: bool = False) -> str
 
 
 def split(pattern: str, text: str, count: int = -1) -> list[str]:
-    """The parts between what it finds, at most so many; all of them below 0."""
+    """The parts between matches, at most `count`; a negative count means all."""
     if count == 0:
         return []
     given, parts, place, end = _bytes(text), list[str](), 0, 0

@@ -23,7 +23,7 @@ from everstep.runtime.workflow.expressions.values import go_json, go_text
 
 _UNQUOTABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 LATE_NAMES = ("retries", "lastRetry", "item", "workflow.status", "workflow.failures")
-"""What an expression may read before it is bound: the tag waits for it."""
+"""Names that are bound late: a tag whose expression reads one stays until then."""
 FUNCTIONS = {"sprig": SPRIG}
 
 
@@ -173,6 +173,6 @@ def _quotable_text(value: Any, name: str) -> str:
 
 
 def _is_unbound(path: str, scope: Mapping[str, Any]) -> bool:
-    """It begins with a name that is bound later."""
+    """Whether the path begins with a late name that the scope does not have yet."""
     late = next((name for name in LATE_NAMES if path == name or path.startswith(f"{name}.")), None)
     return late is not None and not any(name == late or name.startswith(f"{late}.") for name in scope)

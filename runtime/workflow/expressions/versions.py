@@ -25,11 +25,11 @@ class Version(NamedTuple):
     minor: int
     patch: int
     prerelease: str
-    """Of a version before that one: `beta.2`."""
+    """The pre-release: `beta.2`; empty for a release."""
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What is compared."""
+        """The key by which versions are compared."""
         each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.prerelease.split(".")]
         return (*self[:3], not self.prerelease, each)
 
@@ -42,7 +42,7 @@ class _Constraint(NamedTuple):
 
 
 def allows(constraints: str, version: str) -> bool:
-    """Does the version keep to them? Raises ExpressionError for what is neither."""
+    """Whether the version satisfies the constraints. Raises ExpressionError for malformed texts."""
     found = _VERSION.fullmatch(version.strip())
     if not found:
         raise ExpressionError("invalid semantic version")
@@ -60,23 +60,23 @@ def _parse_constraints(text: str) -> list[_Constraint]:
             raise ExpressionError(f"improper constraint: {text[:_LONGEST]}")
         rest = rest[match.end() :]
         numbers = [part for part in match.groups()[1:4] if part and part not in "xX*"]
-        told = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
-        major, minor, patch = (*map(int, numbers[:told]), 0, 0, 0)[:3]
+        given = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
+        major, minor, patch = (*map(int, numbers[:given]), 0, 0, 0)[:3]
         operator = match[1] or "="
-        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), told))
+        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), given))
     if not found:
         raise ExpressionError(f"improper constraint: {text}")
     return found
 
 
 def _holds(constraint: _Constraint, have: Version) -> bool:
-    """A version before another is wanted by nobody who names none such."""
-    operator, wanted, told = constraint
+    """Whether a version satisfies a constraint. A pre-release satisfies only constraints that name a pre-release."""
+    operator, wanted, given = constraint
     if have.prerelease and not wanted.prerelease:
         return False
-    mine, theirs = (have[:told], wanted[:told]) if told < 3 else (have.order, wanted.order)
+    mine, theirs = (have[:given], wanted[:given]) if given < 3 else (have.order, wanted.order)
     since = have.order >= wanted.order
-    kept = _caret_count(wanted, told) if operator == "^" else min(told, 2)
+    kept = _caret_count(wanted, given) if operator == "^" else min(given, 2)
     return {
         "=": mine == theirs,
         "!=": mine != theirs,

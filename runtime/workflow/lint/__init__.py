@@ -1,1 +1,1 @@
-"""What is wrong with a workflow before it runs anywhere. `findings` asks all the others."""
+"""Mistakes in a workflow before it runs. `findings` runs the checks of the other modules."""

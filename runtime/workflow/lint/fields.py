@@ -57,9 +57,9 @@ def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Librar
 
 def _data_findings(at: TemplateAt) -> Iterator[RawFinding]:
     """A source that fails when it runs."""
-    told = ((at.template.get("data") or {}).get("source") or {}).get("artifactPaths") or {}
+    paths = ((at.template.get("data") or {}).get("source") or {}).get("artifactPaths") or {}
     for kind in UNLISTABLE:
-        if told.get(kind):
+        if paths.get(kind):
             where = (*at.where, "data", "source", "artifactPaths", kind)
             yield "data", True, Problem(where, f"paths of {kind} cannot be listed; use s3")
 
@@ -107,8 +107,8 @@ def _gate_findings(at: TemplateAt, library: Library) -> Iterator[RawFinding]:
         gates.declared_locks(at.template, "default", library)
     except ExpressionError as error:
         yield "lock", True, Problem((*at.where, "synchronization"), str(error))
-    told = at.template.get("memoize") or {}
-    if told and "{{" not in str(told):
+    memoize = at.template.get("memoize") or {}
+    if memoize and "{{" not in str(memoize):
         try:
             gates.declared_memo(at.template)
         except ExpressionError as error:

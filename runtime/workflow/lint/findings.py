@@ -1,7 +1,7 @@
-"""What is wrong with a workflow, before it runs anywhere: `findings(document, library)`.
+"""Mistakes in a workflow before it runs: `findings(document, library)`.
 
 Errors are what Argo refuses, what this machine does not do, and what is sure to fail when it runs. Warnings are what
-passes without a word and is most likely not meant.
+passes silently and is probably not meant.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ INVALID = "invalid"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong."""
+    """One mistake or warning."""
 
     line: int
     where: Where
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 
 def findings(document: Document, library: Library, others: Mapping[str, Document] = NO_DOCUMENTS) -> list[Finding]:
-    """All that is found, in the order of the lines. `others`: where the objects stand that it refers to."""
+    """All findings, by line. `others`: the documents of objects that the workflow refers to."""
     with use_meter():
         return _findings(document, library, others)
 
@@ -80,7 +80,7 @@ def _to_finding(document: Document, problem: Problem, code: str, error: bool) ->
 
 
 def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
-    """A WorkflowTemplate as somebody would submit it: with all its parameters, from its first template on."""
+    """A WorkflowTemplate as a workflow: with all its parameters, its first template as the entrypoint."""
     spec = template.get("spec")
     if not isinstance(spec, Mapping):
         return {**template, "kind": parse.KIND}

@@ -1,5 +1,5 @@
-"""A manifest as data: what it says, what it refers to, and what is refused by name.
+"""A manifest as data: its fields, what it refers to, and what this executor refuses by name.
 
 `yaml_source` reads the text, `schema` knows every field, `validate` and `cycles` the references, `pod_rules` what
-Kubernetes would refuse; `parse` asks them all and gives a `Manifest`. `library` has what stands in other files.
+Kubernetes would refuse; `parse` runs them all and returns a `Manifest`. `library` has the objects of other files.
 """

@@ -1,4 +1,4 @@
-"""Templates that call each other, or themselves, with nothing that ever ends it."""
+"""Templates that call each other, or themselves, for ever."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ TemplateId = tuple[str, str]
 
 
 def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
-    """One for each call of the workflow's own templates that comes back to where it began, whatever happens."""
+    """A problem for each call of the workflow's own templates that always comes back to its own template."""
     own = {str(one.get("name")): one for one in list_at(spec, "templates")}
     for index, template in enumerate(list_at(spec, "templates")):
         began = ("", str(template.get("name")))
@@ -28,7 +28,7 @@ def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
 
 
 def _path_back(start: TemplateId, end: TemplateId, own: Templates, library: Library) -> list[TemplateId]:
-    """The templates from one to another, both among them, by calls that nothing keeps from being made."""
+    """The templates from one to another, both included, along unconditional calls; empty when there is no path."""
     ways, queue = {start: [start]}, [start]
     for place in queue:
         if place == end:
@@ -47,7 +47,7 @@ def _home_templates(home: str, library: Library) -> Templates:
 
 
 def _unconditional_calls(home: str, template: Mapping[str, Any]) -> Iterator[tuple[Where, TemplateId]]:
-    """(where, which template) of the calls that are made unless something fails before."""
+    """(where, which template) of the calls that are made unless something fails first."""
     for number, group in enumerate(list_at(template, "steps")):
         for index, step in enumerate(group or []):
             if not _may_be_left_out(step):

@@ -1,4 +1,4 @@
-"""What Argo's server refuses in the tasks of one DAG: how they say for what they wait, and whom they name."""
+"""What Argo's server refuses in the tasks of one DAG: how they declare dependencies, and which tasks they name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hi
 
 
 def style_problems(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]:
-    """Either `depends` or `dependencies` in one DAG, and what goes with them."""
+    """Problems of a DAG that mixes `depends` with `dependencies`, continueOn or names that it cannot use."""
     depends = any(task.get("depends") for task in tasks)
     if depends and any(task.get("dependencies") for task in tasks):
         yield Problem(here, "have both depends and dependencies; use depends in all of them")
@@ -26,7 +26,7 @@ def style_problems(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[
 def reference_problems(
     entries: Sequence[Mapping[str, Any]], tasks: Mapping[str, Mapping[str, Any]], here: Where
 ) -> Iterator[Problem]:
-    """Every task that another waits for is there, and can be in the state that is asked for."""
+    """Problems of dependencies: the task does not exist, or cannot be in that state."""
     for index, task in enumerate(entries):
         field = (*here, index, "depends" if task.get("depends") else "dependencies")
         for name, state in needs(depends_of(task, tasks)):

@@ -13,9 +13,9 @@ _NEED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9]*)(?:\.([A-Za-z]+))?")
 
 
 _PLAIN = re.compile(r"\s*[A-Za-z0-9][-A-Za-z0-9]*(\s*&&\s*[A-Za-z0-9][-A-Za-z0-9]*)*\s*")
-"""Only bare names, which need no grammar."""
+"""A condition of bare names only, which needs no grammar."""
 GOOD_STATES = ("Succeeded", "Skipped", "Daemoned")
-"""What a bare name stands for."""
+"""The states for which a bare name holds."""
 
 
 class DependsError(ExpressionError):
@@ -42,7 +42,7 @@ def _dependency_condition(name: str, tasks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def is_satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
-    """Does it hold? `states` gives the true states of each task that it names. Raises DependsError."""
+    """Whether the condition holds. `states`: the true states of each task that it names. Raises DependsError."""
     if _PLAIN.fullmatch(text):
         return all(any(states[name].get(state) for state in GOOD_STATES) for name, _ in needs(text))
     written = _NEED.sub(_expr_need, text)
@@ -60,7 +60,7 @@ def is_satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
 
 
 def _expr_name(name: str) -> str:
-    """As a name of expr-lang, in which - is minus."""
+    """The task's name as an identifier of expr-lang, in which - is minus."""
     return name.replace("-", "_")
 
 
@@ -70,21 +70,21 @@ def _expr_need(need: re.Match[str]) -> str:
 
 
 class Ancestry:
-    """What each task waits for, also by way of others; looked up only as far as is asked. There are no cycles."""
+    """The transitive dependencies of tasks, searched only as far as needed. There must be no cycles."""
 
     def __init__(self, waits: Mapping[str, set[str]]) -> None:
         self._waits = waits
 
     def ancestors(self, name: str) -> set[str]:
-        """Everything that a task waits for."""
+        """All tasks that a task waits for."""
         return set(self._walk_up(name))
 
     def is_ancestor(self, name: str, other: str) -> bool:
-        """Does it wait for the other?"""
+        """Whether a task waits for the other, directly or through others."""
         return any(one == other for one in self._walk_up(name))
 
     def _walk_up(self, name: str) -> Iterator[str]:
-        """Nearest first."""
+        """The ancestors of a task, nearest first."""
         seen, queue = {name}, [name]
         for one in queue:
             for need in self._waits.get(one, ()):

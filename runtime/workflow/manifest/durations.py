@@ -11,11 +11,11 @@ LONGEST_S = INT_MAX / go_duration.SECOND
 
 
 class DurationError(ValueError):
-    """It is none; in Argo's words."""
+    """The value is not a duration; in Argo's words."""
 
 
 def parse_seconds(value: Any) -> float:
-    """Of a duration; a bare number counts seconds. Raises DurationError."""
+    """The seconds of a duration; a bare number counts seconds. Raises DurationError."""
     text = str(value)
     if re.fullmatch(r"[+-]?[0-9]+", text):
         if abs(float(text)) > LONGEST_S:

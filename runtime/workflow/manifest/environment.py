@@ -14,19 +14,19 @@ from everstep.runtime.workflow.manifest.schema import Problem, Where
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 VOLUME_ONLY_FIELDS = ("metadata.labels", "metadata.annotations")
-"""Fields that only a volume can show."""
+"""Fields that a volume can show but a variable cannot."""
 _LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 class ContainerCommand(NamedTuple):
-    """What a container is given."""
+    """A container's command and variables."""
 
     command: list[str]
     environment: dict[str, str]
 
 
 def container_command(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> ContainerCommand:
-    """Command and variables of a container; `facts` is what fieldRef reads. Raises NotThereError."""
+    """The command and variables of a container; `facts`: what fieldRef reads. Raises MissingObjectError."""
     found: dict[str, str] = {}
     for source in list_at(container, "envFrom"):
         prefix = str(source.get("prefix") or "")
@@ -79,7 +79,7 @@ def pod_facts(
 
 
 def is_known_field(path: str) -> bool:
-    """Can a variable have it?"""
+    """Whether a variable can read that field."""
     return _LABEL.fullmatch(path) is not None or (
         path in pod_facts("", "", "", "", {}, {}) and path not in VOLUME_ONLY_FIELDS
     )
@@ -88,7 +88,7 @@ def is_known_field(path: str) -> bool:
 def resource_value(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     """What a resourceFieldRef reads of a container, in divisors, rounded up.
 
-    A request that is not given is the limit, a limit that is not given the machine's.
+    A missing request is the limit; a missing limit is the machine's capacity.
     """
     kind, _, name = str(reference.get("resource")).partition(".")
     resources = container.get("resources") or {}
@@ -103,7 +103,7 @@ def resource_value(reference: Mapping[str, Any], container: Mapping[str, Any]) -
 
 
 def problems(container: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
-    """ConfigMaps and Secrets that are not there: on a cluster the pod would wait for them for ever."""
+    """Missing ConfigMaps and Secrets: on a cluster the pod would wait for them for ever."""
     for index, variable in enumerate(list_at(container, "env")):
         source = variable.get("valueFrom") or {}
         for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):

@@ -16,11 +16,11 @@ IO_NAME = re.compile(r"[-A-Za-z0-9_]+")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 METRIC_NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 KINDS = ("container", "containerSet", "steps", "script", "resource", "dag", "suspend", "data", "http", "plugin")
-"""A template is one of these, told by the field that it has."""
+"""The kinds of templates, by the field that a template has."""
 LEAVES = ("container", "containerSet", "script", "resource", "suspend", "data", "http", "plugin")
 PODS = ("container", "containerSet", "script")
 PROCESSES = (*PODS, "http", "data")
-"""What is started and comes to an end by itself."""
+"""Kinds that run as processes and end by themselves."""
 POLICIES = ("Always", "OnFailure", "OnError", "OnTransientError")
 POD_GC = ("", "OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
@@ -42,7 +42,7 @@ def list_at(holder: Any, *keys: str) -> list[Any]:
 
 
 def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    """Of the workflow's own name and labels."""
+    """Problems of the workflow's name and labels."""
     name = str(metadata.get("name") or "")
     if name and not WORKFLOW_NAME.fullmatch(name):
         yield Problem(
@@ -58,7 +58,7 @@ def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
-    """Of the arguments that the workflow or a task gives."""
+    """Problems of the arguments of a workflow or task."""
     for kind in ("parameters", "artifacts"):
         yield from name_problems(list_at(arguments, kind), (*where, kind), IO_NAME, _IO_RULE)
     for index, entry in enumerate(list_at(arguments, "parameters")):
@@ -88,7 +88,7 @@ def _has_location(artifact: Mapping[str, Any]) -> bool:
 
 
 def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str], rule: str) -> Iterator[Problem]:
-    """Each entry has a name, a good one, and its own."""
+    """Problems of names: missing, malformed or repeated."""
     seen: set[str] = set()
     for index, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, Mapping) else None
@@ -103,17 +103,17 @@ def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str]
 
 
 def task_name_problems(entries: Sequence[Any], where: Where) -> Iterator[Problem]:
-    """Of the tasks of a DAG, or of the steps of a group."""
+    """Problems of the names of a DAG's tasks, or of a group's steps."""
     yield from name_problems(entries, where, FIELD_NAME, _NAME_RULE)
 
 
 def template_name_problems(templates: Sequence[Any], where: Where) -> Iterator[Problem]:
-    """Of the list of templates."""
+    """Problems of the templates' names."""
     yield from name_problems(templates, where, FIELD_NAME, _NAME_RULE)
 
 
 def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    """Of one template by itself."""
+    """Problems of one template by itself."""
     kind = kind_of(template)
     found = [one for one in KINDS if template.get(one) is not None]
     if len(found) > 1:
@@ -288,7 +288,7 @@ def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterat
 
 
 def cyclic_names(needs: Mapping[str, set[str]]) -> set[str]:
-    """Those that can never begin, as they wait for each other. What is not a key counts as done."""
+    """Names that can never begin, as they wait for each other. A need that is not a key counts as done."""
     waiting = {name: {need for need in wanted if need in needs} for name, wanted in needs.items()}
     followers: dict[str, list[str]] = {name: [] for name in needs}
     for name, wanted in waiting.items():

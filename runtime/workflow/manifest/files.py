@@ -1,4 +1,4 @@
-"""A workflow and what it refers to, out of files and folders: `load([run.yaml], with_=[library/])`."""
+"""Loads a workflow and what it refers to from files and folders: `load([run.yaml], with_=[library/])`."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ ENDINGS = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class LoadedWorkflow:
-    """One Workflow (or WorkflowTemplate), where it stands, and the objects beside it."""
+    """One Workflow (or WorkflowTemplate), its document, and the objects beside it."""
 
     document: Document
     library: Library
     others: Mapping[str, Document]
-    """Where the objects stand, by kind and name."""
+    """The documents of the objects, by kind and name."""
 
     def location(self, problem: Problem) -> str:
-        """`file:line` of what is wrong."""
+        """`file:line` of a problem."""
         document = self.others.get(problem.of, self.document)
         return f"{document.file}:{document.line(problem.where)}"
 
@@ -70,12 +70,12 @@ def load(
 
 
 def _kind_location(document: Document) -> str:
-    """Where a document says what it is."""
+    """`file:line` of a document's kind."""
     return f"{document.file}:{document.line(('kind',))}"
 
 
 def _object_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
-    """What nobody could look up in an object, and what a cluster would not take as a ConfigMap or Secret."""
+    """(where, what) of parts of an object that cannot be looked up, or that a cluster would refuse."""
     for field in ("metadata", "spec", "data", "stringData"):
         if not isinstance(value.get(field) or {}, Mapping):
             yield (field,), "is no map"

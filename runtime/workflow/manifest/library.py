@@ -22,19 +22,19 @@ KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
 class MissingObjectError(LookupError):
-    """Something that is referred to is in none of the files."""
+    """An object that is referred to is in none of the files."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """Objects by (kind, name), and what stands for images on this machine."""
+    """Objects by (kind, name), and the commands of images on this machine."""
 
     objects: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The command of an image's entry point, by the image's name."""
 
     def entry_point(self, image: str) -> list[str]:
-        """What an image runs when its container names no command; empty when nobody said."""
+        """The command of an image, for containers that name none; empty when it was not given."""
         bare = image.rpartition("/")[0] + "/" * ("/" in image) + image.rpartition("/")[2].partition(":")[0]
         return list(self.images.get(image) or self.images.get(bare) or [])
 
@@ -42,12 +42,12 @@ class Library:
     def from_objects(
         cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> "Library":
-        """Of the objects of some files; the later of two of one name counts."""
+        """A library of these objects; of two with one name, the later counts."""
         named = {(str(one.get("kind")), str((one.get("metadata") or {}).get("name"))): one for one in objects}
         return cls(named, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The spec of a WorkflowTemplate. Raises NotThereError."""
+        """The spec of a WorkflowTemplate. Raises MissingObjectError."""
         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
@@ -55,7 +55,7 @@ class Library:
         return found.get("spec") or {}
 
     def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        """Those of the WorkflowTemplate of a templateRef, by name; none where it is not there."""
+        """The templates of a templateRef's WorkflowTemplate, by name; none when it is missing."""
         try:
             spec = self.workflow_template(reference)
         except MissingObjectError:
@@ -63,7 +63,7 @@ class Library:
         return {str(one.get("name")): one for one in spec.get("templates") or []}
 
     def template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A template of a WorkflowTemplate. Raises NotThereError."""
+        """A template of a WorkflowTemplate. Raises MissingObjectError."""
         spec = self.workflow_template(reference)
         for template in spec.get("templates") or []:
             if template.get("name") == reference.get("template"):
@@ -73,7 +73,7 @@ class Library:
         raise MissingObjectError(f"{reference.get('name')!r} has no template {wanted!r}{nearest_hint(wanted, known)}")
 
     def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
-        """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises NotThereError."""
+        """The value of a key of a ConfigMap or Secret; None when optional and missing. Raises MissingObjectError."""
         values = self.values(kind, reference)
         key = str(reference.get("key"))
         if key in values:
@@ -83,7 +83,7 @@ class Library:
         raise MissingObjectError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest_hint(key, values)}")
 
     def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
-        """All of a ConfigMap or Secret; none when it is optional and not there. Raises NotThereError."""
+        """All values of a ConfigMap or Secret; none when optional and missing. Raises MissingObjectError."""
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
             if reference.get("optional"):
@@ -98,7 +98,7 @@ class Library:
         return values
 
     def referred_templates(self, value: Any) -> dict[str, Mapping[str, Any]]:
-        """The WorkflowTemplates that something refers to, also by way of others, by kind and name."""
+        """The WorkflowTemplates to which a value refers, directly or through others, by kind and name."""
         found: dict[str, Mapping[str, Any]] = {}
         open_ = [value]
         while open_:
@@ -119,7 +119,7 @@ class Library:
         return found
 
     def parameter(self, name: str, key: str) -> str:
-        """A value for a parameter from a ConfigMap that is labelled as one. Raises NotThereError."""
+        """A value for a parameter from a ConfigMap that is labelled as one. Raises MissingObjectError."""
         found = self.objects.get(("ConfigMap", name)) or {}
         labels = (found.get("metadata") or {}).get("labels") or {}
         if labels.get(TYPE_LABEL) != "Parameter":
@@ -132,7 +132,7 @@ class Library:
         return str(found["data"][key])
 
     def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """The s3 of a spec's artifactRepositoryRef; empty where it has none. Raises NotThereError in Argo's words."""
+        """The s3 of a spec's artifactRepositoryRef; empty without one. Raises MissingObjectError in Argo's words."""
         if spec.get("artifactRepositoryRef") is None:
             return {}
         name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)
@@ -152,10 +152,10 @@ class Library:
             raise MissingObjectError(f"failed to resolve artifact repository: {why}") from None
 
     def merged_spec(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The spec with that of its workflowTemplateRef below it; None when that is not there.
+        """The spec merged over that of its workflowTemplateRef; None when that is missing.
 
-        Maps are merged, lists of named things by name; a hook or a label's expression is one thing. Whether the
-        workflow is suspended only it says itself.
+        Maps are merged, lists of named entries by name; a hook or a label's expression is replaced as a whole.
+        `suspend` is not inherited.
         """
         reference = spec.get("workflowTemplateRef")
         if not reference:
@@ -169,9 +169,9 @@ class Library:
 
 
 def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A template with spec.templateDefaults below it: maps are merged, lists of named things by name.
+    """A template merged over spec.templateDefaults: maps are merged, lists of named entries by name.
 
-    What makes a template of another kind is left out.
+    Fields that would make it a template of another kind are left out.
     """
     kind = kind_of(template)
     meant = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
@@ -189,7 +189,7 @@ def _merge_named(below: Any, above: Any) -> Any:
 
 
 def _merge_specs(below: Any, above: Any, field: str) -> Any:
-    """What the upper says, over the lower."""
+    """The values of `above` merged over those of `below`."""
     if above is None:
         return below
     if isinstance(below, Mapping) and isinstance(above, Mapping):
@@ -204,7 +204,7 @@ def _merge_specs(below: Any, above: Any, field: str) -> Any:
 
 
 def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Those of both; of one name the upper counts."""
+    """The arguments of both; of two with one name, that of `above` counts."""
     merged: dict[str, list[Any]] = {}
     for kind in ("parameters", "artifacts"):
         own = above.get(kind) or []
@@ -216,7 +216,7 @@ def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict
 
 
 def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
-    """Secrets that a location names (`usernameSecret: {name, key}`) and that are not there."""
+    """Secrets that a location names (`usernameSecret: {name, key}`) and that do not exist."""
     for key, value in holder.items():
         if not isinstance(value, Mapping) or "{{" in str(value):
             continue

@@ -24,7 +24,7 @@ NO_LIBRARY = Library()
 
 
 class ManifestError(ValueError):
-    """The manifest cannot be run: one line with the path and the mend. `problems` has all that was found."""
+    """The manifest cannot be run: one line with the path and the mend. `problems` has all problems."""
 
     def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message)
@@ -33,17 +33,17 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole workflow."""
+    """A checked workflow."""
 
     raw: Mapping[str, Any]
-    """As it was given."""
+    """The manifest as given."""
     spec: Mapping[str, Any]
-    """With what it refers to merged in."""
+    """The spec with its workflowTemplateRef merged in."""
     library: Library
     templates: Mapping[str, Mapping[str, Any]]
 
     def with_parameters(self, values: Mapping[str, str]) -> "Manifest":
-        """With other values of the workflow's parameters."""
+        """The manifest with other values of workflow parameters."""
         spec = with_arguments({"spec": self.spec}, values)["spec"]
         return replace(self, raw=with_arguments(self.raw, values), spec=spec) if values else self
 
@@ -59,11 +59,11 @@ class Manifest:
 
     @property
     def entrypoint(self) -> str:
-        """Name of the template that begins."""
+        """Name of the template with which the workflow begins."""
         return str(self.spec.get("entrypoint") or "")
 
     def template(self, task: Mapping[str, Any], home: str = "") -> tuple[Mapping[str, Any], str]:
-        """(what a task, step or hook calls, where that finds templates of its own).
+        """(the template that a task, step or hook calls, the home in which that template finds others).
 
         A home is the WorkflowTemplate in which a template stands; the workflow's own is empty. Raises ExpressionError
         in Argo's words.
@@ -115,7 +115,7 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
 
 
 def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
-    """All that stands against running it, the order being: kind, fields and types, references, pods."""
+    """All problems that keep it from running, in the order kind, fields and types, references, pods."""
     if not isinstance(source, Mapping):
         yield Problem((), "the manifest is no mapping")
         return
@@ -142,8 +142,8 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         for place, referred in library.referred_templates(source).items():
             below = referred.get("spec") or {}
             for index, template in enumerate(list_at(below, "templates")):
-                told = _pod_problems(template, below, library, ("spec", "templates", index))
-                yield from (one._replace(of=place) for one in told)
+                below_problems = _pod_problems(template, below, library, ("spec", "templates", index))
+                yield from (one._replace(of=place) for one in below_problems)
 
 
 def _mutex_problems(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
@@ -164,7 +164,7 @@ def _containers(template: Mapping[str, Any], where: schema.Where) -> Iterator[tu
 def _pod_problems(
     template: Mapping[str, Any], spec: Mapping[str, Any], library: Library, where: schema.Where
 ) -> Iterator[Problem]:
-    """What stands against the pod of a template, and of the templates inside it."""
+    """Problems of the pod of a template, and of inline templates in it."""
     yield from pod_rules.problems(template, spec, where)
     defaults = spec.get("templateDefaults") or {}
     for place, container in _containers(template, where):
@@ -196,17 +196,17 @@ def _pod_problems(
 
 
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
-    """The workflow with parameters of the command line, and another entrypoint."""
+    """The workflow with parameters and an entrypoint from the command line."""
     given = source.get("spec") or {}
-    told = given.get("arguments") or {} if isinstance(given, Mapping) else None
-    declared = (told.get("parameters") or []) if isinstance(told, Mapping) else None
+    own = given.get("arguments") or {} if isinstance(given, Mapping) else None
+    declared = (own.get("parameters") or []) if isinstance(own, Mapping) else None
     if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
-        return dict(source)  # Nobody can run it; `parse` says so.
+        return dict(source)  # It cannot be run; `parse` reports it.
     spec = dict(given)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:
-        arguments = dict(told or {})
+        arguments = dict(own or {})
         left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:

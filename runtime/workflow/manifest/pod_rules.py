@@ -1,4 +1,4 @@
-"""What Kubernetes would not take as a pod: names, quantities, pull policies, mounts. After core/v1's validation."""
+"""What Kubernetes would refuse in a pod: names, quantities, pull policies, mounts. After core/v1's validation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _SUFFIXES = {
 
 
 def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    """Of the pod that a container or script template makes."""
+    """Problems of the pod that a container or script template makes."""
     for kind in ("container", "script"):
         if template.get(kind):
             yield from _container_problems(template[kind], (*where, kind))
@@ -51,7 +51,7 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
 
 
 def volume_problems(spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    """Of the volumes of the whole workflow."""
+    """Problems of the volumes of the whole workflow."""
     for index, volume in enumerate(list_at(spec, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
             yield Problem((*where, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
@@ -77,7 +77,7 @@ def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[
 
 
 def quantity(text: Any) -> Decimal:
-    """The number that a quantity is (`500m`, `2`, `1Gi`, `1e3`). The text is one."""
+    """The number of a quantity (`500m`, `2`, `1Gi`, `1e3`); 0 for a text that is not one."""
     match = re.fullmatch(r"([+-]?[\d.]+)(?:([a-zA-Z]{1,2})|[eE]([+-]?\d+))?", str(text))
     if match is None:
         return Decimal(0)
@@ -97,7 +97,7 @@ def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where:
 
 
 def http_problems(http: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
-    """Of an http template: no address, Secrets that are not there."""
+    """Problems of an http template: no URL, missing Secrets."""
     if not http.get("url"):
         yield Problem((*where, "url"), "is required")
     for index, entry in enumerate(list_at(http, "headers")):

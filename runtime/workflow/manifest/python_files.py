@@ -19,7 +19,7 @@ print("---\\n".join(one.to_yaml() for one in declared.values()))
 
 
 def read_python(path: Path) -> list[Document]:
-    """The documents of a pipeline. Raises ReadError: it fails, or declares nothing."""
+    """The documents that a Python file declares. Raises ReadError: it fails, or declares nothing."""
     if not path.is_file():
         raise ReadError(f"{path}: No such file or directory")
     found = read_text(_run_python(path, "-c", PRINT_DECLARED, str(path)), f"{path} -o yaml")

@@ -7,12 +7,12 @@ from everstep.runtime.workflow.expressions.tags import for_each_text, tags
 from everstep.runtime.workflow.manifest.fields import kind_of, list_at
 
 PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
-"""A tag that begins so must be known; any other is text."""
+"""Prefixes of tags that must be known; any other tag is text."""
 _ANY_ITEM = "item.*"
 
 
 def unknown_tags(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
-    """Names of simple tags of a known kind that the scope has not."""
+    """Names of simple tags with a known prefix that are not in the scope."""
     for tag in tags(value):
         name = tag.strip()
         if tag.startswith("=") or not name.startswith(PREFIXES) or name in scope:
@@ -25,7 +25,7 @@ def unknown_tags(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unclosed_tags(value: Any) -> Iterator[str]:
-    """The beginnings of tags of a known kind that nothing closes."""
+    """The beginnings of unclosed tags with a known prefix."""
     texts: list[str] = []
     for_each_text(value, texts.append)
     for text in texts:
@@ -35,12 +35,12 @@ def unclosed_tags(value: Any) -> Iterator[str]:
 
 
 def has_items(entry: Mapping[str, Any]) -> bool:
-    """Has it items?"""
+    """Whether a task or step loops over items."""
     return bool(entry.get("withItems") or entry.get("withParam") or entry.get("withSequence"))
 
 
 def item_scope(entry: Mapping[str, Any]) -> dict[str, str]:
-    """What `{{item}}` may be in a task or step. The API server drops nulls."""
+    """The `item` names that a task or step may read. The API server drops nulls."""
     found: dict[str, str] = {}
     for item in entry.get("withItems") or []:
         if isinstance(item, Mapping):
@@ -55,7 +55,7 @@ def item_scope(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def output_scope(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> dict[str, str]:
-    """What a task or step gives others to read."""
+    """The output names of a task or step that others may read."""
     if template is None:
         return {f"{prefix}.outputs.result": ""}
     found: dict[str, str] = {}
@@ -73,5 +73,5 @@ def output_scope(prefix: str, template: Mapping[str, Any] | None, in_loop: bool)
 
 
 def status_scope(prefix: str) -> dict[str, str]:
-    """What can be read of everything that has run."""
+    """The names that can be read of every task or step that has run."""
     return {f"{prefix}.{name}": "" for name in ("status", "id", "startedAt", "finishedAt", "hostNodeName", "ip")}

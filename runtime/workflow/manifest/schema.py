@@ -138,16 +138,16 @@ QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE
 
 
 class Problem(NamedTuple):
-    """What is wrong, where: `where` is the path of keys and indexes."""
+    """A mistake and its place: `where` is the path of keys and indexes."""
 
     where: Where
     message: str
     of: str = ""
-    """`WorkflowTemplate NAME` when it is of that, not of the workflow."""
+    """`WorkflowTemplate NAME` for a problem of that object; empty: of the workflow."""
 
     @property
     def text(self) -> str:
-        """`path: message`, of whom it is first: one line."""
+        """`object: path: message` in one line."""
         return " ".join(": ".join(filter(None, (self.of, dotted_path(self.where), self.message))).splitlines())
 
 
@@ -201,7 +201,7 @@ def _type_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]
 
 
 def type_problems(value: Any, declared: str) -> Iterator[Problem]:
-    """What is wrong with a value of such a type."""
+    """Problems of a value that is declared to have that type."""
     yield from _type_problems(value, declared, ())
 
 
@@ -219,8 +219,8 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
             beyond = not field.mark and inner is not None
             if beyond:
                 yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}")
-            told = _type_problems(inner, field.type, here)
-            yield from (one for one in told if not beyond or not one.message.endswith(UNSUPPORTED))
+            inner_problems = _type_problems(inner, field.type, here)
+            yield from (one for one in inner_problems if not beyond or not one.message.endswith(UNSUPPORTED))
 
 
 def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
@@ -242,7 +242,7 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
 
 
 def nearest_hint(name: str, known: Mapping[str, Any]) -> str:
-    """`; did you mean X?` where some known name is like it."""
+    """`; did you mean X?` where a known name is similar, else empty."""
     lowered = {key.lower(): key for key in known}
     plain = name.replace("_", "").lower()
     found = lowered.get(plain) or next(iter(get_close_matches(name, known, 1, 0.7)), None)

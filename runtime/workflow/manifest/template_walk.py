@@ -1,4 +1,4 @@
-"""Every template of a workflow and every task in it, with its place: what the lint goes through."""
+"""Every template of a workflow and every task in it, with its place, for the lint."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from everstep.runtime.workflow.manifest.schema import Where
 
 
 class TemplateAt(NamedTuple):
-    """A template and where it stands."""
+    """A template and its place."""
 
     template: Mapping[str, Any]
     where: Where
@@ -27,7 +27,7 @@ class TaskAt(NamedTuple):
 
 
 def templates(spec: Mapping[str, Any]) -> Iterator[TemplateAt]:
-    """All of them, inline ones too."""
+    """All templates, including inline ones."""
     for index, template in enumerate(list_at(spec, "templates")):
         yield from _with_inline(TemplateAt(template, ("spec", "templates", index)))
 
@@ -49,7 +49,7 @@ def tasks(at: TemplateAt) -> Iterator[TaskAt]:
 
 
 def called_template(task: Mapping[str, Any], spec: Mapping[str, Any], library: Library) -> Mapping[str, Any] | None:
-    """What a task, step or hook calls; None when it is not there."""
+    """What a task, step or hook calls; None when it does not exist."""
     if task.get("templateRef"):
         try:
             return library.template(task["templateRef"])

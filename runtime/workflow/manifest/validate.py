@@ -1,7 +1,7 @@
-"""What Argo's server refuses because it refers to nothing: templates, tasks, inputs, outputs, variables, cycles.
+"""What Argo's server refuses because a reference leads nowhere: templates, tasks, inputs, outputs, variables, cycles.
 
 As Argo's validation does it: from the entrypoint and the exit handler downwards, each call with what its caller gives,
-then every template that nobody called. Values that only a run can know are stand-ins.
+then every template that nothing calls. Values that only a run can know are stand-ins.
 """
 
 from collections import ChainMap
@@ -34,7 +34,7 @@ GLOBALS = (
 
 
 class TemplateUse(NamedTuple):
-    """A template as somebody uses it."""
+    """A template as one caller uses it."""
 
     template: Mapping[str, Any]
     where: Where
@@ -114,7 +114,7 @@ class _Walk:
             self.problems.append(Problem(where, message))
 
     def check(self) -> None:
-        """Entrypoint, exit handler, hooks, then what nobody called."""
+        """Check the entrypoint, the exit handler, then every template that nothing called."""
         given = self._spec.get("arguments") or {}
         values = {
             f"parameters.{p['name']}": parameter_text(p.get("value"))
@@ -193,7 +193,7 @@ class _Walk:
         return scope
 
     def _check_tags(self, value: Any, where: Where, scope: MutableMapping[str, Any], inputs: Mapping[str, str]) -> None:
-        """Every tag of a known kind names something in the scope."""
+        """Report tags with a known prefix that name nothing in the scope."""
         try:
             value = substitute(substitute(value, self._globals), {**self._globals, **inputs})
         except ExpressionError as error:
@@ -256,7 +256,7 @@ class _Walk:
         self._check_template(TemplateUse(template, place, names | self._required_inputs(template), {}, home, inline))
 
     def _required_inputs(self, template: Mapping[str, Any]) -> frozenset[str]:
-        """Inputs without which it cannot be called: their lack is told at the caller's place."""
+        """Inputs without which the template cannot be called."""
         return frozenset(
             f"parameters.{entry.get('name')}"
             for entry in list_at(template, "inputs", "parameters")

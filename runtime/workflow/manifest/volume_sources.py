@@ -14,7 +14,7 @@ KINDS = (
 
 
 class VolumeSources(NamedTuple):
-    """What files of volumes are made of."""
+    """The sources of volume files."""
 
     library: Library
     facts: Mapping[str, str]
@@ -24,7 +24,7 @@ class VolumeSources(NamedTuple):
 
 
 def is_secret(volume: Mapping[str, Any]) -> bool:
-    """Does it show something of a Secret?"""
+    """Whether the volume shows a Secret."""
     return any(one.get("secret") for one in [volume, *list_at(volume, "projected", "sources")])
 
 
@@ -47,7 +47,7 @@ def volume_files(volume: Mapping[str, Any], shown: VolumeSources) -> Iterator[tu
 
 
 def _downward_value(item: Mapping[str, Any], shown: VolumeSources) -> str:
-    """What the pod is told of itself."""
+    """The text of a downwardAPI item."""
     if item.get("fieldRef"):
         return shown.facts.get(str(item["fieldRef"].get("fieldPath")), "")
     reference = item.get("resourceFieldRef") or {}
@@ -56,7 +56,7 @@ def _downward_value(item: Mapping[str, Any], shown: VolumeSources) -> str:
 
 
 def _volume_items(volume: Mapping[str, Any]) -> Iterator[Any]:
-    """Those of its ConfigMaps and Secrets."""
+    """The items of its ConfigMaps and Secrets."""
     for source in (volume, *list_at(volume, "projected", "sources")):
         for field in ("configMap", "secret"):
             yield from list_at(source, field, "items")
@@ -67,7 +67,7 @@ def _is_file(item: Any) -> bool:
 
 
 def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Where) -> Iterator[Problem]:
-    """Volumes of a kind that this machine has not, ConfigMaps and Secrets that are not there."""
+    """Volumes of an unsupported kind, missing ConfigMaps and Secrets."""
     for index, volume in enumerate(volumes):
         kinds = [kind for kind in volume if kind != "name" and volume[kind] is not None]
         for kind in kinds:

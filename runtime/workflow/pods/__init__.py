@@ -1,5 +1,6 @@
 """Pods as processes of this machine.
 
-`pod_launcher` says what a node's pod is, `processes` starts it once and finds it again after a crash, `spawner` and
-`podrun` run inside of it and import nothing of Everstep. `isolation` and `sandbox` are its walls.
+`starting` starts pending pods. `pod_launcher` makes a node's pod, `processes` starts it at most once and finds it again
+after a crash, `pod_outputs` collects what it left. `spawner` and `podrun` run inside of pods and import nothing of
+Everstep. `isolation` plans the pod's root, `sandbox` its walls.
 """

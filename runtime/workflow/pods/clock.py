@@ -1,8 +1,8 @@
-"""The time that a run goes by: the machine's clock when its launcher began, and from then on the monotonic one.
+"""The time of a run: the machine's clock when its launcher began, and from then on the monotonic clock.
 
-So nobody's step ends early or late because the machine's clock was set. A launcher that takes a run up goes by what was
-told: its time goes on from the log's, never back; while a pod runs on whose start was told, that pod says how much time
-has passed since then (proc(5), stat, field 22: ticks after boot), whatever the machine's clock says now.
+So no step ends early or late because the machine's clock was set. A launcher that resumes a run continues from the
+log's last time and never goes back. While a pod of the log still runs, its start time says how much time has passed
+since then (proc(5), stat, field 22: ticks after boot), whatever the machine's clock says now.
 """
 
 import os
@@ -13,22 +13,22 @@ from everstep.runtime.workflow.engine.events import Event, PodStarted
 
 Seconds = Callable[[], float]
 StartTime = Callable[[int], int]
-"""When the process of that pid began, in ticks after boot; 0: there is none."""
+"""When the process with that pid began, in ticks after boot; 0: there is none."""
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def wall_clock() -> float:
-    """The machine's clock, which somebody may set."""
+    """The machine's clock, which can be set. Unix time."""
     return time.time()
 
 
 def boot_clock() -> float:
-    """Seconds after boot, those asleep counted: what processes' start times are in."""
+    """Seconds after boot, including suspends: the clock of processes' start times."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Clock:
-    """Of one launcher. Its seconds are Unix time, as the machine's clock told it."""
+    """The clock of one launcher, in Unix time by the machine's clock at its start."""
 
     def __init__(self, begin: float, monotonic: Seconds = time.monotonic, wall: Seconds = wall_clock) -> None:
         self._begin = begin
@@ -41,18 +41,18 @@ class Clock:
         return self._begin + self._monotonic() - self._began
 
     def file_time(self, modified: float, earliest: float) -> float:
-        """The run's time at which a file was written, by its age; neither before `earliest` nor after now."""
+        """The run's time at which a file was written, by the file's age, bounded by `earliest` and now."""
         now = self.now()
         return max(min(now - (self._wall() - modified), now), min(earliest, now))
 
 
 def resume_clock(
-    told: Iterable[Event], began: StartTime, wall: Seconds = wall_clock, boot: Seconds = boot_clock,
+    events: Iterable[Event], began: StartTime, wall: Seconds = wall_clock, boot: Seconds = boot_clock,
     monotonic: Seconds = time.monotonic,
 ) -> Clock:  # fmt: skip
-    """The clock of a launcher to whom these events were told."""
+    """The clock of a launcher that resumes a run with these events."""
     last, started = 0.0, None
-    for event in told:
+    for event in events:
         last = max(last, event.time)
         if isinstance(event, PodStarted) and event.start_time and began(event.pid) == event.start_time:
             started = event

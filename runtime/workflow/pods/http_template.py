@@ -18,18 +18,18 @@ TIMEOUT_S = 30
 
 
 class HttpOutcome(NamedTuple):
-    """What a request came to."""
+    """The outcome of a request."""
 
     result: str | None
     """The body."""
     failed: str = ""
-    """Why the answer is not the wanted one."""
+    """Why the response does not meet the success condition."""
     error: str = ""
-    """Why there is none."""
+    """Why there is no response."""
 
 
 def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
-    """The command that sends it, and the file that tells it what. Raises NotThereError."""
+    """Write the request to a file; returns the command that sends it. Raises MissingObjectError."""
     given = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
         "method": str(http.get("method") or "GET"),
@@ -53,7 +53,7 @@ def _header_value(entry: Mapping[str, Any], library: Library) -> str:
 
 
 def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
-    """What the pod of such a template wrote down before it ended."""
+    """Read the outcome that the pod of an http template reported."""
     try:
         found = json.loads(report.read_text())
     except FileNotFoundError:
@@ -64,13 +64,13 @@ def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
     if not condition:
         good = 200 <= found["status"] < 300
         return HttpOutcome(body, "" if good else f"received non-2xx response code: {found['status']}")
-    asked = {
+    request = {
         "method": str(http.get("method") or ""), "url": str(http.get("url") or ""), "body": str(http.get("body") or ""),
         "headers": {str(one["name"]): [str(one.get("value") or "")] for one in list_at(http, "headers")},
     }  # fmt: skip
-    came = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
+    response = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
     try:
-        if holds(condition, {"request": asked, "response": came}):
+        if holds(condition, {"request": request, "response": response}):
             return HttpOutcome(body)
     except ExpressionError as error:
         return HttpOutcome(None, error=str(error))

@@ -18,11 +18,11 @@ sys.path.append(str(Path(__file__).absolute().parents[4]))
 from everstep.runtime.net import web
 
 MAX_BODY_BYTES = 16 << 20
-"""Of an answer: what is longer is an error, as nobody could read such a result."""
+"""Of a response; a longer one is an error."""
 
 
 def main() -> None:
-    """Send it, and write down what came."""
+    """Send the request and write the report."""
     with open(sys.argv[1]) as file:
         spec = json.load(file)
     report = _send(spec)
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _send(spec: dict[str, Any]) -> dict[str, Any]:
-    # A server that gives its answer drop by drop ends no wait for the next drop.
+    # A server that trickles its response would reset a timeout of each read.
     signal.signal(signal.SIGALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
     context = ssl._create_unverified_context() if spec["insecure"] else None

@@ -1,4 +1,4 @@
-"""What pods get of the variables of whoever runs them: `LISTED`, and what `--env` adds. This is the one place.
+"""The launcher's variables that pods inherit: `INHERITED_GROUPS`, and those that `--env` adds. Nothing else decides it.
 
 On a cluster a pod has what its template says and nothing of the person who submitted it: no token of Argo, a cloud or a
 package index. Here pods are programs of this machine and need what says how to run on it. `local_runs` makes
@@ -15,7 +15,7 @@ from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, 
 
 
 class VariableGroup(NamedTuple):
-    """Some of one kind. A `*` stands for any more letters."""
+    """Variables of one kind. A `*` matches any characters."""
 
     names: tuple[str, ...]
     why: str
@@ -56,7 +56,7 @@ _OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 def inherited_variables(
     environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What a container with that command gets. `more`: names that a person has added."""
+    """The variables that a container with that command inherits. `more`: names or patterns from `--env`."""
     patterns = [name for kind in INHERITED_GROUPS for name in kind.names]
     patterns += STORE_VARIABLES.names if is_own_step(command) else ()
     found = {name: environment[name] for name in matching_names(environment, patterns) if name not in NEVER_INHERITED}
@@ -64,22 +64,22 @@ def inherited_variables(
 
 
 def is_own_step(command: Sequence[str]) -> bool:
-    """Is it one of Everstep's steps?"""
+    """Whether the command runs one of Everstep's own steps."""
     return len(command) > 2 and tuple(command[:2]) == ("python", "-m") and bool(_OWN_STEP.fullmatch(command[2]))
 
 
 def matching_names(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
-    """Names of variables that are set and meant."""
+    """Names of set variables that match one of the patterns."""
     meant = _compile_patterns(tuple(patterns))
     return [name for name in environment if meant.match(name)]
 
 
 @cache
 def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Once, not for every pod: there are some eighty."""
+    """One compiled pattern, cached: there are some eighty patterns, used for every pod."""
     return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
 def unset_names(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:
-    """What a person has added and is not set."""
+    """The names or patterns of `--env` that match no set variable."""
     return [one for one in more if not matching_names(environment, [one])]

@@ -27,20 +27,20 @@ _WORD = re.compile(r"(?:(?<![\w.~})/-])|(?<=//)|(?<=\s-[a-zA-Z])|(?<=^-[a-zA-Z])
 
 
 class Plan(NamedTuple):
-    """How a pod's root is made below `root`."""
+    """How to make a pod's root below `root`."""
 
     root: str
     folders: list[str]
-    """Private ones, as the pod names them, outer ones first."""
+    """Private folders by the pod's paths, outer ones first."""
     binds: list[str]
     """Paths of the machine that the pod sees in the same place."""
     links: dict[str, str]
-    """Symbolic links of the machine that are made again."""
+    """Symbolic links of the machine that are copied, by path."""
     mounts: dict[str, tuple[str, bool]]
     """Volumes and input artifacts: (where they come from, read only), by the pod's path."""
 
     def host_path(self, path: str) -> Path:
-        """Where the machine finds what the pod calls `path`."""
+        """The machine's path of what the pod calls `path`."""
         path = os.path.normpath(path)
         for _ in range(40):
             mounted = [at for at in self.mounts if path == at or path.startswith(f"{at}/")]
@@ -71,7 +71,7 @@ def plan_root(
     root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
     isolated: bool = True, made: Iterable[str] = (), private: Collection[str] = (),
 ) -> Plan:  # fmt: skip
-    """For a pod that is told these `words` and declares these `files` and `mounts`.
+    """Plan the root of a pod whose command has these `words` and whose template declares these `files` and `mounts`.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
@@ -93,12 +93,12 @@ def plan_root(
     mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
     kept = {os.path.normpath(path) for path in keep} | trusted
     maker = _Planner(own, kept, _private_entries(changed))
-    maker.make("/", empty=False)
+    maker.add_folder("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
 
 class _Planner:
-    """Goes through the private folders, outer ones first."""
+    """Collects the private folders of a plan, outer ones first."""
 
     def __init__(self, own: set[str], kept: set[str], below: Mapping[str, set[str]]) -> None:
         self.folders: list[str] = []
@@ -108,8 +108,8 @@ class _Planner:
         self._kept = kept
         self._below = below
 
-    def make(self, folder: str, empty: bool) -> None:
-        """One of them; `empty`: it shows nothing of the machine but what is kept."""
+    def add_folder(self, folder: str, empty: bool) -> None:
+        """Add a private folder. `empty`: nothing of the machine is shown in it but kept paths."""
         self.folders.append(folder)
         entries = {} if empty else _folder_entries(folder)
         names = self._below.get(folder, set()) | (_kept_entries(folder, self._kept) if empty else set())
@@ -121,7 +121,7 @@ class _Planner:
             elif kind in ("link", "file"):
                 entries[name] = kind
             else:
-                self.make(path, empty or path in self._own or not kind)
+                self.add_folder(path, empty or path in self._own or not kind)
         for name, kind in sorted(entries.items()):
             path = os.path.join(folder, name)
             if kind == "link":
@@ -136,7 +136,7 @@ def _real_parent_path(path: str) -> str:
 
 
 def _nearest_existing(folder: str, own: set[str]) -> str:
-    """The nearest folder above a file that the pod has without making it."""
+    """The nearest folder at or above `folder` that exists for the pod already."""
     above = [one for one in own if folder == one or folder.startswith(f"{one}/")]
     if above:
         return max(above, key=len)
@@ -146,7 +146,7 @@ def _nearest_existing(folder: str, own: set[str]) -> str:
 
 
 def _private_entries(private: Iterable[str]) -> dict[str, set[str]]:
-    """Of every folder on the way to a private one: which of its entries are private."""
+    """By folder on the way to private ones: its entries that are private or lead there."""
     found: dict[str, set[str]] = {}
     for path in private:
         parts = Path(path).parts[1:]
@@ -156,13 +156,13 @@ def _private_entries(private: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _kept_entries(folder: str, kept: set[str]) -> set[str]:
-    """Names in a private folder on the way to something that is kept."""
+    """Entries of a private folder that are kept or lead to something kept."""
     prefix = folder.rstrip("/") + "/"
     return {path.removeprefix(prefix).split("/")[0] for path in kept if path.startswith(prefix) and path != prefix}
 
 
 def _folder_entries(folder: str) -> dict[str, str]:
-    """What is in a folder of the machine: link, folder or file."""
+    """The kind of each entry in a folder of the machine: link, folder or file."""
     try:
         with os.scandir(folder) as found:
             return {e.name: "link" if e.is_symlink() else "folder" if e.is_dir() else "file" for e in found}
@@ -171,7 +171,7 @@ def _folder_entries(folder: str) -> dict[str, str]:
 
 
 def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
-    """Folders of this machine's /tmp that the pod is told of and does not declare itself, and whose each is."""
+    """Folders of this machine's /tmp that the words mention and the pod does not declare, with their owners' uids."""
     found = dict[str, int]()
     for path in (path for word in words for path in _WORD.findall(word)):
         mine = any(one == path or one.startswith(f"{path}/") for one in declared)
@@ -183,6 +183,6 @@ def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str
 
 
 def rewrite_paths(text: str, moved: Mapping[str, str]) -> str:
-    """The text with those folders' names replaced, for a kernel without namespaces; the longest name counts."""
+    """The text with those folders' paths replaced, the longest first, for a kernel without namespaces."""
     names = "|".join(re.escape(folder) for folder in sorted(moved, key=len, reverse=True))
     return re.sub(rf"(?:{names})(?=/|$|[\s'\"\\;)])", lambda match: moved[match[0]], text) if names else text

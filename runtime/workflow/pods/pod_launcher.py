@@ -1,4 +1,4 @@
-"""From a node to its pod and back: what the runner is asked for, and what a pod that has ended left behind."""
+"""From a node to its pod and back: requests to the runner, and the results of pods that have ended."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 class PodLauncher:
     """The pods of one run.
 
-    `path`: folders of programs. `variables`: names of more of the launcher's own that pods get.
+    `path`: folders of programs. `variables`: names of more launcher variables that pods inherit.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class PodLauncher:
         self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3, limits)
 
     def pod(self, node: Node) -> Pod:
-        """Its place. A node of a later life of the run has another."""
+        """The folder and log of a node's pod. A node of a later life of the run has another folder."""
         logs = self._folder / "logs" / f"{log_name(self._engine.name, node)}.log"
         return Pod(progress.pod_folder(self._engine, node, self._folder), logs)
 
     async def run_data_template(self, node: Node) -> PodEnded:
-        """What a data template gives: the paths of its source, transformed."""
-        told: dict[str, Any] = node.spec["data"]
+        """Run a data template: list the paths of its source and transform them."""
+        data: dict[str, Any] = node.spec["data"]
         try:
-            found: Any = await asyncio.to_thread(self._repository.list_keys, told["source"]["artifactPaths"])
-            if not found and not told.get("transformation"):
+            found: Any = await asyncio.to_thread(self._repository.list_keys, data["source"]["artifactPaths"])
+            if not found and not data.get("transformation"):
                 found = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
             return self._data_failure(node, f"source: unable to source artifact paths: {error}")
-        for number, step in enumerate(list_at(told, "transformation")):
+        for number, step in enumerate(list_at(data, "transformation")):
             try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
             except ExpressionError as error:
@@ -93,14 +93,14 @@ class PodLauncher:
         return PodEnded(self._clock.now(), node.name, 64, said=said)
 
     async def load_inputs(self, node: Node, ending: web.Ending) -> None:
-        """Put a pod's input artifacts in place; `ending` may end it. Raises ArtifactError."""
+        """Load a pod's input artifacts; `ending` may end the downloads. Raises ArtifactError."""
         pod = self.pod(node)
         for entry in node.inputs["artifacts"]:
             if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
                 await asyncio.to_thread(self._repository.load, entry, pod.artifact_path(entry), ending)
 
     def start_request(self, node: Node) -> dict[str, Any]:
-        """What the runner is asked for. Raises PodError, NotThereError."""
+        """The request with which the runner starts the pod. Raises PodError, MissingObjectError."""
         try:
             return self._start_request(node, self.pod(node))
         except BadPathError as error:
@@ -108,13 +108,13 @@ class PodLauncher:
 
     def _start_request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):
-            told = ContainerCommand(
+            command = ContainerCommand(
                 http_template.prepare_command(
                     node.spec["http"], self._engine.manifest.library, pod.handoff_folder, pod.report_file
                 ),
                 inherited_variables(os.environ, self._variables),
             )
-            return pod.start_request(node.spec, told, self._cwd)
+            return pod.start_request(node.spec, command, self._cwd)
         several = containers.has_several_containers(node.spec)
         mounted = self._pod_mounts(node, pod)
         found = (
@@ -133,7 +133,7 @@ class PodLauncher:
         return node.spec.get("container") or node.spec["script"]
 
     def _prepare_podrun(self, node: Node, pod: Pod, mounted: volumes.PodMounts) -> ContainerCommand:
-        """The command that runs several containers, and the file that tells it which."""
+        """Write the spec of several containers; returns the command of the program that runs them."""
         groups = containers.pod_containers(node.spec)
         strategy = (node.spec.get("containerSet") or {}).get("retryStrategy") or {}
         staged = mounted.staged_paths
@@ -189,7 +189,7 @@ class PodLauncher:
         })  # fmt: skip
 
     def _pod_facts(self, node: Node) -> dict[str, str]:
-        """What the pod can be told of itself: also the labels and annotations that Argo gives every pod."""
+        """What fieldRef reads of the pod, with the labels and annotations that Argo gives every pod."""
         engine = self._engine
         scope = engine.variables.global_scope(node.started)
         every, own = engine.manifest.spec.get("podMetadata") or {}, node.spec.get("metadata") or {}
@@ -206,7 +206,7 @@ class PodLauncher:
         )  # fmt: skip
 
     def _find_brought_program(self, found: ContainerCommand) -> ContainerCommand:
-        """A program that only an image has at that absolute path is looked for among those that were brought."""
+        """Replace an absolute program path that only the image has by a program of that name from `path`."""
         program = Path(found.command[0])
         if program.is_absolute() and not program.exists():
             places = [folder / program.name for folder in self._brought]
@@ -215,7 +215,7 @@ class PodLauncher:
         return found
 
     def _pod_mounts(self, node: Node, pod: Pod) -> volumes.PodMounts:
-        """The volumes that a pod's containers mount."""
+        """Resolve the volumes that a pod's containers mount."""
         spec = self._engine.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.global_scope(node.started))
         if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
@@ -235,7 +235,7 @@ class PodLauncher:
         return volumes.resolve_mounts(every, known, pod.folder, self._folder / "claims", library, facts)
 
     async def collect_end(self, node: Node) -> PodEnded:
-        """What a pod left behind whose process is gone; its Secrets are not kept."""
+        """The end of a pod whose process is gone, with its outputs. Its Secrets are removed."""
         pod = self.pod(node)
         try:
             return await self._collect_end(node, pod)
@@ -244,8 +244,10 @@ class PodLauncher:
 
     async def _collect_end(self, node: Node, pod: Pod) -> PodEnded:
         if node.spec.get("http"):
-            came = http_template.read_outcome(node.spec["http"], pod.report_file)
-            return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
+            outcome = http_template.read_outcome(node.spec["http"], pod.report_file)
+            return PodEnded(
+                self._clock.now(), node.name, None, error=outcome.error, said=outcome.failed, result=outcome.result
+            )
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.pod_template)
@@ -258,7 +260,7 @@ class PodLauncher:
             left = collect(pod.folder, outputs, keys, self._repository)
         if left.said and code == 0:
             code = NOT_STARTED
-        # A launcher that was killed may have missed the end: the exit file's time is when it was.
+        # A killed launcher may have missed the end: the exit file's time tells when it was.
         at = self._clock.now() if code is None else self._clock.file_time(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
             at, node.name, code, left.parameters, left.artifacts,
@@ -267,7 +269,7 @@ class PodLauncher:
         )  # fmt: skip
 
     def remove_leftovers(self) -> None:
-        """The workflow has ended: its own volume claims go, and Secrets of pods that nobody saw the end of."""
+        """After the workflow has ended: remove its own volume claims, and Secrets of pods whose end was missed."""
         for folder in (self._folder / "pods").glob("*"):
             Pod(folder, folder).forget_secrets()
         volumes.remove_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")

@@ -1,4 +1,4 @@
-"""What a pod left behind: output parameters and artifacts, found by the plan of its root, told in Argo's words."""
+"""What a pod left behind: output parameters and artifacts, found by the plan of its root. Errors have Argo's words."""
 
 import json
 import os
@@ -30,18 +30,18 @@ class PodOutputs(NamedTuple):
 
 
 class _MissingError(Exception):
-    """An output is not there, or none that can be kept: why."""
+    """An output is missing or cannot be kept: why."""
 
 
 class _PodRoot(NamedTuple):
-    """The pod's root, as it was left."""
+    """The root of a pod that has ended."""
 
     plan: isolation.Plan
     cwd: str
     sandbox: bool
 
-    def parameter(self, entry: Mapping[str, Any]) -> str | None:
-        """Its text; None: there is a folder. Raises _MissingError."""
+    def read_parameter(self, entry: Mapping[str, Any]) -> str | None:
+        """The text of an output parameter; None: a folder is in its place. Raises _MissingError."""
         source = entry.get("valueFrom") or {}
         path, default = os.path.join(self.cwd, source["path"]), source.get("default")
         place = _left_path(self.plan, path)
@@ -67,8 +67,8 @@ class _PodRoot(NamedTuple):
             raise _MissingError(f"{source['path']} is larger than {most} MiB; make it an artifact")
         return text
 
-    def save(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
-        """Keep an artifact; False: it is not there, and need not be. Raises _MissingError."""
+    def save_artifact(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
+        """Save an output artifact. False: it is optional and missing. Raises _MissingError."""
         path = str(entry["path"])
         if self.sandbox and not _is_own_path(self.plan, self.plan.host_path(path)):
             raise _MissingError(f"{path} is outside of the sandbox")
@@ -88,42 +88,42 @@ class _PodRoot(NamedTuple):
 
 
 def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> PodOutputs:
-    """What the pod of that folder left: parameters up to the first that is not there; artifacts, under those keys."""
+    """Collect a pod's outputs: parameters up to the first missing one, and artifacts, saved under those keys."""
     found = PodOutputs({}, {})
     if not outputs:
         return found
     made = json.loads((folder / "plan.json").read_text())
     root = _PodRoot(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
-    said = gone = absent = ""
+    said = missing_parameter = missing_artifacts = ""
     try:
         for entry in outputs.get("parameters") or []:
-            text = root.parameter(entry)
+            text = root.read_parameter(entry)
             if text is None:
                 said = said or _directory_error(entry["valueFrom"]["path"])
             found.parameters[entry["name"]] = (text or "").removesuffix("\n")
     except _MissingError as error:
-        gone = str(error)
+        missing_parameter = str(error)
     for entry in outputs.get("artifacts") or []:
         try:
-            if root.save(entry, keys[str(entry["name"])], repository):
+            if root.save_artifact(entry, keys[str(entry["name"])], repository):
                 found.artifacts[str(entry["name"])] = keys[str(entry["name"])]
         except _MissingError as error:
-            absent += f"{error}; "
-    missing = gone or absent
+            missing_artifacts += f"{error}; "
+    missing = missing_parameter or missing_artifacts
     return found._replace(said=said, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
 
 
 def _left_path(plan: isolation.Plan, path: str) -> Path:
-    """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
+    """The machine's path of what the pod left at `path`; links to what the pod does not see lead to no file."""
     real = os.path.realpath(plan.host_path(path))
     seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
     if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
         return Path(real)
-    return Path(os.devnull, "nothing")  # Which nobody can make.
+    return Path(os.devnull, "nothing")  # A file cannot exist below /dev/null.
 
 
 def _read_text(place: Path) -> str | None:
-    """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
+    """The text of a file; None: it is too large. Raises OSError for what is not a file: opening a pipe may block."""
     if not place.is_file():
         raise FileNotFoundError(place)
     with place.open("rb") as file:
@@ -132,14 +132,14 @@ def _read_text(place: Path) -> str | None:
 
 
 def _is_own_path(plan: isolation.Plan, place: Path) -> bool:
-    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
+    """Whether the real path is in the pod's own folders or volumes."""
     found = os.path.realpath(place)
     own = [plan.root, *(source for source, _ in plan.mounts.values())]
     return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
 
 
 def _is_in_volume(plan: isolation.Plan, path: str) -> bool:
-    """Is it below a mounted volume? Input artifacts are mounts of another kind."""
+    """Whether the path is below a mounted volume. Input artifacts are mounts of another kind."""
     return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
 
 

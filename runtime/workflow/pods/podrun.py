@@ -58,20 +58,20 @@ def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
 def _run_main(
     spec: dict[str, Any], one: dict[str, Any], codes: dict[str, tuple[int, str]], lock: threading.Condition
 ) -> None:
-    """One main container: after its dependencies, again as often as the set's retryStrategy allows."""
+    """Run one main container after its dependencies, with the retries of the set's retryStrategy."""
     needs = one["dependencies"]
     with lock:
         lock.wait_for(lambda: all(need in codes for need in needs))
         failed = next((need for need in needs if codes[need][0]), None)
-    told = (NEVER_RAN, failed) if failed else (0, "")
+    outcome = (NEVER_RAN, failed) if failed else (0, "")
     if not failed:
         for attempt in range(spec["retries"] + 1):
-            told = (_run_once(spec, one), "")
-            if not told[0] or _stopping.is_set() or attempt == spec["retries"]:
+            outcome = (_run_once(spec, one), "")
+            if not outcome[0] or _stopping.is_set() or attempt == spec["retries"]:
                 break
             time.sleep(spec["wait_s"])
     with lock:
-        codes[one["name"]] = told
+        codes[one["name"]] = outcome
         lock.notify_all()
 
 
@@ -103,7 +103,7 @@ def _start(one: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "su
             folder,
             *command,
         ]
-        folder = None  # It may be in a volume.
+        folder = None  # The folder may be in a volume, which `spawner` binds first.
     return subprocess.Popen(command, env=one["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
 
 
@@ -112,7 +112,7 @@ def _exit_code(status: int) -> int:
 
 
 def _end_sidecars(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[str, int, str]]:
-    """Main has ended: sidecars are told to, and made to after a while."""
+    """End the sidecars: SIGTERM, then SIGKILL after GRACE_S. Returns their reports."""
     for _, process in sidecars:
         if process.poll() is None:
             process.terminate()

@@ -48,7 +48,7 @@ class PodError(OSError):
 
 @dataclass(frozen=True)
 class Pod:
-    """A place for one pod: `folder` is runs/NAME/pods/ID. It is started at most once, whoever tries."""
+    """One pod: `folder` is runs/NAME/pods/ID. Invariant: it is started at most once, by the holder of the claim."""
 
     folder: Path
     log: Path
@@ -68,10 +68,10 @@ class Pod:
         staged: Mapping[str, str] = NO_STAGED,
         sandbox: Sandbox | None = None,
     ) -> dict[str, Any]:
-        """What the runner is asked for: the command in a session of its own.
+        """The request with which the runner starts the command in a session of its own.
 
         `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
-        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: it is shut in.
+        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: its walls.
         Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
         """
         command = list(told.command)
@@ -99,7 +99,7 @@ class Pod:
     def _move_folders(
         self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]
     ) -> dict[str, str]:
-        """Where the pod's folders are, for a pod without a root of its own; several containers are told at once."""
+        """Make the folders of a pod without a root of its own and rewrite its containers; returns the moved paths."""
         for path in _declared_paths(template):
             root.host_path(path).parent.mkdir(parents=True, exist_ok=True)
         moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
@@ -114,16 +114,16 @@ class Pod:
 
     @property
     def spec_file(self) -> Path:
-        """What the pod's own program reads: several containers, a request."""
+        """The file from which `podrun` or `httprun` reads its task."""
         return self.handoff_folder / "spec.json"
 
     @property
     def handoff_folder(self) -> Path:
-        """Has what the pod's own program reads and writes: all of this folder that a sandbox lets it see."""
+        """The folder of files that the pod's own program reads and writes: all that a sandbox shows of `folder`."""
         return self.folder / "told"
 
     def started_process(self, answer: str) -> tuple[int, int]:
-        """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
+        """(pid, start time) of the process that has the claim, by the runner's answer. Raises PodError."""
         found = self.claiming_process()
         if answer not in ("started", "late") or found is None:
             raise PodError(answer)
@@ -143,7 +143,7 @@ class Pod:
         self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
         sandbox: Sandbox | None,
     ) -> isolation.Plan:  # fmt: skip
-        """Make the plan, once; later the same is read again."""
+        """Plan and make the pod's root; the plan is written down for `pod_outputs`."""
         inputs: dict[str, tuple[str, bool]] = {}
         for entry in list_at(template, "inputs", "artifacts"):
             path, place = str(entry.get("path") or ""), self.artifact_path(entry)
@@ -169,12 +169,12 @@ class Pod:
         for place in map(made.host_path, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        told = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
-        atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
+        facts = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
+        atomic.replace(self.folder / "plan.json", json.dumps({**facts, "plan": made._asdict()}))
         return made
 
     def forget_secrets(self) -> None:
-        """Remove what only the running pod may read: Secrets, as volumes and in the variables of its containers."""
+        """Remove the Secrets of an ended pod, in volumes and in variables of its containers."""
         shutil.rmtree(self.folder / SECRETS_FOLDER, ignore_errors=True)
         self.spec_file.unlink(missing_ok=True)
 
@@ -185,7 +185,7 @@ class Pod:
 
     @property
     def claim_file(self) -> Path:
-        """Names the process that runs the pod. It is linked into place, so that there is only one."""
+        """The file that names the process of the pod. It is linked into place, so that only one process can."""
         return self.folder / "claim"
 
     def claiming_process(self) -> tuple[int, int] | None:
@@ -198,21 +198,21 @@ class Pod:
 
     @property
     def stdout(self) -> Path:
-        """Where its standard output is kept when somebody reads it."""
+        """The file with its captured standard output."""
         return self.folder / "exit.stdout"
 
     @property
     def stdout_of_several(self) -> Path:
-        """The same, of a pod of several containers, which writes it itself."""
+        """The same for a pod of several containers, written by `podrun`."""
         return self.handoff_folder / "stdout"
 
     @property
     def report_file(self) -> Path:
-        """Where a pod of several containers says how each ended."""
+        """The file in which `podrun` reports how each container ended."""
         return self.handoff_folder / "containers.json"
 
     def container_exits(self) -> list[tuple[str, int, str]]:
-        """(name, exit code, whose failure kept it from running) of each of several containers."""
+        """(name, exit code, the container whose failure kept it from running) of each of several containers."""
         try:
             return _decode_report(_read_tail(self.report_file, REPORT_BYTES))
         except (OSError, msgspec.DecodeError):
@@ -236,7 +236,7 @@ class Pod:
 def _with_staged_volumes(
     root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged: Mapping[str, str]
 ) -> isolation.Plan:
-    """The plan with each volume in one place instead of where containers mount it."""
+    """The plan with volumes mounted once at their staged paths; containers mount them from there."""
     at = {os.path.normpath(path) for path in volumes}
     others = {path: mount for path, mount in root.mounts.items() if path not in at}
     return root._replace(mounts={**others, **{place: (source, False) for source, place in staged.items()}})
@@ -245,13 +245,13 @@ def _with_staged_volumes(
 def _rewrite_container(
     container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The container's words for a pod without a root of its own; its mounts are where they come from."""
+    """The container with its paths rewritten for a pod without a root of its own; mounts become their sources."""
     own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
     return json.loads(isolation.rewrite_paths(json.dumps({**container, "mounts": {}}), {**moved, **own}))
 
 
 def _read_tail(path: Path, limit: int) -> bytes:
-    """The end of a file that a pod wrote. Raises OSError, also where the pod has put something else there."""
+    """The end of a file that a pod wrote. Raises OSError, also for a link or special file in its place."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -269,7 +269,7 @@ def _declared_paths(template: Mapping[str, Any]) -> list[str]:
 
 
 def _script_texts(template: Mapping[str, Any]) -> Iterator[str]:
-    """Texts besides the command in which a pod may be told of folders of the machine."""
+    """Texts besides the command that may mention folders of the machine."""
     if template.get("script"):
         yield str(template["script"].get("source") or "")
 
@@ -281,14 +281,14 @@ def _working_dir(template: Mapping[str, Any], cwd: Path) -> str:
 
 
 def _missing_working_dirs(template: Mapping[str, Any]) -> list[str]:
-    """Folders in which containers begin and that this machine has not: they are made, as a cluster's node does it."""
+    """Working folders of containers that this machine lacks: they are made, as a cluster's node does."""
     every = [one for some in pod_containers(template).values() for one in some]
     folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
     return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
 
 
 def check_command(command: str, path: str | None) -> None:
-    """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
+    """Raise PodError, in the words of Argo's emissary, for a command that does not exist."""
     if "\0" in command:
         raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: invalid argument")
     if shutil.which(command, path=path) is not None:
@@ -301,6 +301,6 @@ def check_command(command: str, path: str | None) -> None:
 
 @lru_cache(maxsize=1)
 def has_namespaces() -> bool:
-    """Does the kernel let us make mount namespaces? Tried in a child."""
+    """Whether the kernel allows mount namespaces, as tried in a child process."""
     code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0

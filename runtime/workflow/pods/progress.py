@@ -1,6 +1,6 @@
-"""How far a run is, `N/M` of each node: a pod is one, unless it says more in the file that ARGO_PROGRESS_FILE names.
+"""The progress of a run, `N/M` of each node. A pod counts as one, unless it writes more to ARGO_PROGRESS_FILE.
 
-After Argo's documentation ("Workflow Progress"). What a DAG or steps node has is the sum over what is in it.
+After Argo's documentation ("Workflow Progress"). A DAG or Steps node has the sum of its children.
 """
 
 import os
@@ -16,7 +16,7 @@ _REPORT = re.compile(r"(\d+)/(\d+)")
 
 
 class Progress:
-    """Of one run; `folder` is the run's."""
+    """The progress of one run; `folder` is the run's."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
@@ -24,7 +24,7 @@ class Progress:
         self._ended: dict[tuple[str, int], tuple[int, int]] = {}
 
     def compute(self) -> tuple[str, dict[str, str]]:
-        """(of the whole workflow, of each node by its name), now."""
+        """(progress of the workflow, progress by node name) now."""
         nodes = self._engine.nodes
         sums: dict[str, tuple[int, int]] = {}
         for node in reversed(nodes.values()):
@@ -34,11 +34,11 @@ class Progress:
             above = node.owner if node.owner in nodes else node.boundary
             before = sums.get(above, (0, 0))
             sums[above] = (before[0] + done, before[1] + whole)
-        told = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
-        return told.pop("", "0/0"), told
+        texts = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
+        return texts.pop("", "0/0"), texts
 
     def _leaf_progress(self, node: Node) -> tuple[int, int]:
-        """(done, of how many); what has ended well has done all."""
+        """(done, of how many) of a leaf; a succeeded one has done all."""
         known = self._ended.get((node.name, node.life))
         if known:
             return known

@@ -1,6 +1,6 @@
-"""When a daemon counts as ready: its container's readinessProbe, asked of this machine (httpGet, tcpSocket).
+"""When a daemon counts as ready: its container's readinessProbe, probed on this machine (httpGet, tcpSocket).
 
-After the Kubernetes documentation ("Configure Liveness, Readiness and Startup Probes"), but asked every second.
+After the Kubernetes documentation ("Configure Liveness, Readiness and Startup Probes"), but at least every second.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ TIMEOUT_S = 1.0
 
 
 async def wait_until_ready(probe: Mapping[str, Any]) -> None:
-    """Until it has passed as often in a row as it wants."""
+    """Wait until the probe has passed `successThreshold` times in a row."""
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
     left = wanted = int(probe.get("successThreshold") or 1)
     while left:
@@ -40,7 +40,7 @@ async def _passes(probe: Mapping[str, Any]) -> bool:
 
 
 def _http_get_succeeds(place: Mapping[str, Any], timeout: float) -> bool:
-    """200 to 399, as the kubelet judges it."""
+    """Whether the status is 200 to 399, as for the kubelet."""
     scheme, host = str(place.get("scheme") or "http").lower(), place.get("host") or "127.0.0.1"
     request = urllib.request.Request(f"{scheme}://{host}:{place['port']}/{str(place.get('path') or '').lstrip('/')}")
     for one in list_at(place, "httpHeaders"):

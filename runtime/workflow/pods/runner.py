@@ -1,4 +1,4 @@
-"""What runs pods, behind a Protocol: processes of this machine, started by the `spawner`."""
+"""Runs pods behind a Protocol: here as processes of this machine, started by the `spawner`."""
 
 import asyncio
 import json
@@ -13,41 +13,41 @@ from typing import Any, Protocol
 
 
 class RunnerError(OSError):
-    """Nothing can be started any more."""
+    """No pod can be started any more."""
 
 
 class Runner(Protocol):
     """Starts pods, waits for their end, ends them. A pod is known by its pid and when that process began."""
 
     def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Start pods side by side, each asked for by a `Pod.request`. By claim: `started`, `late`, or what is wrong.
+        """Start pods side by side, one for each `Pod.start_request`. Returns by claim: `started`, `late`, or an error.
 
-        A pod writes its claim, then its output, then its exit code to the files that the request names, whatever
-        becomes of who asked. Raises RunnerError.
+        A pod writes its claim, then its output, then its exit code to the files that the request names, even if
+        this process dies. Raises RunnerError.
         """
         ...
 
     async def wait_until_gone(self, pid: int, began: int) -> None:
-        """Until that process is no more."""
+        """Wait until that process has ended."""
         ...
 
     def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
-        """Signal all processes of the pod, if it is still that one."""
+        """Signal the pod's process group, unless the pid belongs to another process now."""
         ...
 
     def close(self) -> None:
-        """No more pods. Those that run go on."""
+        """Start no more pods. Running pods go on."""
         ...
 
 
 class ProcessRunner:
-    """Pods as sessions of processes; the process that forks them is begun with the first one."""
+    """Pods as sessions of processes; the spawner, which forks them, starts with the first pod."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """By way of the spawner."""
+        """Have the spawner start them."""
         if self._process is None or self._process.poll() is not None:
             path = Path(__file__).with_name("spawner.py")
             self._process = subprocess.Popen(
@@ -69,7 +69,7 @@ class ProcessRunner:
         return answers
 
     async def wait_until_gone(self, pid: int, began: int) -> None:
-        """Told by a pidfd."""
+        """Wait on a pidfd."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -85,13 +85,13 @@ class ProcessRunner:
             os.close(descriptor)
 
     def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
-        """To the pod's session."""
+        """Signal the pod's process group."""
         if start_time(pid) == began:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signum)
 
     def close(self) -> None:
-        """The spawner ends with its input."""
+        """End the spawner by closing its input."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -26,23 +26,23 @@ HIDDEN = ("asks", "beside.json", "claims", "pods")
 
 
 class NoSandboxError(ManifestError):
-    """This machine lets nobody make one: one line."""
+    """This machine cannot make a sandbox: one line that says why."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How pods are shut in."""
+    """The walls of pods."""
 
     network: bool = True
-    """With this machine's network; without one, a pod has only a loopback of its own."""
+    """Whether pods have this machine's network; without it a pod has only a loopback of its own."""
     writable: tuple[str, ...] = ()
     """Folders of this machine that pods write to besides their own."""
 
     def spawner_request(self, run: Path, told: Path, cwd: Path, several: bool) -> dict[str, Any]:
-        """What the spawner is asked for, for a pod of that run: paths of the machine, outer ones first.
+        """The sandbox of a pod of that run, for the spawner: views of the machine's paths, outer ones first.
 
-        `several`: its containers are shut in each, by the pod's own program. `told` is the one folder of the pod's that
-        it sees as it is. Makes what it may write to.
+        `several`: each container gets its own sandbox, from `podrun`. `told` is the only folder of the pod's that it
+        sees as it is. Makes the folders that the pod may write to.
         """
         hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
         shown = [*_program_folders(), str(cwd), str(run)]
@@ -59,17 +59,17 @@ class Sandbox:
 
 
 def private_folders() -> list[str]:
-    """Folders of this machine that hold what is somebody's own."""
+    """Folders of this machine with private files of its users."""
     return [*PRIVATE, os.path.expanduser("~")]
 
 
 def _program_folders() -> list[str]:
-    """Where this Python is, and what it imports: it may be in a home."""
+    """Folders of this Python and its imports, which may be in a home."""
     return [os.path.realpath(sys.base_prefix), sys.prefix, *(path for path in sys.path if os.path.isdir(path))]
 
 
 def check_available() -> None:
-    """Raise NoSandboxError where the kernel lets nobody make one. Tried with a pod that does nothing."""
+    """Raise NoSandboxError where the kernel allows no sandbox, as tried with a pod that does nothing."""
     program = str(Path(__file__).with_name("spawner.py"))
     tried = subprocess.run(
         [sys.executable, "-I", "-S", program, "try", json.dumps({"network": False, "several": False, "views": []})],

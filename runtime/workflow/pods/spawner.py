@@ -1,14 +1,15 @@
 """Starts pods for the launcher: a small process of its own, so that a start costs one fork of a small process.
 
-Run as a file, with the standard library only. Each request is a line of JSON on standard input (`Pod.request`); the
-answer is a line on standard output: the claim, a tab, and `started`, `late` (somebody else has it) or what is wrong.
+Run as a file, with the standard library only. Each request is a line of JSON on standard input (see
+`Pod.start_request`). The answer is a line on standard output: the claim, a tab, and `started`, `late` (another process
+has the claim) or an error.
 Between fork and exec the child takes the claim, makes the pod's root in a mount namespace and becomes the shell that
 runs the command and records its exit code. It lives on when the launcher dies.
 
-With `sandbox`, the pod is shut in (see there): the process that has the claim stays outside, waits for the pod's own
+With `sandbox`, the pod runs in a sandbox: the process that has the claim stays outside, waits for the pod's own
 first process, keeps its output and records its exit code.
 
-`python spawner.py try SANDBOX` ends with 0 where the kernel lets such a pod be made.
+`python spawner.py try SANDBOX` exits with 0 where the kernel allows such a pod.
 
 `python spawner.py OWN FOLDER COMMAND...`, inside a pod, becomes that command, in that folder, as a container whose
 volumes are only its own. OWN is JSON: `mounts`, {path: [what is bound there, read only]}, and `shut_in`.
@@ -35,7 +36,7 @@ PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_A
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 KERNEL_ENTRIES = ("sys", "irq", "bus", "fs", "sysrq-trigger")
-"""Of /proc: what root could change the machine by."""
+"""Entries of /proc through which root could change the machine."""
 SANDBOX_INIT = 'trap : TERM INT; "$@"; exit $?'
 """The first process of a sandbox."""
 LOCKED_MOUNT_FLAGS = 2 | 4 | 8 | 1024 | 2048
@@ -45,13 +46,13 @@ trap : TERM INT
 exit=$1; shift
 tell() { until echo $1 2> /dev/null > "$2" || [ ! -d "${2%/*}" ]; do command -p sleep 1; done; }
 """
-"""How a pod ended is told once: it waits for room on a full disk, as long as there is a folder to tell it in."""
+"""Records an exit code; on a full disk it waits for room, as long as the pod's folder exists."""
 RUN_SCRIPT = f"""{_RECORD_EXIT}
 "$@"
 code=$?; tell $code "$exit"; exit $code
 """
 RESULT_BYTES = 256 * 1024
-"""So much of what a pod prints is kept as its result, from the end; all of it goes to the log."""
+"""The last bytes of a pod's output that are kept as its result; all of it goes to the log."""
 CAPTURE_SCRIPT = f"""{_RECORD_EXIT}
 {{ trap : TERM INT; "$@"; tell $? "$exit.code"; }} | (
   trap '' TERM INT
@@ -111,7 +112,7 @@ def _answer(start: dict[str, Any], text: str) -> None:
 
 
 def _claim(path: str) -> bool:
-    """Say who runs this pod: pid and start time, linked into place; only the first can."""
+    """Take the pod's claim: pid and start time, linked into place. Only the first process can."""
     with open("/proc/self/stat") as stat:
         began = stat.read().rpartition(")")[2].split()[19]
     own = f"{path}.{os.getpid()}"
@@ -176,14 +177,14 @@ def _become_container(own: dict[str, Any], folder: str, command: list[str]) -> N
 
 
 def _unshare() -> None:
-    """Mounts of our own from here on."""
-    if _libc.unshare(CLONE_NEWNS):  # Root may, and who is the first of a sandbox.
+    """Leave the machine's mount namespace for one of our own."""
+    if _libc.unshare(CLONE_NEWNS):  # Root may, and so may the first process of a sandbox.
         _unshare_user(CLONE_NEWNS)
     _call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
 
 
 def _unshare_user(more: int) -> None:
-    """A user namespace of our own in which we are who we are, and others that it owns."""
+    """Enter a user namespace that maps only our own uid and gid, and `more` namespaces that it owns."""
     uid, gid = os.getuid(), os.getgid()
     _call_libc("unshare", CLONE_NEWUSER | more)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -192,7 +193,7 @@ def _unshare_user(more: int) -> None:
 
 
 def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
-    """Outside of the sandbox: have the pod begun, keep its output, record its exit code. Never returns."""
+    """From outside of the sandbox: start the pod, keep its output, record its exit code. Never returns."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # They are the pod's: it is in our process group.
     began, beginning = os.pipe()
@@ -201,8 +202,8 @@ def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
     if pod == 0:
         _begin_pod(start, beginning, output)
     os.close(beginning)
-    with os.fdopen(began) as told:
-        if why := told.read():
+    with os.fdopen(began) as errors:
+        if why := errors.read():
             raise OSError(0, why)
     _answer(start, "started")
     if start["captures"]:
@@ -218,7 +219,7 @@ def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
 
 
 def _copy_output(source: int, out: int, path: str) -> None:
-    """Write what comes to the log, and its end to that file."""
+    """Copy the output to the log, and its last RESULT_BYTES to the file."""
     last = bytearray()
     while piece := os.read(source, 65536):
         last += piece
@@ -231,7 +232,7 @@ def _copy_output(source: int, out: int, path: str) -> None:
 def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:
     """Make the namespaces; the first process in them becomes the pod, and is waited for. Never returns.
 
-    `beginning` is told what is wrong, or closed by the pod's first program.
+    An error is written to `beginning`; the exec of the pod's first program closes it.
     """
     try:
         network = 0 if start["sandbox"]["network"] else CLONE_NEWNET
@@ -270,7 +271,7 @@ def _become_pod(start: dict[str, Any], output: int) -> None:
 
 
 def _drop_privileges() -> None:
-    """Of all privileges: the next program has none, and none after it gets some."""
+    """Drop all privileges, for this process and all programs that it executes."""
     _call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call_libc("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(64):
@@ -279,7 +280,7 @@ def _drop_privileges() -> None:
 
 
 def _probe_sandbox(sandbox: dict[str, Any]) -> None:
-    """Can a pod be shut in here? Never returns."""
+    """Exit with 0 if a sandboxed pod can be made here. Never returns."""
     root = f"/tmp/everstep-try-{os.getpid()}"
     os.mkdir(root, 0o700)
     entries = [f"/{name}" for name in os.listdir("/")]
@@ -336,7 +337,7 @@ def _make_devices(root: str) -> None:
 
 
 def _set_read_only(path: str) -> None:
-    """The mount there, and all below it."""
+    """Make the mount at `path` read-only, with all mounts below it."""
     wanted = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
     if _libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(wanted), 32):
         number = ctypes.get_errno()
@@ -344,7 +345,7 @@ def _set_read_only(path: str) -> None:
 
 
 def _mount(mounts: dict[str, tuple[str, bool]], root: str) -> None:
-    """Outer ones first."""
+    """Bind the volumes, outer ones first."""
     for path, (source, read_only) in sorted(mounts.items()):
         _bind(source, root + path)
         if read_only:

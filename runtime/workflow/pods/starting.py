@@ -1,4 +1,4 @@
-"""Starts the pods that are pending: some at a time, so that a stop, a deadline or an end is seen between them."""
+"""Starts pending pods, some at a time, so that stops, deadlines and ended pods are handled in between."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ stay Pending, as they do there. A daemon that is ready does not count: what uses
 
 
 class Starter:
-    """Of one launcher. `record` takes events; `changed` is called when there is something to look at."""
+    """Starts the pods of one launcher. `record` takes events; `changed` wakes the launcher."""
 
     def __init__(
         self, engine: Engine, launch: PodLauncher, runner: Runner, clock: Clock, record: Callable[[Event], None],
@@ -41,12 +41,12 @@ class Starter:
         self._loaded: set[str] = set()
 
     def start_some(self) -> None:
-        """Start what is pending, at most `STARTS`; `changed` says that there are more. Raises what loading raised.
+        """Start pending pods, at most STARTS_AT_ONCE; `changed` is called if any started. Raises what loading raised.
 
-        Invariant: at most `AT_ONCE` pods load or run.
+        Invariant: at most MAX_PODS pods load or run; ready daemons do not count.
         """
         for name, (task, ending) in self._loading.items():
-            if self._engine.nodes[name].phase.fulfilled:  # Its time is over, or somebody stops the run.
+            if self._engine.nodes[name].phase.fulfilled:  # Its deadline has passed, or the run is being stopped.
                 ending.end(CANCELLED)
             if task.done():
                 task.result()
@@ -63,7 +63,7 @@ class Starter:
             self._changed()
 
     def _needs_loading(self, node: Node) -> bool:
-        """Is there something to be done for it before its pod?"""
+        """Whether it has input artifacts to load, or is a data template."""
         if node.spec.get("data"):
             return True
         return bool(
@@ -73,7 +73,7 @@ class Starter:
         )
 
     def end_loading(self) -> None:
-        """The launcher ends: nothing more is put in place, and no thread holds it up."""
+        """End all loading, so that no thread keeps the launcher from ending."""
         for task, ending in self._loading.values():
             ending.end(CANCELLED)
             task.cancel()
@@ -95,7 +95,7 @@ class Starter:
         del self._loading[node.name]
 
     def _start(self, nodes: list[Node]) -> None:
-        """Start pods side by side; what was started by a launcher that died is only noted."""
+        """Start pods side by side. A pod that an earlier launcher started is only recorded."""
         asked: dict[str, Node] = {}
         requests = []
         for node in nodes:
@@ -106,7 +106,7 @@ class Starter:
             try:
                 requests.append(self._launch.start_request(node))
                 asked[str(pod.claim_file)] = node
-            except (PodError, MissingObjectError, ValueError) as error:  # ValueError: a number that is none.
+            except (PodError, MissingObjectError, ValueError) as error:  # ValueError: a number that cannot be read.
                 self._record_start_failure(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
             node = asked[claim]

@@ -13,9 +13,9 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.volume_sources import VolumeSources, is_secret, volume_files
 
 SECRETS_FOLDER = "secrets"
-"""The folder of a pod's that has its volumes with something of a Secret. It goes when the pod has ended."""
+"""The folder in a pod's folder for volumes that show Secrets. It is removed when the pod has ended."""
 DATA_FOLDER = "..data"
-"""Where the kubelet has the files of a ConfigMap or Secret, so that all of them change at once."""
+"""The folder in which the kubelet keeps the files of a ConfigMap or Secret, so that they change together."""
 MACHINE_FOLDERS = ("/dev", "/proc", "/sys")
 """A mount below these stays the machine's own: a volume in memory at /dev/shm is the machine's shared memory."""
 
@@ -28,18 +28,18 @@ class Mount(NamedTuple):
 
 
 STAGED_FOLDER = "/argo/staging/volumes"
-"""Where a pod of several containers has the folders from which each mounts its own."""
+"""Where a pod of several containers has all volume folders; each container mounts its own from there."""
 
 
 class PodMounts(NamedTuple):
     """The volumes of a pod's containers."""
 
     own: dict[str, dict[str, Mount]]
-    """By container, by path."""
+    """Mounts by container name, then by path."""
 
     @property
     def merged(self) -> dict[str, Mount]:
-        """By path; where containers differ, as main has it."""
+        """Mounts of all containers by path; where containers differ, main's count."""
         found: dict[str, Mount] = {}
         for name in sorted(self.own, key=lambda name: name == "main"):
             found |= self.own[name]
@@ -47,7 +47,7 @@ class PodMounts(NamedTuple):
 
     @property
     def staged_paths(self) -> dict[str, str]:
-        """Where in the pod each of their folders is."""
+        """The staged path of each source folder."""
         sources = sorted({mount.source for own in self.own.values() for mount in own.values()})
         return {source: f"{STAGED_FOLDER}/{number}" for number, source in enumerate(sources)}
 
@@ -60,9 +60,9 @@ def resolve_mounts(
     library: Library,
     facts: Mapping[str, str],
 ) -> PodMounts:
-    """Where each volume mount of these containers comes from; its folders are made.
+    """Resolve the volume mounts of these containers to folders, which are made.
 
-    Raises NotThereError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
+    Raises MissingObjectError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
     """
     known = {str(volume.get("name")): volume for volume in volumes}
     shown = VolumeSources(library, facts, containers)
@@ -84,7 +84,7 @@ def resolve_mounts(
 
 
 def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: VolumeSources) -> tuple[Path, bool]:
-    """(the folder, whether nobody may write there)."""
+    """Make a volume's folder; returns (folder, whether it is read-only)."""
     if volume.get("hostPath"):
         return Path(str(volume["hostPath"].get("path"))), False
     if volume.get("persistentVolumeClaim"):
@@ -107,8 +107,7 @@ def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Vo
 def _write_files(folder: Path, volume: Mapping[str, Any], shown: VolumeSources) -> None:
     """Write the files as the kubelet does: below ..data, with a link for each name at the top.
 
-    A Secret's folder is for nobody else on this machine to enter, and its files are only to be read, unless they have
-    a mode of their own.
+    Only this user can enter a Secret's folder, and its files are read-only, unless the manifest gives them a mode.
     """
     data = folder / DATA_FOLDER
     given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
@@ -138,7 +137,7 @@ def claim_volumes(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]
 
 
 def remove_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
-    """The workflow has ended: its own claims go."""
+    """Remove the workflow's own claims."""
     for volume in claim_volumes(spec, workflow):
-        with suppress(BadPathError):  # None of its pods could have had it.
+        with suppress(BadPathError):  # No pod could have used it.
             shutil.rmtree(resolve_inside(claims, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)

@@ -1,5 +1,5 @@
-"""One run on this machine: `executor` lets the engine decide, starts pods and writes everything down first.
+"""One run on this machine: `executor` carries out what the engine decides and logs every event first.
 
-`run_folder` is the run's folder, `status` its `workflow.json`, `control_requests` what people ask of it, `run_locks`
-what it shares with other runs, `view` what a terminal shows.
+`run_folder` is the run's folder, `status` its `workflow.json`, `control_requests` stop, resume
+and set it from outside, `run_locks` is what runs share, `view` what a terminal shows.
 """

@@ -1,6 +1,6 @@
-"""What somebody outside asks of a run: a file each in runs/NAME/asks, which its launcher reads, logs and removes.
+"""Requests to a run from outside: each is a file in runs/NAME/asks, which the run's launcher reads, logs and removes.
 
-A run without launcher finds them when it is taken up again.
+A run without a launcher handles them when it is resumed.
 """
 
 import os
@@ -19,28 +19,28 @@ from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, node_i
 
 
 class ControlRequest(msgspec.Struct, frozen=True):
-    """One wish."""
+    """One request."""
 
     what: str
     """stop | terminate | resume | set"""
     selector: str = ""
-    """Nodes as `argo --node-field-selector` names them: `displayName=a,phase=Running`; empty: all that are meant."""
+    """Nodes as `argo --node-field-selector` names them: `displayName=a,phase=Running`; empty: all suspended nodes."""
     phase: str = ""
     message: str = ""
     parameters: dict[str, str] = {}
 
 
 class ControlRequestError(ValueError):
-    """It cannot be done: one line."""
+    """The request cannot be carried out: one line that says why."""
 
 
 SELECTOR_FIELDS = ("displayName", "name", "templateName", "phase", "id", "inputs.parameters")
 
 
 def submit_request(folder: Path, wish: ControlRequest) -> Path:
-    """Leave it for the launcher of that run folder, which takes the file away, after `refuse` if it cannot be done.
+    """Write a request for the launcher of that run folder, which removes the file once it has handled or refused it.
 
-    Raises AskError for a selector that cannot be read.
+    Raises ControlRequestError for a selector that cannot be read.
     """
     _parse_selector(wish.selector)
     asks = folder / "asks"
@@ -51,12 +51,12 @@ def submit_request(folder: Path, wish: ControlRequest) -> Path:
 
 
 def refuse_request(path: Path, why: str) -> None:
-    """Say to who asked that nothing was done."""
+    """Answer a request with the reason why it was refused."""
     atomic.replace(path.with_suffix(".refused"), why.encode())
 
 
 def take_refusal(path: Path) -> str:
-    """Why an ask that was taken away was not done, told once; empty when it was."""
+    """Remove and return the reason why a request was refused; empty when it was carried out."""
     said = path.with_suffix(".refused")
     if not said.exists():
         return ""
@@ -66,13 +66,13 @@ def take_refusal(path: Path) -> str:
 
 
 def pending_requests(folder: Path) -> Iterator[tuple[Path, ControlRequest]]:
-    """What lies there, oldest first."""
+    """(file, request) of what waits in a run folder, oldest first."""
     for path in sorted((folder / "asks").glob("*.json")):
         yield path, msgspec.json.decode(path.read_bytes(), type=ControlRequest)
 
 
 def request_events(engine: Engine, wish: ControlRequest, now: float) -> list[Event]:
-    """What it means for the run as it is. Raises AskError: it cannot be done, and nothing of it was."""
+    """The events that carry out a request. Raises ControlRequestError if it cannot be carried out."""
     if wish.what in ("stop", "terminate"):
         return [ShutdownAsked(now, wish.what.capitalize())]
     waiting = [node for node in engine.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled]
@@ -106,7 +106,10 @@ def _check_settable(node: Node, parameters: Mapping[str, str]) -> None:
 
 
 def succeeded_nodes(engine: Engine, selector: str) -> list[str]:
-    """Nodes that succeeded and are selected; none without a selector. Raises AskError where it selects none."""
+    """Names of the succeeded nodes that are selected; none without a selector.
+
+    Raises ControlRequestError for a selector that selects none.
+    """
     conditions = _parse_selector(selector)
     well = [node for node in engine.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
     found = [node.name for node in well if _matches(engine, node, conditions)]

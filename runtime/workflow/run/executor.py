@@ -1,4 +1,4 @@
-"""Runs a manifest: the engine decides, this shell starts pods, waits for them, and writes everything down first."""
+"""Runs a manifest: the engine decides, this shell starts pods and waits for them. Every event is logged first."""
 
 import asyncio
 import signal
@@ -40,7 +40,7 @@ from everstep.runtime.workflow.run import control_requests, run_folder, status
 from everstep.runtime.workflow.run.run_locks import SharedState
 
 LOCK_POLL_S = 0.3
-"""How often it is looked whether others gave back a lock."""
+"""How often to try locks that other runs hold."""
 REQUEST_POLL_S = 0.2
 SHARED_FOLDERS = (
     "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
@@ -56,17 +56,17 @@ class RunOptions:
     name: str
     runs: Path = Path("runs")
     library: Library = NO_LIBRARY
-    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets; what stands for images."""
+    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets, and commands of images."""
     path: tuple[Path, ...] = ()
-    """Folders of programs that only images bring: first in every pod's PATH."""
+    """Folders of programs that images would bring; they come first in every pod's PATH."""
     on_change: "Callable[[Engine, Path], None] | None" = None
     """Called after each change, and about twice a second while pods run."""
     restart: str = ""
-    """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
+    """Selector of nodes of an ended run that run again although they succeeded (see `control_requests`)."""
     sandbox: Sandbox | None = None
-    """Pods are shut in."""
+    """How pods are sandboxed; None: they are not."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of a run that has ended: other values of the workflow's parameters."""
+    """New values of workflow parameters, for a run that has ended."""
     variables: tuple[str, ...] = ()
     """Names of the launcher's own variables that pods get besides those of `inherited.INHERITED_GROUPS`."""
     limits: UnpackLimits = DEFAULT_LIMITS
@@ -82,21 +82,21 @@ class RunResult(NamedTuple):
     exit_code: int
     """0 Succeeded, 130 stopped, else the exit code of the first failed pod (1 where there is none)."""
     outputs: dict[str, str]
-    """Output parameters of the tasks that nothing waits for."""
+    """Output parameters of the entrypoint, or of its last tasks where it declares none."""
 
 
-def run(source: dict[str, Any], options: RunOptions) -> RunResult:
-    """`execute` as a process's main work: SIGINT and SIGTERM stop the run, a second one terminates it."""
+def run_workflow(source: dict[str, Any], options: RunOptions) -> RunResult:
+    """`execute` as the main work of a process: SIGINT or SIGTERM stops the run, a second one terminates it."""
     return asyncio.run(execute(source, options, signals=(signal.SIGINT, signal.SIGTERM)))
 
 
 async def execute(
     source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals] = (), runner: Runner | None = None
 ) -> RunResult:
-    """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
+    """Run the manifest to its end, or resume the unfinished run of that name. `signals` stop it.
 
-    `runner`: of the pods; processes of this machine, if none is given. Raises ManifestError: it cannot be run here, the
-    name belongs to a run of another manifest, or somebody runs it; NoSandboxError where there can be none;
+    `runner`: starts the pods; processes of this machine by default. Raises ManifestError: it cannot be run here, the
+    name belongs to a run of another manifest, or another process runs it; NoSandboxError where there can be none;
     CannotWriteError: nothing can be written.
     """
     manifest = parse(source, options.library)
@@ -165,7 +165,7 @@ class _Executor:
         return RunResult(phase, self.engine.message, self._folder, code, self.engine.outputs())
 
     async def run(self, signals: Sequence[signal.Signals]) -> None:
-        """Until the workflow has ended."""
+        """Run until the workflow has ended."""
         loop = asyncio.get_running_loop()
         for signum in signals:
             loop.add_signal_handler(signum, self._stop_on_signal)
@@ -175,7 +175,7 @@ class _Executor:
         self._logs.start()
         listener.add_done_callback(lambda _: self._changed.set())
         try:
-            self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
+            self._status.write()  # Before the first pod, so that a pod found without a launcher has a status to read.
             self._handle_requests()
             while not self.engine.finished:
                 self._changed.clear()
@@ -204,7 +204,7 @@ class _Executor:
             self._notify_view()
 
     async def _wait_for_change(self) -> None:
-        """For a change, the engine's next deadline, or the time to write the status."""
+        """Wait for a change, the engine's next deadline, or the time to write the status."""
         waits = [self._written + self._status.every_s - time.monotonic()] if self._stale else []
         deadline = self.engine.next_deadline()
         waits += [] if deadline is None else [deadline - self._clock.now()]
@@ -219,7 +219,7 @@ class _Executor:
             self.engine.advance(now)
 
     def _write_status_if_due(self, now: float) -> None:
-        """The status, if it changed and is old enough."""
+        """Write the status if it changed and the file is old enough."""
         if self._stale and now - self._written >= self._status.every_s:
             self._status.write()
             self._written, self._stale = time.monotonic(), False
@@ -236,7 +236,7 @@ class _Executor:
         self._stale = True
 
     def _apply_decisions(self) -> None:
-        """Start some of what is pending, watch what runs, end what shall end; found after a crash it is adopted."""
+        """Start pending pods, watch running ones, end those that are to end. Pods found after a crash are adopted."""
         self._open_gates()
         self._starter.start_some()
         for node in self.engine.running_pods():
@@ -251,7 +251,7 @@ class _Executor:
                 self._ending[name] = asyncio.create_task(self._end_pod(self.engine.nodes[name], grace))
 
     def _open_gates(self) -> None:
-        """Take locks and look up remembered outputs for calls that wait; give back what is not needed any more."""
+        """Take locks and look up memos for waiting calls; memoize outputs and release locks of ended nodes."""
         while self.engine.remembered:
             node = self.engine.remembered.pop()
             kept = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
@@ -271,7 +271,7 @@ class _Executor:
                 self._record(GateOpened(now, name))
 
     async def _watch(self, node: Node) -> None:
-        """Until the pod has ended and that is recorded."""
+        """Watch a pod until its end is recorded."""
         try:
             await self._watch_pod(node)
         finally:
@@ -304,7 +304,7 @@ class _Executor:
         try:
             self._record(ShutdownAsked(self._clock.now(), strategy))
             self._status.write()
-        except OSError as error:  # Nobody would hear of it: this is called by the event loop.
+        except OSError as error:  # The event loop calls this and would drop the error.
             self._unwritten = error
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
@@ -320,7 +320,7 @@ class _Executor:
             self._runner.send_signal(pid, began, signal.SIGKILL)
 
     async def _end_remaining_pods(self) -> None:
-        """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
+        """End the pods that still run after the workflow has ended, such as by a failed hook."""
         for watch in self._watched.values():
             watch.cancel()
         left = {node.name: node for node in self.engine.running_pods()}
@@ -328,7 +328,7 @@ class _Executor:
         await asyncio.gather(*(self._end_pod(node, GRACE_S) for node in left.values()))
 
     async def _poll_requests(self) -> None:
-        """Do what somebody outside asks."""
+        """Handle control requests until cancelled."""
         while True:
             self._handle_requests()
             await asyncio.sleep(REQUEST_POLL_S)

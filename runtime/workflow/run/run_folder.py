@@ -1,4 +1,4 @@
-"""The folder of a run: RUNS/NAME, of one manifest only, in the hands of one launcher at a time."""
+"""The folder of a run: RUNS/NAME. It belongs to one manifest; one launcher at a time holds its lock."""
 
 import errno
 import fcntl
@@ -20,13 +20,13 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOCK_WAIT_S = 1.0
-"""Who only looks which process runs it (`launcher`) has the lock for a moment, too."""
+"""How long to wait for the lock: `launcher_pid` takes it for a moment, too."""
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Of these errors a person can be told how to go on."""
+"""Errors after which the run can be resumed once there is room."""
 
 
 class CannotWriteError(OSError):
-    """The run's folder cannot be written: one line with the mend. What runs goes on, and the run can be taken up."""
+    """The run's folder cannot be written: one line with the mend. Pods run on, and the run can be resumed."""
 
 
 def check_name(name: str) -> None:
@@ -38,9 +38,9 @@ def check_name(name: str) -> None:
 
 
 def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | None = None) -> Path:
-    """The folder for that run; made if it is new.
+    """The folder for that run, made if it is new.
 
-    Raises ManifestError: no name, a run of another manifest, or one whose pods are shut in otherwise.
+    Raises ManifestError: not a name, a run of another manifest, or a run with other sandbox flags.
     """
     check_name(name)
     folder = runs / name
@@ -54,18 +54,18 @@ def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: San
 
 
 def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") -> None:
-    """Write down, once, what is run and what it was given besides."""
+    """Write the manifest and the other inputs, once."""
     known = folder / "manifest.json"
     if known.exists():
         return
-    told = {
+    inputs = {
         "objects": list(given.library.objects.values()),
         "images": {name: list(command) for name, command in given.library.images.items()},
         "path": [str(one.absolute()) for one in given.path],
         "variables": list(given.variables),
         "sandbox": asdict(given.sandbox) if given.sandbox else None,
     }
-    _make_private(folder / "beside.json").write_text(json.dumps(told, indent=1))
+    _make_private(folder / "beside.json").write_text(json.dumps(inputs, indent=1))
     with atomic.replacing(known) as file:
         file.write(json.dumps(source, indent=1).encode())
         faults.point("executor.before_manifest")
@@ -73,7 +73,7 @@ def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") ->
 
 
 class RunInputs(NamedTuple):
-    """What a run was given besides its manifest."""
+    """The inputs of a run besides its manifest."""
 
     library: Library = NO_LIBRARY
     path: tuple[Path, ...] = ()
@@ -84,7 +84,7 @@ class RunInputs(NamedTuple):
 
 
 def read_inputs(folder: Path) -> RunInputs:
-    """Of the run in that folder."""
+    """The inputs of the run in that folder."""
     known = folder / "beside.json"
     if not known.exists():
         return RunInputs()
@@ -96,7 +96,7 @@ def read_inputs(folder: Path) -> RunInputs:
 
 
 def _make_private(path: Path) -> Path:
-    """Make the file, for nobody else to read: it may hold secrets."""
+    """Make the file with mode 0600: it may hold secrets."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     return path
 
@@ -115,26 +115,26 @@ def explain_write_errors(runs: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Nobody else runs it meanwhile. Raises ManifestError where somebody does."""
-    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _try_lock(held):
-        holder = os.read(held, 20).decode() or "unknown"
-        os.close(held)
+    """Hold the run's lock. Raises ManifestError if another process holds it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    if not _try_lock(descriptor):
+        holder = os.read(descriptor, 20).decode() or "unknown"
+        os.close(descriptor)
         raise ManifestError(f"name {folder.name}: process {holder} runs it already")
-    os.ftruncate(held, 0)
-    os.write(held, str(os.getpid()).encode())
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
     try:
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def _try_lock(held: int) -> bool:
-    """Lock it, if that can be had within TRY_S."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock the file, if that is possible within TRY_S."""
     end = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
@@ -144,10 +144,10 @@ def _try_lock(held: int) -> bool:
 
 
 def launcher_pid(folder: Path) -> str | None:
-    """The process that runs it; None when there is none."""
-    with (folder / "lock").open("rb") as held:
+    """The pid of the process that runs it; None when there is none."""
+    with (folder / "lock").open("rb") as file:
         try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return held.read(20).decode()
+            return file.read(20).decode()
         return None

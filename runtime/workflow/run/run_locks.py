@@ -1,7 +1,7 @@
-"""What the runs of one folder share: locks (mutexes, semaphores) and remembered outputs, as small files beside them.
+"""What the runs of one folder share: locks (mutexes, semaphores) and memoized outputs, as small files beside them.
 
-A holder of a lock is a file named after run and node. It stays while the run is unfinished, also without a launcher,
-as a workflow on Argo keeps its locks; who finishes or takes up the run removes it.
+A holder of a lock is a file named after its run and node. It stays while the run is unfinished, even without a
+launcher, as a workflow on Argo does; the launcher that finishes or resumes the run removes it.
 """
 
 import fcntl
@@ -17,14 +17,14 @@ from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 
 
 class SharedState:
-    """Of one runs folder, as one run sees it."""
+    """The shared state of a runs folder, as one run uses it."""
 
     def __init__(self, runs: Path, run: str) -> None:
         self._folder = runs / ".shared"
         self._run = run
 
     def take_locks(self, node: str, locks: Iterable[Lock]) -> bool:
-        """All of these locks for that node, or none."""
+        """Take all of these locks for a node, or none. Returns whether they were taken."""
         with self._guard():
             places = [(self._folder / "locks" / quote(lock.name, safe=""), lock.limit) for lock in locks]
             own = quote(f"{self._run}/{node}", safe="")
@@ -43,20 +43,20 @@ class SharedState:
         return {unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
 
     def release_locks(self, node: str) -> None:
-        """All that the node holds."""
+        """Release all locks of a node."""
         for one in self._folder.glob("locks/*/*"):
             if one.name == quote(f"{self._run}/{node}", safe=""):
                 one.unlink(missing_ok=True)
 
     def look_up(self, memo: Memo, now: float) -> GateResult:
-        """What a cache has under a key and is young enough."""
+        """What a cache has under the key, if it is young enough."""
         entry = self._read_cache(memo.cache).get(memo.key)
         if entry is None or (memo.max_age_s is not None and now - entry["created"] > memo.max_age_s):
             return GateResult()
         return GateResult(True, entry["parameters"], entry["artifacts"], entry["result"])
 
     def remember(self, cache: str, key: str, outputs: Mapping[str, Any], now: float) -> None:
-        """Keep the outputs of a node that ended well."""
+        """Memoize the outputs of a node that succeeded."""
         with self._guard():
             known = self._read_cache(cache)
             known[key] = {"created": now, **outputs}

@@ -15,13 +15,13 @@ from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, log_
 from everstep.runtime.workflow.pods.progress import Progress
 
 WRITE_EVERY_S = 1.0
-"""How old `workflow.json` may become while something happens, if it is quickly written."""
+"""How old `workflow.json` may become while the run changes, if writing it is fast."""
 WRITE_SHARE = 0.02
-"""Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
+"""Share of the time that writing may take. So a run of twice the nodes writes twice as much, not four times."""
 
 
 class StatusWriter:
-    """Writes `workflow.json`; of a node that has not changed the text is kept."""
+    """Writes `workflow.json`; the JSON of an unchanged node is reused."""
 
     def __init__(self, engine: Engine, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class StatusWriter:
         """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
 
     def write(self) -> None:
-        """Replace `workflow.json` by the newest."""
+        """Replace `workflow.json` by the current status."""
         began = self._clock()
         with atomic.replacing(self._folder / "workflow.json") as file:
             file.write(msgspec.json.encode(self._workflow()) + b"\n")
@@ -57,7 +57,7 @@ class StatusWriter:
         given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
         exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
         exported = {key: value for key, value in exported.items() if value}
-        told = {
+        status = {
             "phase": engine.phase.value,
             "message": engine.message or None,
             "startedAt": timestamp(engine.created),
@@ -76,7 +76,7 @@ class StatusWriter:
             "kind": raw["kind"],
             "metadata": {**metadata, "name": engine.name, **times},
             "spec": spec,
-            "status": {key: value for key, value in told.items() if value is not None},
+            "status": {key: value for key, value in status.items() if value is not None},
         }
 
     def _node_json(self, node: Node, how_far: str) -> msgspec.Raw:
@@ -101,7 +101,7 @@ def timestamp(moment: float) -> str | None:
 
 
 def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    status: dict[str, Any] = {
         "id": node_id(engine.name, node.name),
         "name": node.name,
         "displayName": node.display_name,
@@ -122,13 +122,13 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
         "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
     if node.type is NodeType.POD:
-        told["podName"] = pod_name(engine.name, node.name, node.pod_template)
-        told["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
-    return {key: value for key, value in told.items() if value not in ("", None, [])}
+        status["podName"] = pod_name(engine.name, node.name, node.pod_template)
+        status["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
+    return {key: value for key, value in status.items() if value not in ("", None, [])}
 
 
 def _conditions(engine: Engine) -> list[dict[str, str]]:
-    """As Argo tells a watcher: does a pod run, has the whole ended."""
+    """Argo's conditions: whether a pod is running, and whether the workflow has ended."""
     found = []
     if any(node.type is NodeType.POD for node in engine.nodes.values()):
         found.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
@@ -140,11 +140,11 @@ def _memo_status(node: Node) -> dict[str, Any] | None:
 
 
 def _outputs_status(outputs: Outputs) -> dict[str, Any] | None:
-    told = {
+    fields = {
         "parameters": outputs.parameters,
         "artifacts": outputs.artifacts,
         "result": outputs.result,
         "exitCode": outputs.exit_code,
     }
-    found = {key: value for key, value in told.items() if value not in ([], None, "")}
+    found = {key: value for key, value in fields.items() if value not in ([], None, "")}
     return ({**found, "result": ""} if outputs.result == "" else found) or None

@@ -26,7 +26,7 @@ LAST_LINES = 15
 
 @contextmanager
 def watch() -> Iterator[Callable[[Engine, Path], None]]:
-    """Gives what RunOptions.on_change takes."""
+    """Yields a function for RunOptions.on_change."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _PlainView().show
@@ -46,7 +46,7 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
 
 def _shown_steps(engine: Engine) -> list[Node]:
-    """What a person calls a step: pods and their retries as one, the exit handler last."""
+    """The nodes that a person calls steps: a pod and its retries are one, the exit handler is last."""
     return [node for node in engine.nodes.values() if node.type in SHOWN_TYPES and not _is_attempt(engine, node)]
 
 
@@ -93,9 +93,9 @@ def _duration_text(node: Node, now: float) -> str:
 
 
 def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
-    """At most that many steps: where there are more, the newest of those that run or went wrong.
+    """At most `rows` steps: where there are more, the newest of those that run or failed.
 
-    Of the width, names leave most to what the steps say.
+    Names take at most two fifths of the width, which leaves the rest to log lines.
     """
     steps = _shown_steps(engine)
     shown = steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
@@ -142,12 +142,12 @@ class _PlainView:
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:
         mark = MARKS[node.phase][0]
-        told = f" {mark} {_title(node, engine):<11} {line:<60} {_duration_text(node, engine.now):>8}"
-        print(told.rstrip(), file=sys.stderr, flush=True)
+        text = f" {mark} {_title(node, engine):<11} {line:<60} {_duration_text(node, engine.now):>8}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def _print_log_tail(engine: Engine, node: Node, folder: Path) -> None:
-    """The last lines of a failed step's log, and where it is."""
+    """Print the last lines of a failed step's log, and its path."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
     log = folder / "logs" / f"{log_name(engine.name, _last_attempt(engine, node))}.log"
