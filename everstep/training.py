@@ -20,10 +20,10 @@ from datetime import timedelta
 
 import torch
 
-from everstep.token_batches import Batch, Batches, Order
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
+from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
 

@@ -207,7 +207,10 @@ def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
     """This node's exit code, and why. With --nnodes MIN:MAX every node fails when fewer than MIN are usable."""
     own = over.verdict
     if own.avoid and own.node in over.stragglers:
-        return ExitCode.NO_QUORUM, f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}"
+        return (
+            ExitCode.NO_QUORUM,
+            f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}",
+        )
     reason = f"this node ({own.node}) is {'a ' * (own.node in over.stragglers)}{own.health}: {own.reason}"
     if own.avoid:
         return ExitCode.NO_QUORUM, reason

@@ -223,7 +223,9 @@ class AgentLifecycle:
                 async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
                     seat = await self._client.join(join)
             except TimeoutError:
-                raise Leave(ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
+                raise Leave(
+                    ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s"
+                ) from None
             self._is_known = True
             if seat is not None:
                 return seat

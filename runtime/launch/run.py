@@ -226,10 +226,10 @@ class _Node:
     def _exit_code(self, ending: Ending) -> int:
         agent, script = self._agent, self._options.command[-1 if len(self._options.command) == 1 else 0]
         script = next((word for word in self._options.command if not word.startswith("-")), script)
-        first_rank = agent.record.seat.first_rank if agent.record.seat else 0
+        first_rank = agent.status.seat.first_rank if agent.status.seat else 0
         job = ending.job
         well = job is not None and job.exit_code == 0 and ending.code == 0
-        self._events.record_end([] if well else agent.record.failures, not well, "" if job else ending.reason)
+        self._events.record_end([] if well else agent.status.failures, not well, "" if job else ending.reason)
         if well:
             return 0
         for line in failure_lines(script, agent.status.failures, first_rank):

@@ -118,7 +118,9 @@ def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal],
         refusal = store.get(REFUSAL_KEY).decode()
     except NoSuchKey:
         missing = len(planned) - len(results)
-        raise StepError(f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN) from None
+        raise StepError(
+            f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN
+        ) from None
     raise StepError(refusal)
 
 
