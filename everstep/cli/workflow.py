@@ -372,7 +372,7 @@ def _stop(arguments: argparse.Namespace) -> int:
         return _send_request(arguments, ControlRequest(arguments.what))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
-        raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
+        raise BadInput(f"{arguments.name}: has already ended: {status['phase']}")
     # Its launcher was killed and its pods go on: the run is taken up to be ended.
     submit_request(folder, ControlRequest(arguments.what))
     _take_over(arguments)

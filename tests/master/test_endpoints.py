@@ -294,7 +294,7 @@ def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
         monkeypatch.setitem(on_event._HANDLERS, StacksDumped, broken)
         with pytest.raises(KeyError):
             await shell.ask("dumped", RIGHT["dumped"])
-        assert "the next one replays" in str(await shell.ended())
+        assert "the next master replays" in str(await shell.ended())
         assert [key for key in shell.store.objects if "/journal/" in key] == journal
 
     played(story)
