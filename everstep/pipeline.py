@@ -53,7 +53,7 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
         code = _submit(build, chosen.pipeline, chosen.submission)
     except BadInput as error:
         print(f"{prog}: {error}", file=sys.stderr)
-        code = 2
+        code = ExitCode.BAD_INPUT
     except KeyboardInterrupt:
         print(f"{prog}: interrupted before it was known whether the run was submitted", file=sys.stderr)
         code = 130

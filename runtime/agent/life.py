@@ -96,7 +96,7 @@ class AgentLifecycle:
         status: AgentStatus,
         chance: random.Random,
     ) -> None:
-        """Create the node's keeper, workers and worker server. `client` must have its session."""
+        """Create the node's keeper, workers and worker server. `client` must get its session before `run`."""
         self._settings, self._dependencies, self._say, self._chance = settings, dependencies, dependencies.say, chance
         self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class AgentLifecycle:
         except NoPlace as error:
             ending = Ending(0, str(error), by_master=True)
         except (NotUnderstood, NotAllowed) as error:
-            ending = Ending(2, str(error))
+            ending = Ending(ExitCode.BAD_INPUT, str(error))
         finally:
             for task in [*tasks, *self._posting]:
                 task.cancel()

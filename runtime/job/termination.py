@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.checkpoints import refusal_summary
 from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
 from everstep.runtime.job.replicas import desired_size
@@ -100,7 +101,7 @@ def end_without_readable_checkpoint(state: State) -> End | None:
     mend = "try again, or give up each by `everstep checkpoint drop`"
     mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
     why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {refusal_summary(refusals)}"
-    return End(JobResult.FAILED, why, exit_code=75 if passing else 2)
+    return End(JobResult.FAILED, why, exit_code=ExitCode.TRY_AGAIN if passing else ExitCode.BAD_INPUT)
 
 
 def charged_errors(state: State) -> list[WorkerFaulted]:

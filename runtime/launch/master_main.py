@@ -154,7 +154,7 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         with suppress(OSError):
             traceback.print_exc()
-        sys.exit(75)
+        sys.exit(ExitCode.TRY_AGAIN)
     if config.remove and outcome.state != "fenced":
         remove_store(Path(config.remove))
     sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)

@@ -302,10 +302,6 @@ class Engine:
         except ExpressionError:
             return {}
 
-    def resolved_template(self, node: Node) -> dict[str, Any]:
-        """The template of a pod, every tag replaced."""
-        return node.spec
-
     def outputs(self) -> dict[str, str]:
         """Output parameters of the entrypoint, or of its last tasks where it declares none."""
         main = self.nodes.get(self.name)
