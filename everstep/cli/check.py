@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 EPILOG = """\
-Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: up to a
-quarter of faulty nodes are named exactly. Of two or three nodes that only fail together some stay undecided, by name.
+Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: the
+faulty nodes are named exactly, if at most a quarter is faulty. Of two or three nodes that fail only together, some stay
+undecided and are named, too.
 
 Exit codes: 0 healthy, 2 bad input, 3 this node is not fit (or too few are), 75 the coordinator went away.
 
@@ -45,14 +46,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="number of machines that take part")
     flag("--node-rank", type=int, help="number of this machine, from 0 (default: $NODE_RANK)")
     flag("--rdzv-id", default="none", help="name of this check, the same on all machines")
-    flag("--join-timeout", type=float, default=600.0, metavar="S", help="wait so long for the others (default: 600)")
+    flag("--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for the others (default: 600)")
     parser.add_argument(
         "--topology", metavar="FILE", help="lines `asw-0 psw-0 192.168.0.0`: pairs share a switch (rank 0)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="for a node's part in one round (default: 300)"
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds for a node's part in one round (default: 300)",
     )
-    flag("--exclude-straggler", action="store_true", help="a node slower than twice the median is not fit")
+    flag("--exclude-straggler", action="store_true", help="treat a node slower than twice the median as unfit")
     flag("--switchbox-check", action="store_true", help="measure the links between this machine's CUDA devices too")
     flag("--box-pairs", default="0:1 2:4 3:5 6:7", help="pairs of devices (default: '0:1 2:4 3:5 6:7')")
     flag("--min-bandwidth", type=float, default=10000.0, help="MB/s of a working pair (default: 10000)")
@@ -88,7 +93,9 @@ def _check(arguments: argparse.Namespace) -> int:
         box = parse_switchbox(arguments.box_pairs, arguments.min_bandwidth, arguments.min_channels)
     endpoint = arguments.rdzv_endpoint or os.environ.get("DLROVER_MASTER_ADDR", "")
     if arguments.nodes is not None and arguments.rdzv_endpoint:
-        raise BadInput("--nodes checks processes of this machine, --rdzv-endpoint several machines: give one of them")
+        raise BadInput(
+            "--nodes checks processes of this machine, --rdzv-endpoint several machines: give only one of them"
+        )
     if endpoint and arguments.nodes is None:
         return _check_across_machines(_across_options(arguments, endpoint, os.environ, box))
     if arguments.nnodes is not None:

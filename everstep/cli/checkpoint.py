@@ -29,9 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     export = below.add_parser("export", help="write a Hugging Face directory, or one safetensors file")
     export.add_argument("uri", metavar="URI", help="one checkpoint, or a job: its newest one")
     export.add_argument("target", metavar="TARGET", help="a new directory, or a file that ends with .safetensors")
-    drop = below.add_parser("drop", help="remove checkpoints, whole or damaged: no training begins from them any more")
+    drop = below.add_parser("drop", help="remove checkpoints, whole or damaged, so that no training starts from them")
     drop.add_argument("uri", metavar="URI", nargs="+", help="one checkpoint: STORE/jobs/JOB/checkpoints/NAME")
-    gc = below.add_parser("gc", help="remove what killed writers left, and checkpoints that were never whole, when old")
+    gc = below.add_parser("gc", help="remove what killed writers left and checkpoints that were never whole, if old")
     gc.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
     gc.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.epilog = "example: everstep checkpoint export runs/store/jobs/JOB model.safetensors"
@@ -110,7 +110,7 @@ def _export(uri: str, target: str) -> int:
         raise BadInput(f"{uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
     path = Path(target)
     if path.exists():
-        raise BadInput(f"{target}: there is something already; give a new name")
+        raise BadInput(f"{target}: something exists there already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
     for entry in reversed(committed):
@@ -121,7 +121,7 @@ def _export(uri: str, target: str) -> int:
         except RestoreError as error:
             if entry is committed[0]:
                 raise
-            print(f"everstep checkpoint export: {entry.folder} is passed over: {error}", file=sys.stderr)
+            print(f"everstep checkpoint export: {entry.folder} is skipped: {error}", file=sys.stderr)
         else:
             print(f"{target}: iteration {entry.iteration} of {entry.folder}", file=sys.stderr)
             break
@@ -136,7 +136,9 @@ def _drop(uris: list[str]) -> int:
     for uri in uris:  # Nothing is removed before all of them are known.
         store, entries = _stored_below(uri)
         if len(entries) != 1 or not parse_folder(uri.rstrip("/")):
-            raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
+            raise BadInput(
+                f"{uri}: does not name a single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it"
+            )
         dropped.append((store, entries[0]))
     for store, entry in dropped:
         delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
@@ -154,7 +156,7 @@ def _gc(uri: str, dry_run: bool) -> int:
     places = [f"jobs/{job}/"] if jobs else _PREFIXES
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
-        raise BadInput(f"{uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
+        raise BadInput(f"{uri}: nothing of Everstep's is there; give STORE or STORE/jobs/JOB")
     removed = size = 0
     verb = "would be removed" if dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):

@@ -21,7 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--nodes", type=int, required=True, help="number of nodes, between the job's minimum and maximum"
     )
     parser.add_argument("--role", default="worker", help="role of the nodes (default: worker)")
-    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
+    parser.add_argument(
+        "-n", "--namespace", default="", help="namespace of the run, if it is on a cluster (kube context)"
+    )
     parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
     parser.epilog = "examples: everstep scale llama-finetune-x7k2 --nodes 1; everstep scale RUN --nodes 4 -n ml"
 
@@ -33,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.namespace:
             _edit(name, arguments.namespace, arguments.role, arguments.nodes)
             request = f"{arguments.nodes} {arguments.role} nodes"
-            print(f"{name}: {request} asked for; the step's log says what follows", file=sys.stderr)
+            print(f"{name}: {request} requested; the step's log shows what follows", file=sys.stderr)
             return 0
         job = find(Path(arguments.runs), name)
         if ended := job.state.ended:
@@ -74,9 +76,9 @@ def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:
         raise BadInput(f"{name}: refused: {_reason(error.read())}") from None
     except OSError as error:
         why = getattr(error, "reason", error)
-        mend = f"`everstep workflow resume {name.partition('/')[0]}` takes the run up; scale it then"
+        mend = f"`everstep workflow resume {name.partition('/')[0]}` resumes the run; then scale it"
         raise BadInput(
-            f"{name}: no master answers at {master} ({why}); its nodes may train on without; {mend}"
+            f"{name}: no master answers at {master} ({why}); its nodes may continue without it; {mend}"
         ) from None
 
 

@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
+    parser.add_argument(
+        "-n", "--namespace", default="", help="namespace of the run, if it is on a cluster (kube context)"
+    )
     parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
     parser.epilog = "examples: everstep status llama-finetune-x7k2 -o json; everstep status RUN -n ml"
 

@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("--image", default=IMAGE, help=f"image of the steps, as the cluster pulls it ({IMAGE})")
     parser.add_argument("--service-account", default="everstep", metavar="NAME",
-                        help="of the pods (everstep); NAME-train, NAME-spark: of those with more rights")  # fmt: skip
+                        help="account of the pods (everstep); with more rights: NAME-train, NAME-spark")  # fmt: skip
     parser.add_argument("--store-secret", default="everstep-store", metavar="NAME",
                         help="Secret with the store's AWS_* variables (everstep-store); empty: the pods have them "
                         "by other means")  # fmt: skip

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 STOPPED = 130
 POSITIONAL = {
-    "file+": "YAML, or the .py of a pipeline; objects that it refers to may stand in more files",
-    "name": "of the run",
+    "file+": "YAML, or a pipeline's .py; further files may hold objects that it refers to",
+    "name": "name of the run",
 }
 
 
@@ -39,7 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         below = verbs.add_parser(name, help=text, description=text)
         for one in positional:
             below.add_argument(one.rstrip("+"), nargs="+" if one.endswith("+") else None, help=POSITIONAL[one])
-        below.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the run folders are")
+        below.add_argument(
+            "--runs",
+            type=Path,
+            default=Path("runs"),
+            metavar="DIR",
+            help="directory of the run folders (default: runs)",
+        )
         return below
 
     ran = verb("run", "run a workflow here, to its end", "file+")
@@ -53,29 +59,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
                      help="programs that images would bring, added to every pod's PATH")  # fmt: skip
     ran.add_argument("--env", action="append", default=[], metavar="NAME",
-                     help="a variable of this shell to pass to pods, too; NAME* matches several")  # fmt: skip
-    ran.add_argument("--sandbox", action="store_true", help="shut pods in: they see no home, no other process, write "
-                     "only to folders of their own, and have no privileges")  # fmt: skip
+                     help="a variable of this shell to pass to pods; NAME* matches several")  # fmt: skip
+    ran.add_argument("--sandbox", action="store_true", help="isolate pods: they see no home directory and no other "
+                     "process, write only to their own folders, and have no privileges")  # fmt: skip
     ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network either")
     ran.add_argument(
         "--work-dir", type=Path, default=None, metavar="DIR", help="the pods' working directory; empty: this one"
     )
-    checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
-    checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
+    checked = verb("lint", "report what is wrong with a workflow before it runs", "file+")
+    checked.add_argument(
+        "--format",
+        choices=["text", "json", "sarif"],
+        default="text",
+        help="text for people, json or sarif for programs",
+    )
     for below in (ran, checked):
         below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
                            help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
         below.add_argument("--image", action="append", default=[], metavar="NAME=COMMAND",
-                           help="the command of an image, for containers that name none")  # fmt: skip
-    get = verb("get", "what a run's steps do, or did", "name")
+                           help="the command of an image, for containers without one")  # fmt: skip
+    get = verb("get", "show what a run's steps do, or did", "name")
     get.add_argument("-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status")
-    logs = verb("logs", "what a run's pods have printed", "name")
+    logs = verb("logs", "show what a run's pods have printed", "name")
     logs.add_argument("pod", nargs="?", default="", help="only this pod, or steps whose name begins with it")
     logs.add_argument("-f", "--follow", action="store_true", help="follow until the run has ended")
-    verb("list", "the runs, newest last")
-    _add_selector(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
+    verb("list", "list the runs, newest last")
+    _add_selector(verb("resume", "let suspended steps continue, or continue a run that lost its launcher", "name"))
     again = _add_selector(
-        verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
+        verb("retry", "continue a run that failed or was stopped: steps that did not succeed run again", "name")
     )
     again.add_argument("--restart-successful", action="store_true",
                                    help="also rerun steps of --node-field-selector, and those after them")  # fmt: skip
@@ -84,17 +95,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     stopped = _add_selector(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
     stopped.add_argument(
-        "--message", default="", help="message of the suspended steps that --node-field-selector fails"
+        "--message",
+        default="",
+        help="message of the suspended steps that --node-field-selector selects, which then fail",
     )
     verb("terminate", "stop a run at once, without its exit handler", "name")
-    set_ = _add_selector(verb("set", "give a suspended step its outputs, or its end", "name"))
+    set_ = _add_selector(verb("set", "set a suspended step's outputs, or end it", "name"))
     set_.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
     set_.add_argument("--message", default="")
     set_.add_argument("--output-parameter", action="append", default=[], metavar="NAME=VALUE")
 
 
 def _add_selector(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--node-field-selector", default="", metavar="FIELD=VALUE,...", help="only such steps")
+    parser.add_argument("--node-field-selector", default="", metavar="FIELD=VALUE,...", help="only steps that match")
     return parser
 
 
@@ -302,14 +315,14 @@ def _send_request(arguments: argparse.Namespace, wish: "ControlRequest") -> int:
     folder = run_views.run_folder(arguments.runs, arguments.name)
     holder = launcher_pid(folder)
     if holder is None:
-        raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
+        raise BadInput(f"{arguments.name}: no process runs it; `everstep workflow resume {arguments.name}` resumes it")
     try:
         request = submit_request(folder, wish)
     except ControlRequestError as error:
         raise BadInput(str(error)) from None
     while request.exists():
         if launcher_pid(folder) is None and _withdraw(folder, request):
-            raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
+            raise BadInput(f"{arguments.name}: process {holder} has already ended")
         time.sleep(0.05)
     if why := take_refusal(request):
         raise BadInput(f"{arguments.name}: {why}")

@@ -155,7 +155,7 @@ def test_what_is_asked_of_a_run_is_one_line(
         (["retry", "w", *again, "colour=red"], "'colour=red': write FIELD=VALUE with one of displayName, "),
         (["retry", "w", *again, "displayName=nobody"], "no node that has succeeded matches"),
         (["stop", "w"], "w: has already ended: Succeeded"),
-        (["set", "w", "--phase", "Failed"], "w: nobody runs it; `everstep workflow resume w` takes it up"),
+        (["set", "w", "--phase", "Failed"], "w: no process runs it; `everstep workflow resume w` resumes it"),
         (["get", "nobody"], "nobody: no such run; `everstep workflow list --runs runs` shows them"),
         (["logs", "w", "z"], "w: no pod of that name has a log, and no step begins with 'z'"),
         (["get", "broken"], "broken/workflow.json: not JSON: "),

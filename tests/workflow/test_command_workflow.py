@@ -93,7 +93,7 @@ def test_what_a_launcher_that_ends_did_not_hear_is_refused_and_taken_back(tmp_pa
         told = everstep("stop", "h", cwd=tmp_path)
         ended.result()
     assert told.returncode == 2
-    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has ended meanwhile\n"
+    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has already ended\n"
     assert not list(asks.iterdir())
 
 

@@ -42,7 +42,9 @@ from everstep.runtime.workflow.run.run_locks import SharedState
 LOCK_POLL_S = 0.3
 """How often to try locks that other runs hold."""
 REQUEST_POLL_S = 0.2
-SHARED_FOLDERS = "this kernel has no namespaces: pods share this machine's folders, and their commands' paths are rewritten"
+SHARED_FOLDERS = (
+    "this kernel has no namespaces: pods share this machine's folders, and their commands' paths are rewritten"
+)
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
 
