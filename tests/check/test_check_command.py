@@ -133,8 +133,8 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--nodes 0", "--nodes 0, --min-nodes 0: both must be at least 1"),
-        ("--nodes 2 --min-nodes 3", "not more than the nodes"),
+        ("--nodes 0", "--nodes 0, --min-nodes 0: must be at least 1"),
+        ("--nodes 2 --min-nodes 3", "--min-nodes at most --nodes"),
         ("--nodes 2 --rdzv-endpoint a:1", "give only one of them"),
         ("--nnodes 2", "need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR"),
         ("--rdzv-endpoint a --nnodes 2 --node-rank 0", "--rdzv-endpoint a: write HOST:PORT"),
