@@ -204,11 +204,11 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
             f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
         )
         # A batch of 512 tokens is noisy: five losses vary by more than 20 iterations of training gain.
-        told += f", loss {first:.2f} -> {end:.2f}, left: {run.left() or 'nothing'}"
+        told += f", loss {first:.2f} -> {end:.2f}, left: {run.leftovers() or 'nothing'}"
         scores = PERPLEXITY.search(run.log.read_text())
         reached, untrained = (float(score) for score in scores.groups()) if scores else (0.0, 0.0)
         told += f", perplexity of validation data {untrained} -> {reached}"
-        holds = code == 0 and reached < untrained and bool(killed) and len(losses) == 20 and not run.left()
+        holds = code == 0 and reached < untrained and bool(killed) and len(losses) == 20 and not run.leftovers()
         yield Line(REAL, "ends well, the perplexity of validation data falls", told, holds)
         if code != 0:
             print(run.last_words()[-6000:], file=sys.stderr)

@@ -18,7 +18,7 @@ from tests.harness import ROOT
 from tests.workflow.different import DIFFERENT
 from tests.workflow.golden_cases import answers
 from tests.workflow.test_golden import CASES, GOLDEN
-from tests.workflow.test_lint import MISTAKES, REFUSED_BY_ARGO, RIGHT, told
+from tests.workflow.test_lint import MISTAKES, REFUSED_BY_ARGO, RIGHT, findings_in
 
 WORKFLOW = "tests/workflow"
 EXAMPLES = 120
@@ -47,14 +47,14 @@ def recorded_cases() -> Iterator[Line]:
 
 def mistakes() -> Iterator[Line]:
     """Planted mistakes that the lint finds."""
-    found = sum(bool(told(GOLDEN / "mistakes" / f"{case}.yaml")) for case in MISTAKES)
+    found = sum(bool(findings_in(GOLDEN / "mistakes" / f"{case}.yaml")) for case in MISTAKES)
     yield Line("lint: planted mistakes that are found", f"{len(MISTAKES)}", f"{found}", found == len(MISTAKES))
 
 
 def false_alarms() -> Iterator[Line]:
     """Correct workflows that the lint rejects."""
     right = [case for case in RIGHT if case not in REFUSED_BY_ARGO]
-    wrong = [case for case in right if any(one.error for one in told(GOLDEN / f"{case}.yaml"))]
+    wrong = [case for case in right if any(one.error for one in findings_in(GOLDEN / f"{case}.yaml"))]
     shown = f"{len(wrong)} of {len(right)} {' '.join(wrong[:5])}".strip()
     yield Line("lint: cases that succeeded on Argo and are accused", "0", shown, not wrong)
 

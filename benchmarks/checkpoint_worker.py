@@ -232,7 +232,7 @@ def second_life(bench: Bench) -> None:
     shards = read_commit(store, folder).holdings(folder)
     kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
-    def restored(name: str, source: Holding, there: Store, beside: str) -> None:
+    def measure_restore(name: str, source: Holding, there: Store, beside: str) -> None:
         mapped: list[memoryview] = []
 
         def load() -> None:
@@ -248,10 +248,10 @@ def second_life(bench: Bench) -> None:
         bench.settle()
         with loopback(place, buffer) as copy:
             bench.measure("loopback", copy)
-        restored("restore, peer", _holding_of_agent(bench, place, kept), store, "loopback")
+        measure_restore("restore, peer", _holding_of_agent(bench, place, kept), store, "loopback")
     for _ in bench.repeat(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
         bench.memcpy()
-        restored("restore, store", kept, store, "memcpy")
+        measure_restore("restore, store", kept, store, "memcpy")
     if "minio" in told.parts:
         minio = open_store(os.environ[MINIO])
         copied = replace(kept, key=f"shard-{bench.context.rank}")
@@ -259,7 +259,7 @@ def second_life(bench: Bench) -> None:
         copied = replace(copied, size=place.size, digest=place.digest)
         for _ in bench.repeat(1, max(2, told.rounds // 2)):
             bench.memcpy()
-            restored("restore, MinIO", copied, minio, "memcpy")
+            measure_restore("restore, MinIO", copied, minio, "memcpy")
         minio.delete(copied.key)
     write(bench, "restored.json")
 
@@ -285,14 +285,14 @@ def measure_others(bench: Bench) -> None:
         plain = {name: part.state_dict() for name, part in state.items()}
     rank = bench.context.rank
 
-    def going() -> None:
+    def start_async_save() -> None:
         running.append(async_save(state, checkpoint_id=folder / "async"))
 
     running: list[Any] = []
     works: list[Callable[[], Any]] = [
         lambda: torch.save(plain, folder / f"plain-{rank}.pt"),
         lambda: save(state, checkpoint_id=folder / "dcp"),
-        going,
+        start_async_save,
     ]
     for _ in bench.repeat(1, 2):
         for name, work in zip(OTHERS, works, strict=True):

@@ -106,13 +106,13 @@ def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
         began = time.perf_counter()
         ended: list[float] = []
 
-        def seen(engine: Engine, folder: Path) -> None:
+        def note_ends(engine: Engine, folder: Path) -> None:
             if engine.finished:
                 ended[:] = sorted(
                     node.finished for node in engine.nodes.values() if node.template == "noop" and node.pid
                 )
 
-        run_workflow(manifest, RunOptions(name="bench", runs=Path(runs), on_change=seen))
+        run_workflow(manifest, RunOptions(name="bench", runs=Path(runs), on_change=note_ends))
         whole = time.perf_counter() - began
     return statistics.median(b - a for a, b in pairwise(ended)), whole / STEPS
 

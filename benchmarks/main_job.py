@@ -92,7 +92,7 @@ def default_run(folder: Path, *flags: str) -> DefaultRun:
     }
     tokens = next(node for node in nodes if node["displayName"].startswith("tokenize") and node.get("outputs"))
     dataset = next(p["value"] for p in tokens["outputs"]["parameters"] if p["name"] == "uri")
-    return DefaultRun(code, seconds, steps, memory.peak, dataset, run.folder, run.left())
+    return DefaultRun(code, seconds, steps, memory.peak, dataset, run.folder, run.leftovers())
 
 
 def _moment(text: str) -> datetime:

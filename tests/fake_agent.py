@@ -51,7 +51,7 @@ PATIENCE_S = 30.0
 _decode = msgspec.json.Decoder(Request).decode
 
 
-def _heard(connection: socket.socket, handling: threading.Lock) -> bool:
+def _is_handled(connection: socket.socket, handling: threading.Lock) -> bool:
     """Is all that came on it read, and handled?"""
     with handling:
         return connection.fileno() < 0 or fcntl.ioctl(connection, termios.FIONREAD, bytes(4)) == bytes(4)
@@ -167,7 +167,7 @@ class Node:
     def keeper(self) -> Keeper:
         """It has heard all that workers had said of their stages until now."""
         for connection, handling in list(self._connections):
-            wait_until(partial(_heard, connection, handling), "the link is read", PATIENCE_S, 0.001)
+            wait_until(partial(_is_handled, connection, handling), "the link is read", PATIENCE_S, 0.001)
         return self._keeper
 
     def _accept(self) -> None:

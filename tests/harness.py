@@ -149,7 +149,7 @@ class Watched:
         ]
         return [line for line in lines if line["kind"] != "Segment"]
 
-    def committed(self) -> bool:
+    def has_commit(self) -> bool:
         """Do the journals know of a checkpoint that a round can begin from?"""
         return any(record["kind"] == "Committed" for record in self.records())
 
@@ -163,7 +163,7 @@ class Watched:
         ]
         return sorted(lines, key=lambda line: line["time"])
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Processes and shared memory that are still there."""
         found = [f"{process.pid} {' '.join(line[:6])}" for line, process in self.commands()]
         return [*found, *(str(path) for path in [*self.segments(), *self.folders()])]
@@ -244,7 +244,7 @@ class TrainStep(Watched):
         """Wait for the end; its exit code, negative for a signal."""
         return self.started[-1].wait(timeout=PATIENCE_S * ROUNDS)
 
-    def fired(self) -> list[str]:
+    def fired_points(self) -> list[str]:
         """Points of the armed faults that fired, each as often as it did."""
         return sorted(re.sub(r"\.\d+$", "", path.name) for path in self.fault_folder.iterdir())
 

@@ -19,21 +19,21 @@ def memory_group(size: int) -> Iterator[Path]:
     name = f"everstep-test-{uuid.uuid4().hex[:8]}"
     for root, file in ((V1, "memory.limit_in_bytes"), (V2, "memory.max")):
         group = root / name
-        if _made(group, file, str(size)):
+        if _make(group, file, str(size)):
             yield group
             wait_until(partial(_emptied, group), f"{name} without processes")
             return
     pytest.skip("no memory group can be made here (not root, or no cgroup with memory)")
 
 
-def listed(group: Path, file: Path) -> Path:
+def write_listing(group: Path, file: Path) -> Path:
     """`file`, written as /proc lists the groups of a process that is in this one."""
     line = f"4:memory:/{group.name}" if group.parent == V1 else f"0::/{group.name}"
     file.write_text(f"{line}\n")
     return file
 
 
-def _made(group: Path, file: str, limit: str) -> bool:
+def _make(group: Path, file: str, limit: str) -> bool:
     try:
         group.mkdir()
     except OSError:

@@ -59,8 +59,8 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
     while _TAKEN in told:
         endpoint = f"{scheme}://127.0.0.1:{free_port(chance)}"
         server = MinIO(endpoint, f"user{secrets.token_hex(4)}", secrets.token_hex(16))
-        with _started(server, folder, certificates or folder / "certs", region) as process:
-            if _came(process, server, region):
+        with _server_process(server, folder, certificates or folder / "certs", region) as process:
+            if _wait_until_up(process, server, region):
                 yield server
                 return
         told = (folder / "minio.log").read_text()
@@ -68,7 +68,7 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
 
 
 @contextmanager
-def _started(server: MinIO, folder: Path, certificates: Path, region: str) -> Iterator[subprocess.Popen[bytes]]:
+def _server_process(server: MinIO, folder: Path, certificates: Path, region: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [str(binary()), "server", "--quiet", "--address", urlsplit(server.endpoint).netloc, str(folder / "data")]
     command += ["--certs-dir", str(certificates)]
     environment = {
@@ -92,7 +92,7 @@ def _started(server: MinIO, folder: Path, certificates: Path, region: str) -> It
         process.wait()
 
 
-def _came(process: subprocess.Popen[bytes], server: MinIO, region: str) -> bool:
+def _wait_until_up(process: subprocess.Popen[bytes], server: MinIO, region: str) -> bool:
     """Wait for the server; False when its process has ended instead."""
     wait_until(lambda: process.poll() is not None or _serves(server, region), "MinIO", 60)
     return process.poll() is None

@@ -134,7 +134,7 @@ def seen_names(seen: Path) -> set[str]:
 
 def repeat(name: str, times: int, chosen: Chosen) -> int:
     """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
-    which = [name] if "::" in name or name.endswith(".py") else _named(name)
+    which = [name] if "::" in name or name.endswith(".py") else _tests_of(name)
     failed = 0
     with busy(soaking=True):
         for time in range(1, times + 1):
@@ -150,7 +150,7 @@ def repeat(name: str, times: int, chosen: Chosen) -> int:
     return 1 if failed else 0
 
 
-def _named(words: str) -> list[str]:
+def _tests_of(words: str) -> list[str]:
     """Collected once: that imports all tests."""
     found = _alone(["--collect-only", "-q", "-k", words]).stdout
     return [line for line in found.splitlines() if "::" in line] or [words]

@@ -60,8 +60,8 @@ class Served:
             pass
 
 
-def served(story: Story, strangers: int = 256, head_s: float = 10.0, told: Credentials = IN_CLEAR) -> None:
-    async def whole() -> None:
+def serve(story: Story, strangers: int = 256, head_s: float = 10.0, told: Credentials = IN_CLEAR) -> None:
+    async def run_story() -> None:
         async def handle(request: web.BaseRequest) -> web.Response:
             known = door.admits(request)
             response = web.Response(status=200 if known else 401)
@@ -76,7 +76,7 @@ def served(story: Story, strangers: int = 256, head_s: float = 10.0, told: Crede
         async with asyncio.timeout(SECONDS), door.serve(server_of(handle), listener):
             await story(Served(door, port, lines, told.client))
 
-    asyncio.run(whole())
+    asyncio.run(run_story())
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def test_whoever_does_not_show_the_token_is_sent_away_in_time(kind: str) -> None
         assert crowd.came[kind] == 5
         await end.until_answered()
 
-    served(story, head_s=0.3)
+    serve(story, head_s=0.3)
 
 
 def test_whoever_does_not_shake_hands_is_sent_away_in_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +129,7 @@ def test_whoever_does_not_shake_hands_is_sent_away_in_time(caplog: pytest.LogCap
         assert set(crowd.came.values()) == {5}
         await end.until_answered()
 
-    served(story, head_s=1.0, told=credentials())
+    serve(story, head_s=1.0, told=credentials())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 
@@ -141,7 +141,7 @@ def test_whoever_has_shaken_hands_and_does_not_show_the_token_is_sent_away_in_ti
                 await reader.read()  # Until the end.
         await end.until_answered()
 
-    served(story, head_s=2.0, told=credentials())
+    serve(story, head_s=2.0, told=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
@@ -152,7 +152,7 @@ def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
             writer.write(RIGHT)
             assert (await reader.readline()).startswith(ANSWER)
 
-    served(story, head_s=2.0, told=credentials())
+    serve(story, head_s=2.0, told=credentials())
 
 
 async def answered_beside(crowd: Crowd, end: Served, count: int) -> int:
@@ -171,7 +171,7 @@ def test_a_crowd_at_a_port_for_tls_keeps_nobody_out() -> None:
         assert answered > 3
         assert len(end.lines) <= 2
 
-    served(story, strangers=8 * MOST_ACCEPTS, head_s=2.0, told=credentials())
+    serve(story, strangers=8 * MOST_ACCEPTS, head_s=2.0, told=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_stays() -> None:
@@ -182,7 +182,7 @@ def test_a_connection_that_has_shown_the_token_stays() -> None:
             writer.write(RIGHT)
             assert (await reader.readline()).startswith(ANSWER)
 
-    served(story, head_s=0.3)
+    serve(story, head_s=0.3)
 
 
 def test_one_stranger_too_many_sends_the_oldest_away() -> None:
@@ -194,7 +194,7 @@ def test_one_stranger_too_many_sends_the_oldest_away() -> None:
             assert not newest.at_eof()
             assert end.lines == ["a connection was closed: more than 2 had not shown this job's token"]
 
-    served(story, strangers=2)
+    serve(story, strangers=2)
 
 
 def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
@@ -205,7 +205,7 @@ def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
         assert answered > 10
         assert len(end.lines) <= 2
 
-    served(story, strangers=8 * MOST_ACCEPTS, head_s=1.0)
+    serve(story, strangers=8 * MOST_ACCEPTS, head_s=1.0)
 
 
 def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
@@ -226,7 +226,7 @@ def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
                 for _, stranger in crowd:
                     stranger.transport.abort()
 
-    served(story, strangers=400)
+    serve(story, strangers=400)
 
 
 def test_without_a_descriptor_left_strangers_make_room() -> None:
@@ -244,7 +244,7 @@ def test_without_a_descriptor_left_strangers_make_room() -> None:
                 await asyncio.get_running_loop().sock_sendall(late, RIGHT)
                 assert (await asyncio.get_running_loop().sock_recv(late, 100)).startswith(ANSWER)
 
-    served(story)
+    serve(story)
 
 
 def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
         assert end.lines == [f"no connection can be accepted: {os.strerror(errno.EMFILE)}"]
         assert all(later - earlier >= 0.009 for earlier, later in itertools.pairwise(tries))
 
-    served(story)
+    serve(story)
 
 
 def test_what_happens_often_is_told_at_once_and_then_with_its_number() -> None:
@@ -318,7 +318,7 @@ def test_garbage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
         async with end.connection(b"GET / HTTP/1.1\r\nHost: m\r\n" + b"X: y\r\n" * 100 + b"\r\n") as (reader, _):
             assert b" 400 " in await reader.readline()
 
-    served(story)
+    serve(story)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 

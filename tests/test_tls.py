@@ -140,7 +140,7 @@ def test_a_job_in_clear_has_no_authority() -> None:
 
 
 @asynccontextmanager
-async def served(told: Credentials) -> AsyncIterator[int]:
+async def serve(told: Credentials) -> AsyncIterator[int]:
     """Somebody who answers as a master does, to whoever shows the token; the port."""
     door = Door(told, say=lambda _: None)
 
@@ -170,7 +170,7 @@ def test_a_node_hears_who_is_there_already(
     there: Callable[[], Credentials], here: Callable[[], Credentials], answer: Answer
 ) -> None:
     async def story() -> Answer:
-        async with served(there()) as port:
+        async with serve(there()) as port:
             return await asyncio.to_thread(probe_endpoint, "127.0.0.1", port, here(), "job")
 
     assert asyncio.run(story()) is answer
@@ -186,7 +186,7 @@ def test_a_program_that_says_nothing_is_taken_for_a_slow_master(monkeypatch: pyt
 
 def test_who_speaks_clear_at_a_port_for_tls_hears_so_though_it_has_more_to_say() -> None:
     async def story() -> bytes:
-        async with served(credentials()) as port:
+        async with serve(credentials()) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"POST /v1/join HTTP/1.1\r\nHost: m\r\nContent-Length: 1000000\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")

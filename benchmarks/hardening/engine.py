@@ -37,7 +37,7 @@ def run_chunk(first: int, count: int) -> Chunk:
     ends, findings = Counter[str](), list[str]()
     for seed in range(first, first + count):
         try:
-            ends[fuzz.limited(seed)] += 1
+            ends[fuzz.run_limited(seed)] += 1
         except fuzz.FindingError as error:
             findings.append(str(error))
     return Chunk(ends, findings, peak_bytes())

@@ -192,11 +192,11 @@ def _count_requests() -> Iterator[list[int]]:
     """
     count, send = [0], http.client.HTTPConnection.putrequest
 
-    def counted(*arguments: Any, **more: Any) -> None:
+    def count_call(*arguments: Any, **more: Any) -> None:
         count[0] += 1
         send(*arguments, **more)
 
-    http.client.HTTPConnection.putrequest = counted  # type: ignore[method-assign]
+    http.client.HTTPConnection.putrequest = count_call  # type: ignore[method-assign]
     try:
         yield count
     finally:

@@ -111,9 +111,7 @@ def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -
     nodes = 2 if arguments.nodes is None else arguments.nodes
     least = nodes if arguments.min_nodes is None else arguments.min_nodes
     if not 1 <= least <= nodes:
-        raise BadInput(
-            f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes"
-        )
+        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes")
     verdicts, rounds = asyncio.run(
         check_one_machine(
             [f"local-{index}" for index in range(nodes)],

@@ -64,7 +64,7 @@ class Job:
         """What the node wrote."""
         return (self.folder / "logs" / f"{node}.log").read_text()
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Processes and shared memory of the job that still exist."""
         wanted, found = f"EVERSTEP_JOB={self.name}".encode(), []
         for entry in Path("/proc").iterdir():
@@ -83,11 +83,11 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
     end_nodes(tmp_path)
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 @pytest.fixture
-def ended(job: Job) -> Callable[[], Any]:
+def wait_for_end(job: Job) -> Callable[[], Any]:
     """Waits for the next node that is gone."""
     import asyncio
 

@@ -39,7 +39,9 @@ def run(story: Any) -> None:
     asyncio.run(story)
 
 
-def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(job: Any, masters: Any, ended: Any) -> None:
+def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
     async def story() -> None:
         async with masters() as master:
             await job.platform.create(job.request(master.url, REPORTS, "--lr", "0.1", slots="2"))
@@ -48,26 +50,26 @@ def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(job: A
             assert (line["v"], line["round"], line["iteration"], line["loss"]) == (1, 1, 1, "nan")
             assert (await master.next(Finished)).round == 1
             await master.direct(Action.LEAVE)
-            gone = await ended()
+            gone = await wait_for_end()
             assert (gone.name, gone.exit_code) == ("worker-0-0", 0)
-            assert job.left() == []
+            assert job.leftovers() == []
 
     run(story())
 
 
-def test_an_agent_that_reaches_another_jobs_master_ends(job: Any, masters: Any, ended: Any) -> None:
+def test_an_agent_that_reaches_another_jobs_master_ends(job: Any, masters: Any, wait_for_end: Any) -> None:
     async def story() -> None:
         async with masters(job="other") as master:
             await job.platform.create(job.request(master.url, TRAINS))
-            assert (await ended()).exit_code == 0
+            assert (await wait_for_end()).exit_code == 0
             assert f"the master of job other, not of {job.name}" in job.log()
-            assert job.left() == []
+            assert job.leftovers() == []
 
     run(story())
 
 
 def test_that_a_node_was_unknown_before_it_joined_is_not_held_against_it_afterwards(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     async def story() -> None:
         async with masters() as master:
@@ -76,14 +78,14 @@ def test_that_a_node_was_unknown_before_it_joined_is_not_held_against_it_afterwa
             await master.telemetry("pid")
             late.set()
             await master.direct(Action.LEAVE)
-            assert (await ended()).exit_code == 0
+            assert (await wait_for_end()).exit_code == 0
             assert "leaves: the test said so" in job.log()
 
     run(story())
 
 
 def test_a_killed_worker_is_reported_its_siblings_die_and_the_node_joins_again(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     async def story() -> None:
         async with masters() as master:
@@ -99,12 +101,14 @@ def test_a_killed_worker_is_reported_its_siblings_die_and_the_node_joins_again(
             assert fresh["round"] == 2
             assert not _lives(second["pid"])
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_an_exception_is_reported_with_its_traceback_from_the_script_on(job: Any, masters: Any, ended: Any) -> None:
+def test_an_exception_is_reported_with_its_traceback_from_the_script_on(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
     async def story() -> None:
         async with masters() as master:
             await job.platform.create(job.request(master.url, "print('so far')\nraise ValueError('no such thing')"))
@@ -114,12 +118,12 @@ def test_an_exception_is_reported_with_its_traceback_from_the_script_on(job: Any
             assert "script.py" not in fault.error.replace("script-worker-0-0.py", "")
             assert "[0] so far" in job.log()
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_an_error_file_is_preferred_to_the_last_words(job: Any, masters: Any, ended: Any) -> None:
+def test_an_error_file_is_preferred_to_the_last_words(job: Any, masters: Any, wait_for_end: Any) -> None:
     script = """
 import json, os
 told = {"message": {"message": "short", "extraInfo": {"py_callstack": "the whole story"}}}
@@ -133,7 +137,7 @@ raise SystemExit(3)
             fault = await master.next(WorkerExit)
             assert (fault.exit_code, fault.error) == (3, "the whole story")
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
@@ -149,7 +153,7 @@ os._exit(201)
 
 
 def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_the_node_joins_again(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     async def story() -> None:
         async with masters() as master:
@@ -169,12 +173,12 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
             assert (told.exit_code, told.round) == (201, 1)
             assert joins.after_round == 1
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, ended: Any) -> None:
+def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, wait_for_end: Any) -> None:
     async def story() -> None:
         async with masters() as master:
             await job.platform.create(job.request(master.url, TRAINS))
@@ -187,13 +191,13 @@ def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, ended
             third = await master.telemetry("pid")
             assert (third["round"], master.round) == (3, 3)
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
 def test_sigterm_is_told_as_leaving_and_the_workers_train_on_until_the_master_says_leave(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     async def story() -> None:
         async with masters() as master:
@@ -205,14 +209,14 @@ def test_sigterm_is_told_as_leaving_and_the_workers_train_on_until_the_master_sa
             assert "SIGTERM" in leaving.reason
             assert _lives(worker["pid"])
             await master.direct(Action.LEAVE)
-            assert (await ended()).exit_code == 143
-            assert job.left() == []
+            assert (await wait_for_end()).exit_code == 143
+            assert job.leftovers() == []
 
     run(story())
 
 
 @pytest.mark.parametrize("how", ["the notice is over", "a second signal"])
-def test_a_node_that_nobody_tells_to_leave_goes_by_itself(job: Any, masters: Any, ended: Any, how: str) -> None:
+def test_a_node_that_nobody_tells_to_leave_goes_by_itself(job: Any, masters: Any, wait_for_end: Any, how: str) -> None:
     async def story() -> None:
         async with masters() as master:
             notice = "3.5" if how == "the notice is over" else "10000"
@@ -222,14 +226,14 @@ def test_a_node_that_nobody_tells_to_leave_goes_by_itself(job: Any, masters: Any
             await master.next(Leaving)
             if how == "a second signal":
                 os.kill(_agent(node), signal.SIGTERM)
-            assert (await ended()).exit_code == 143
-            assert job.left() == []
+            assert (await wait_for_end()).exit_code == 143
+            assert job.leftovers() == []
 
     run(story())
 
 
 def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_the_store(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     script = f"def stuck_in_a_collective():\n{textwrap.indent(TRAINS, '    ')}stuck_in_a_collective()\n"
 
@@ -248,12 +252,14 @@ def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_t
                 assert text.count("stuck_in_a_collective (script-worker-0-0.py") == 2
                 assert all(f"--- rank {rank}, process {pid}" in text for rank, pid in workers.items())
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_told_to_persist_the_agent_puts_the_newest_state_into_the_store(job: Any, masters: Any, ended: Any) -> None:
+def test_told_to_persist_the_agent_puts_the_newest_state_into_the_store(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
     script = """
 import threading
 from everstep.runtime.protocol.worker_link import *
@@ -272,29 +278,31 @@ threading.Event().wait()
             await master.direct(Action.PERSIST)
             assert (await master.next(Persisted)).holding == Holding(1, 7, key="newest")
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_a_killed_agent_takes_along_its_workers_and_what_they_started(job: Any, masters: Any, ended: Any) -> None:
+def test_a_killed_agent_takes_along_its_workers_and_what_they_started(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
     script = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n" + TRAINS
 
     async def story() -> None:
         async with masters() as master:
             node = await job.platform.create(job.request(master.url, script))
             worker = await master.telemetry("pid")
-            assert any("sleep" in line for line in job.left())
+            assert any("sleep" in line for line in job.leftovers())
             os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
-            assert (await ended()).exit_code == -9
-            assert job.left() == []
+            assert (await wait_for_end()).exit_code == -9
+            assert job.leftovers() == []
             assert not _lives(worker["pid"])
 
     run(story())
 
 
 def test_workers_train_on_without_a_master_and_the_journal_leads_to_the_next(
-    job: Any, masters: Any, ended: Any
+    job: Any, masters: Any, wait_for_end: Any
 ) -> None:
     from everstep.runtime.journal.journal import claim
     from everstep.runtime.store import open_store
@@ -312,24 +320,24 @@ def test_workers_train_on_without_a_master_and_the_journal_leads_to_the_next(
             while (await master.telemetry("pid"))["round"] != 2:
                 pass  # What the master before had not stored is told again, too.
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_without_any_master_the_dead_man_ends_the_node_with_75(job: Any, masters: Any, ended: Any) -> None:
+def test_without_any_master_the_dead_man_ends_the_node_with_75(job: Any, masters: Any, wait_for_end: Any) -> None:
     async def story() -> None:
         async with masters() as master:
             await job.platform.create(job.request(master.url, TRAINS, EVERSTEP_DEAD_MAN_S="2"))
             await master.telemetry("pid")
-        assert (await ended()).exit_code == 75
-        assert job.left() == []
+        assert (await wait_for_end()).exit_code == 75
+        assert job.leftovers() == []
         assert "no master of this job answered for 2 s" in job.log()
 
     run(story())
 
 
-def test_a_node_cut_off_from_the_store_too_ends_by_its_dead_man(job: Any, masters: Any, ended: Any) -> None:
+def test_a_node_cut_off_from_the_store_too_ends_by_its_dead_man(job: Any, masters: Any, wait_for_end: Any) -> None:
     """The store does not answer: who reads the journal waits for ever."""
 
     async def story() -> None:
@@ -339,13 +347,13 @@ def test_a_node_cut_off_from_the_store_too_ends_by_its_dead_man(job: Any, master
         async with masters() as master:
             await job.platform.create(job.request(master.url, TRAINS, EVERSTEP_DEAD_MAN_S="2"))
             await master.telemetry("pid")
-        assert (await ended()).exit_code == 75
-        assert job.left() == []
+        assert (await wait_for_end()).exit_code == 75
+        assert job.leftovers() == []
 
     run(story())
 
 
-def test_a_node_whose_packets_vanish_ends_by_its_dead_man(job: Any, masters: Any, ended: Any) -> None:
+def test_a_node_whose_packets_vanish_ends_by_its_dead_man(job: Any, masters: Any, wait_for_end: Any) -> None:
     """Nobody refuses it, nobody hangs up: its agent ends it, with its workers."""
 
     async def story() -> None:
@@ -358,16 +366,18 @@ def test_a_node_whose_packets_vanish_ends_by_its_dead_man(job: Any, masters: Any
                 assert await asyncio.to_thread(wire.answers, port, 20)
                 wire.cut()
                 assert not await asyncio.to_thread(wire.answers, port, 0.5), "the fault fired"
-                assert (await ended()).exit_code == 75
+                assert (await wait_for_end()).exit_code == 75
                 assert wire.held, "what it said did not pass"
                 assert "no master of this job answered for 2 s" in job.log()
                 assert not _lives(worker["pid"])
-                assert job.left() == []
+                assert job.leftovers() == []
 
     run(story())
 
 
-def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: Any, masters: Any, ended: Any) -> None:
+def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
     async def story() -> None:
         async with masters() as master:
             await job.platform.create(job.request(master.url, TRAINS))
@@ -377,12 +387,12 @@ def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: An
             assert (await master.next(WorkerExit)).exit_code == -9
             assert (await master.telemetry("pid"))["round"] == 2
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 
 
-def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, ended: Any) -> None:
+def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, wait_for_end: Any) -> None:
     script = """
 import mmap, os, threading
 from everstep.runtime.protocol.worker_link import *
@@ -429,7 +439,7 @@ threading.Event().wait()
                 async with session.post(copies, headers=bearer, json={"round": "x"}) as reply:
                     assert reply.status == 400
             await master.direct(Action.LEAVE)
-            await ended()
+            await wait_for_end()
 
     run(story())
 

@@ -24,7 +24,7 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-def told(local_rank: int, base: Mapping[str, str] | None = None, **settings: Any) -> Mapping[str, str]:
+def environment_of(local_rank: int, base: Mapping[str, str] | None = None, **settings: Any) -> Mapping[str, str]:
     """The environment of one worker."""
     return worker_environment(replace(SETTINGS, **settings), SEAT, local_rank, link="/s/link", base=base or {})
 
@@ -38,11 +38,11 @@ def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
         "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
-    assert wanted.items() <= told(2).items()
+    assert wanted.items() <= environment_of(2).items()
 
 
 def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
-    assert "OMP_NUM_THREADS" not in told(0, threads="")
+    assert "OMP_NUM_THREADS" not in environment_of(0, threads="")
 
 
 NEEDED: dict[str, str] = {
@@ -65,13 +65,13 @@ def test_an_agent_listens_on_this_machine_alone_unless_it_is_told_its_address() 
 
 
 def test_a_virtual_local_rank_is_0_and_sees_its_own_device_alone() -> None:
-    alone = told(1, {"CUDA_VISIBLE_DEVICES": "4, 6,7"}, virtual_local_rank=True)
+    alone = environment_of(1, {"CUDA_VISIBLE_DEVICES": "4, 6,7"}, virtual_local_rank=True)
     assert (alone["LOCAL_RANK"], alone["CUDA_VISIBLE_DEVICES"], alone["EVERSTEP_LOCAL_RANK"]) == ("0", "6", "1")
-    assert told(2, virtual_local_rank=True)["CUDA_VISIBLE_DEVICES"] == "2"
-    amd = told(0, {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "9"}, virtual_local_rank=True)
+    assert environment_of(2, virtual_local_rank=True)["CUDA_VISIBLE_DEVICES"] == "2"
+    amd = environment_of(0, {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "9"}, virtual_local_rank=True)
     assert (amd["HIP_VISIBLE_DEVICES"], amd["CUDA_VISIBLE_DEVICES"]) == ("3", "3")
     with pytest.raises(ValueError, match="no device for local rank 2"):
-        told(2, {"CUDA_VISIBLE_DEVICES": "0,1"}, virtual_local_rank=True)
+        environment_of(2, {"CUDA_VISIBLE_DEVICES": "0,1"}, virtual_local_rank=True)
 
 
 def test_the_local_rank_is_filled_into_the_scripts_arguments() -> None:

@@ -24,7 +24,7 @@ class Client:
         return Directive(self.epoch, 0, Action.CONTINUE, stored=self.stored)
 
 
-def made() -> tuple[TelemetrySender, Client]:
+def make_sender() -> tuple[TelemetrySender, Client]:
     client = Client()
     shown = Progress(0, "", 70.0, True, True)
     outbox = TelemetrySender(
@@ -38,7 +38,7 @@ def made() -> tuple[TelemetrySender, Client]:
 
 
 def test_a_master_is_told_each_line_once() -> None:
-    outbox, client = made()
+    outbox, client = make_sender()
     for iteration in (1, 2):
         outbox.add({"iteration": iteration})
         asyncio.run(outbox.flush())
@@ -47,7 +47,7 @@ def test_a_master_is_told_each_line_once() -> None:
 
 
 def test_what_a_dead_master_had_not_stored_its_successor_is_told() -> None:
-    outbox, client = made()
+    outbox, client = make_sender()
     for iteration in (1, 2):
         outbox.add({"iteration": iteration})
     asyncio.run(outbox.flush())
@@ -58,7 +58,7 @@ def test_what_a_dead_master_had_not_stored_its_successor_is_told() -> None:
 
 
 def test_what_is_stored_is_not_told_again() -> None:
-    outbox, client = made()
+    outbox, client = make_sender()
     for iteration in (1, 2):
         outbox.add({"iteration": iteration})
     asyncio.run(outbox.flush())
@@ -72,7 +72,7 @@ def test_what_is_stored_is_not_told_again() -> None:
 
 
 def test_what_is_told_while_all_stand_still_does_not_look_like_a_movement() -> None:
-    outbox, client = made()
+    outbox, client = make_sender()
     outbox.add({"iteration": 1})
     asyncio.run(outbox.flush())
     assert client.still == [70.0]

@@ -56,7 +56,7 @@ def _connected(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.soc
 
 
 @asynccontextmanager
-async def asked(
+async def server_and_stalled_peer(
     keeper: OneShard, stall_s: float, told: Credentials
 ) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
@@ -75,7 +75,7 @@ async def asked(
 def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, 0.2, told):
+        async with server_and_stalled_peer(keeper, 0.2, told):
             await keeper.unpinned.wait()
         assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
 
@@ -87,7 +87,7 @@ def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(told: Credential
 def test_whoever_hangs_up_pins_no_slot(who: str, told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, 60, told) as (runner, peer):
+        async with server_and_stalled_peer(keeper, 60, told) as (runner, peer):
             if who == "the peer":
                 peer.close()
             else:
@@ -102,7 +102,7 @@ def test_whoever_hangs_up_pins_no_slot(who: str, told: Credentials) -> None:
 def test_a_reader_waits_for_no_other(told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, 60, told) as (_, peer):
+        async with server_and_stalled_peer(keeper, 60, told) as (_, peer):
             host, port = peer.getpeername()
             url = f"{told.scheme}://{host}:{port}/v1/shards/1/1/0"
             async with ClientSession(headers=told.headers) as session:

@@ -110,19 +110,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_whoever_has_no_place_in_the_round_is_told_why_and_hung_up_on(why: str, agent: Agent) -> None:
-    assert said(agent, msgspec.json.encode(REFUSED[why]) + b"\n") == why
+    assert problem_of(agent, msgspec.json.encode(REFUSED[why]) + b"\n") == why
 
 
 @pytest.mark.parametrize("data", [b"not JSON\n", b"[]\n", b'{"type": "hello"}\n', b"\xff\n"])
 def test_what_is_no_message_is_told_and_hung_up_on(data: bytes, agent: Agent) -> None:
-    assert said(agent, data).startswith("not understood: ")
+    assert problem_of(agent, data).startswith("not understood: ")
 
 
 def test_a_line_without_end_is_hung_up_on(agent: Agent) -> None:
-    assert said(agent, b" " * (LONGEST_LINE + 1)) == "a line of more than 1 MiB"
+    assert problem_of(agent, b" " * (LONGEST_LINE + 1)) == "a line of more than 1 MiB"
 
 
-def said(agent: Agent, data: bytes) -> str:
+def problem_of(agent: Agent, data: bytes) -> str:
     """The problem that the agent tells whoever sends this; then it hangs up, and nothing that comes later counts."""
 
     async def run() -> bytes:

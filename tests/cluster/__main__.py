@@ -12,7 +12,7 @@ import time
 
 from tests.cluster import lifecycle, network, node
 from tests.cluster.layout import ADMIN
-from tests.cluster.processes import ClusterError, said
+from tests.cluster.processes import ClusterError, output_of
 from tests.golang import NoGoError
 
 
@@ -37,7 +37,7 @@ def main(words: list[str]) -> str:
             network.cut(int(number), off=verb == "cut")
             return ""
         case ["kubectl", *more]:
-            return said(lifecycle.programs() / "kube", "kubectl", "--kubeconfig", ADMIN, *more)
+            return output_of(lifecycle.programs() / "kube", "kubectl", "--kubeconfig", ADMIN, *more)
     raise ClusterError(f"{' '.join(words) or 'no word'}: not known\n{__doc__}")
 
 

@@ -34,7 +34,7 @@ def programs() -> Path:
     return built("kube", wanted, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
 
 
-def started(kubectl: Kubectl) -> None:
+def install(kubectl: Kubectl) -> None:
     """The controller, its kinds with every field, and its executor on every node. Raises NoGoError, ClusterError."""
     made = programs()
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("argoproj.io_*.yaml"))))

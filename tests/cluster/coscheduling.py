@@ -25,7 +25,7 @@ def programs() -> Path:
     return built("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
 
 
-def started(kubectl: Kubectl) -> None:
+def install(kubectl: Kubectl) -> None:
     """It schedules whoever names it. Raises NoGoError, ClusterError."""
     made = programs()
     kubectl.apply((made / "crd.yaml").read_text())
@@ -38,6 +38,6 @@ def started(kubectl: Kubectl) -> None:
     start("coscheduling", 0, [made / "coscheduling", "--config", settings, "--secure-port=10269"])
 
 
-def stopped() -> None:
+def remove() -> None:
     """It runs no more; what it was told of stays."""
     stop("coscheduling")

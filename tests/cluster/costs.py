@@ -61,7 +61,7 @@ def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
     return Cost(longest, lost)
 
 
-def told(files: Iterable[Path]) -> dict[str, list[Cost]]:
+def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
     """By fault, in the order in which they were suffered. Raises FileNotFoundError."""
     found: dict[str, list[Cost]] = {}
     for file in files:
@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> str:
     """The page of these files."""
     import psutil
 
-    return page(told([Path(word) for word in words] or [LAST]), psutil.cpu_count() or 1)
+    return page(read_costs([Path(word) for word in words] or [LAST]), psutil.cpu_count() or 1)
 
 
 if __name__ == "__main__":

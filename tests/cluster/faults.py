@@ -18,7 +18,7 @@ from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes
 from tests.cluster.costs import Cost, cost
-from tests.cluster.journal import Records, both_lost, claimed, judged, lost, taken_over, untouched
+from tests.cluster.journal import Records, both_lost, has_fault, has_new_master, lost, taken_over, untouched
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.trainings import PATIENCE_S, Training
 from tests.harness import ROUNDS, kill, wait_until
@@ -140,14 +140,14 @@ def step_of(training: Training) -> psutil.Process:
 def worker_of(training: Training, name: str) -> psutil.Process:
     """The training process of that node: the fork server's child, as soon as there is one."""
 
-    def found() -> psutil.Process | None:
+    def find_process() -> psutil.Process | None:
         with suppress(psutil.Error):
             there = marked(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
             servers = {one.pid for one in there if "everstep.runtime.agent.forkserver" in one.cmdline()}
             return next((one for one in there if one.ppid() in servers), None)
         return None
 
-    return wait_until(found, f"the worker of {name}", PATIENCE_S, pause_s=0.5)
+    return wait_until(find_process, f"the worker of {name}", PATIENCE_S, pause_s=0.5)
 
 
 def process_killed(training: Training) -> float:
@@ -343,11 +343,11 @@ def image_missing(training: Training) -> float:
 
 
 FAULTS = {
-    "a training process is killed": Fault(process_killed, judged(Reason.KILLED)),
+    "a training process is killed": Fault(process_killed, has_fault(Reason.KILLED)),
     "a pod is deleted": Fault(pod_deleted, lost),
     "a pod is evicted": Fault(evicted, lost),
     "all pods that train are deleted by force": Fault(all_pods_deleted, both_lost),
-    "a container runs out of memory": Fault(out_of_memory, judged(Reason.OOM)),
+    "a container runs out of memory": Fault(out_of_memory, has_fault(Reason.OOM)),
     "the step's own pod is deleted": Fault(master_deleted, taken_over),
     "the step's own pod is evicted": Fault(master_evicted, taken_over),
     "the step's own process is killed": Fault(master_killed, taken_over),
@@ -357,7 +357,7 @@ FAULTS = {
     "a machine has no image for the next pod": Fault(image_missing, lost, apart=True),
     "a machine leaves the network": Fault(node_cut_off, lost, apart=True),
     "a machine loses its power": Fault(node_lost, lost, apart=True),
-    "the step's own machine loses its power": Fault(masters_machine_lost, claimed, apart=True),
+    "the step's own machine loses its power": Fault(masters_machine_lost, has_new_master, apart=True),
 }
 """By what happens; the last one leaves the step's own pod on another machine than `MASTERS_HOST`."""
 

@@ -8,7 +8,7 @@ from everstep.runtime.job.records import Reason
 Records = list[dict[str, Any]]
 
 
-def judged(*reasons: Reason) -> Callable[[Records], object]:
+def has_fault(*reasons: Reason) -> Callable[[Records], object]:
     """A fault of one of these reasons was judged."""
     return lambda records: [one for one in records if one["kind"] == "FaultJudged" and one["reason"] in reasons]
 
@@ -23,14 +23,14 @@ def both_lost(records: Records) -> object:
     return len(lost(records)) >= 2
 
 
-def claimed(records: Records) -> object:
+def has_new_master(records: Records) -> object:
     """Another master has the job."""
     return "MasterClaimed" in [one["kind"] for one in records]
 
 
 def taken_over(records: Records) -> object:
     """Another master has the job, and none of its nodes ended for it."""
-    return claimed(records) and "NodeRequested" not in [one["kind"] for one in records]
+    return has_new_master(records) and "NodeRequested" not in [one["kind"] for one in records]
 
 
 def untouched(records: Records) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.layout import ADMIN, NAMESPACE
-from tests.cluster.processes import ClusterError, said
+from tests.cluster.processes import ClusterError, output_of
 
 
 class Kubectl:
@@ -17,7 +17,7 @@ class Kubectl:
 
     def __call__(self, *words: str | Path, namespace: str = NAMESPACE, text: str | None = None) -> str:
         """What it prints."""
-        return said(self._kube, "kubectl", "--kubeconfig", ADMIN, "--namespace", namespace, *words, text=text)
+        return output_of(self._kube, "kubectl", "--kubeconfig", ADMIN, "--namespace", namespace, *words, text=text)
 
     def apply(self, *objects: str | Mapping[str, Any], namespace: str = NAMESPACE) -> None:
         """Make the objects so (YAML, or as they are)."""

@@ -14,7 +14,7 @@ from tests import minio
 from tests.cluster import namespace, network, node, plane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import HOME, NODES
-from tests.cluster.processes import ClusterError, names, running, said, stop, wait, works
+from tests.cluster.processes import ClusterError, names, output_of, running, stop, wait, works
 from tests.golang import TOOLS, built
 
 DEBIAN = "containerd runc containernetworking-plugins nftables iptables conntrack busybox-static iproute2 openssl"
@@ -70,11 +70,11 @@ def up() -> Cluster:
         raise ClusterError(why)
     made, store = programs(), minio.binary()
     kubectl = Kubectl(made / "kube")
-    network.made(NODES)
-    plane.started(made / "kube")
+    network.make_hosts(NODES)
+    plane.start_plane(made / "kube")
     plane.store_started(store)
     for one in range(1, NODES + 1):
-        node.started(one, made / "kube")
+        node.start_node(one, made / "kube")
     namespace.made_ready(kubectl, made)
     wait(plane.store_answers, "MinIO")
     wait(lambda: _ready(kubectl) == NODES, "every node Ready")
@@ -93,7 +93,7 @@ def down() -> None:
     for name in names():  # Nothing is kept, so nobody needs time to end well.
         stop(name, signal.SIGKILL)
     for place in _mounted():
-        said("umount", "--lazy", place)
+        output_of("umount", "--lazy", place)
     if left := _mounted():
         raise ClusterError(f"{left[0]} is still mounted: nothing was removed")
     for one in range(1, NODES + 1):

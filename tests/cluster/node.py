@@ -17,7 +17,7 @@ import psutil
 from tests.cluster import images
 from tests.cluster.layout import ADMIN, PODS, address, folder, host_name, node_name, pod_range
 from tests.cluster.plane import node_kubeconfig
-from tests.cluster.processes import said, start, stop, wait, works
+from tests.cluster.processes import output_of, start, stop, wait, works
 
 GROUPS = Path("/sys/fs/cgroup")
 PLUGINS = (Path("/usr/lib/cni/ptp"), Path("/usr/lib/cni/host-local"))
@@ -43,7 +43,7 @@ oom_score = 0
 """
 
 
-def started(node: int, kube: Path) -> None:
+def start_node(node: int, kube: Path) -> None:
     """All of the node that does not run; it is Ready some seconds later."""
     home = folder(node)
     _settings(node)
@@ -64,15 +64,15 @@ def started(node: int, kube: Path) -> None:
 
 def imported(node: int, wanted: Iterable[images.Image]) -> None:
     """The node has these images."""
-    have = said(*_ctr(node), "images", "list", "--quiet").split()
+    have = output_of(*_ctr(node), "images", "list", "--quiet").split()
     for image in wanted:
         if image.name not in have:
-            said(*_ctr(node), "images", "import", images.archive(image))
+            output_of(*_ctr(node), "images", "import", images.archive(image))
 
 
 def forgotten(node: int, image: str) -> None:
     """The node has that image no more."""
-    said(*_ctr(node), "images", "remove", "--sync", image)
+    output_of(*_ctr(node), "images", "remove", "--sync", image)
 
 
 def _ctr(node: int) -> tuple[str | Path, ...]:

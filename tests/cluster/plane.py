@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.cluster.layout import ADMIN, API, HOME, NODES, PLANE, SERVICES, STORE, node_name
-from tests.cluster.processes import said, start, wait, works
+from tests.cluster.processes import output_of, start, wait, works
 
 KEYS = HOME / "keys"
 BUCKET = "everstep"
@@ -38,7 +38,7 @@ def identities() -> None:
         return
     KEYS.mkdir(parents=True, exist_ok=True)
     KEYS.chmod(0o700)
-    said("openssl", "genrsa", "-out", KEYS / "accounts.key", "2048")
+    output_of("openssl", "genrsa", "-out", KEYS / "accounts.key", "2048")
     admin = secrets.token_hex(16)
     known = [f'{admin},admin,admin,"system:masters"']
     for node in range(1, NODES + 1):
@@ -49,7 +49,7 @@ def identities() -> None:
     kubeconfig(ADMIN, admin)
 
 
-def started(kube: Path) -> None:
+def start_plane(kube: Path) -> None:
     """The control plane, until it answers."""
     identities()
     start(

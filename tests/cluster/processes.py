@@ -19,7 +19,7 @@ class ClusterError(RuntimeError):
     """The cluster is not as it should be. One line: what, where to look."""
 
 
-def said(*command: str | Path, text: str | None = None) -> str:
+def output_of(*command: str | Path, text: str | None = None) -> str:
     """What the command printed. Raises ClusterError with its last words when it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
@@ -31,7 +31,7 @@ def said(*command: str | Path, text: str | None = None) -> str:
 def works(*command: str | Path) -> bool:
     """Whether the command succeeds."""
     try:
-        said(*command)
+        output_of(*command)
     except ClusterError:
         return False
     return True

@@ -31,7 +31,7 @@ DEADLINE_S = 150
 def controller(cluster: Cluster) -> Iterator[None]:
     """Runs for these tests; others have Workflows that nobody shall act on."""
     try:
-        argo.started(cluster.kubectl)
+        argo.install(cluster.kubectl)
     except NoGoError as why:
         pytest.skip(str(why))
     yield
@@ -91,11 +91,11 @@ def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluste
         parameter["value"] = given[parameter["name"]]
     cluster.kubectl.create(workflow)
 
-    def ended() -> dict[str, Any] | None:
+    def ended_workflow() -> dict[str, Any] | None:
         found = argo.workflow(cluster.kubectl, name)
         return found if found["status"].get("phase") in argo.ENDED else None
 
-    found = wait_until(ended, f"the end of workflow {name}", 2 * PATIENCE_S, pause_s=1)
+    found = wait_until(ended_workflow, f"the end of workflow {name}", 2 * PATIENCE_S, pause_s=1)
     assert found["status"]["phase"] == "Succeeded", json.dumps(found["status"], indent=1)
     assert argo.phases(found)["tokenize"] == "Succeeded"
 

@@ -42,12 +42,12 @@ def gang(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """It runs beside Kubernetes' own."""
     module = SCHEDULERS[request.param].module
     try:
-        module.started(cluster.kubectl)
+        module.install(cluster.kubectl)
     except NoGoError as why:
         pytest.skip(str(why))
     with classes(cluster.kubectl):
         yield request.param
-        module.stopped()
+        module.remove()
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,10 @@ def unplaced(job: Training) -> set[str]:
 
 
 def test_two_places_are_not_enough_for_a_gang_of_three(job: Training) -> None:
-    def refused() -> bool:
+    def is_refused() -> bool:
         return all("no machine has room" in waiting_reason(job.nodes()[name]) for name in MINIMUM)
 
-    wait_until(refused, "the scheduler's word on each of the three", PATIENCE_S, pause_s=0.5)
+    wait_until(is_refused, "the scheduler's word on each of the three", PATIENCE_S, pause_s=0.5)
     assert unplaced(job) == {*MINIMUM, "worker-3-0"}
     assert "gets a machine after the nodes of the minimum" in job.words()
 

@@ -50,14 +50,14 @@ def play(cluster: Cluster, tmp_path: Path) -> Callable[[Callable[[KubeApi], Awai
     token.write_text(cluster.kubectl("create", "token", OF_TRAINING))
     access = Access(layout.API, layout.NAMESPACE, token, plane.KEYS / "apiserver.crt")
 
-    def played(story: Callable[[KubeApi], Awaitable[None]]) -> None:
-        async def whole() -> None:
+    def play(story: Callable[[KubeApi], Awaitable[None]]) -> None:
+        async def run_story() -> None:
             async with asyncio.timeout(DEADLINE_S), KubeApi(access) as api:
                 await story(api)
 
-        asyncio.run(whole())
+        asyncio.run(run_story())
 
-    return played
+    return play
 
 
 def test_pods_are_made_once_told_of_and_gone_with_the_code_of_their_agent(cluster: Cluster, owner: Owner, play) -> None:
@@ -145,10 +145,10 @@ print(os.getuid(), json.load(found)["major"], web.urlopen("{layout.STORE}/minio/
     }  # fmt: skip
     cluster.kubectl.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 
-    def ended() -> dict | None:
+    def ended_pod() -> dict | None:
         pod = cluster.kubectl.get("pod", name)
         return pod if pod and pod["status"].get("phase") in ("Succeeded", "Failed") else None
 
-    pod = wait_until(ended, f"the end of {name}", DEADLINE_S, pause_s=1)
+    pod = wait_until(ended_pod, f"the end of {name}", DEADLINE_S, pause_s=1)
     assert pod["status"]["phase"] == "Succeeded", json.dumps(pod["status"]) + cluster.kubectl("logs", name)
     assert cluster.kubectl("logs", name).split() == ["1000", "1", "200"]

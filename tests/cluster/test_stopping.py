@@ -34,7 +34,7 @@ def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
         made.delete()
 
 
-def gone(job: Training, uids: set[str]) -> bool:
+def are_gone(job: Training, uids: set[str]) -> bool:
     """Nothing of these pods is left on this machine: no process, no memory mounted for them."""
     mounts = Path("/proc/mounts").read_text()
     return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked(f"EVERSTEP_JOB={job.job}"))
@@ -43,7 +43,7 @@ def gone(job: Training, uids: set[str]) -> bool:
 def wait_gone(job: Training, uids: set[str], tell: Record) -> None:
     """Until it is so; how long it took is told."""
     since = time.monotonic()
-    wait_until(lambda: gone(job, uids), "the end of all nodes", PATIENCE_S, pause_s=0.5)
+    wait_until(lambda: are_gone(job, uids), "the end of all nodes", PATIENCE_S, pause_s=0.5)
     tell("gone", f"{time.monotonic() - since:.1f}")
 
 
@@ -51,7 +51,7 @@ def pods(job: Training) -> set[str]:
     """UIDs of the pods that train."""
     found = {pod["metadata"]["uid"] for pod in job.nodes().values()}
     assert len(found) == 2
-    assert not gone(job, found)
+    assert not are_gone(job, found)
     return found
 
 

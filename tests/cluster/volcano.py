@@ -26,7 +26,7 @@ def programs() -> Path:
     return built("volcano", wanted, files={MODULE: "config/crd/volcano/bases"})
 
 
-def started(kubectl: Kubectl) -> None:
+def install(kubectl: Kubectl) -> None:
     """Its queue is open. Raises NoGoError, ClusterError."""
     made = programs()
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
@@ -46,7 +46,7 @@ def _open(kubectl: Kubectl) -> bool:
     return bool(queue and queue.get("status", {}).get("state") == "Open")
 
 
-def stopped() -> None:
+def remove() -> None:
     """They run no more; what they were told of stays."""
     for name in ("volcano-scheduler", "volcano-controllers"):
         stop(name)

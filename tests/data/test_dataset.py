@@ -36,7 +36,7 @@ def test_a_split_is_its_tokens_and_where_documents_begin(dataset: Path, scheme: 
     assert opened.tokenizer == dataset / "tokenizer.json"
 
 
-def refused(uri: str) -> str:
+def refusal_of(uri: str) -> str:
     with pytest.raises(DatasetError) as error:
         open_dataset(uri)
     assert "\n" not in str(error.value)
@@ -44,28 +44,28 @@ def refused(uri: str) -> str:
 
 
 def test_a_split_without_tokens_is_refused(dataset: Path) -> None:
-    assert "no tokens" in refused(f"{dataset}#validation")
+    assert "no tokens" in refusal_of(f"{dataset}#validation")
 
 
 def test_an_unknown_split_is_refused_by_name(dataset: Path) -> None:
-    assert "no split test" in refused(f"{dataset}#test")
+    assert "no split test" in refusal_of(f"{dataset}#test")
 
 
 def test_other_schemes_are_refused_by_name() -> None:
-    assert "not gs://" in refused("gs://bucket/dataset")
+    assert "not gs://" in refusal_of("gs://bucket/dataset")
 
 
 def test_an_unfinished_dataset_is_refused(dataset: Path) -> None:
     (dataset / "dataset.json").unlink()
-    assert "no finished dataset" in refused(str(dataset))
+    assert "no finished dataset" in refusal_of(str(dataset))
 
 
 def test_a_manifest_that_is_none_is_refused(dataset: Path) -> None:
     (dataset / "dataset.json").write_text("{")
-    assert "not JSON" in refused(str(dataset))
+    assert "not JSON" in refusal_of(str(dataset))
 
 
 def test_files_that_do_not_fit_the_manifest_are_refused(dataset: Path) -> None:
     with IndexedWriter(dataset / "train", "uint16") as writer:
         writer.add([1])
-    assert "make the dataset again" in refused(str(dataset))
+    assert "make the dataset again" in refusal_of(str(dataset))

@@ -107,7 +107,7 @@ class Node:
                 one = Measurement(name, host, 0.5, 0.01, 0.1)
                 await link.report(StageResult(name, order.round, Stage.TOGETHER, one))
 
-    async def gone(self) -> None:
+    async def disconnect(self) -> None:
         """As if it were killed: its connection ends."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -130,12 +130,12 @@ def test_a_node_that_is_gone_is_nobodys_partner_and_a_replacement_is_checked_wit
                 assert not (await node.verdict).avoid
                 node.may_stand_by.set()
                 await node.stands_by.wait()
-            await lost.gone()
+            await lost.disconnect()
             for launch, died in ((1, True), (2, False)):
                 node = Node(f"worker-1-{launch}", port, died)
                 assert (await node.verdict).avoid is died
-                await node.gone()
-            await other.gone()
+                await node.disconnect()
+            await other.disconnect()
 
     asyncio.run(story())
     rounds = [line for line in said if line.startswith("Round")]

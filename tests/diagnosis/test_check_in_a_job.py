@@ -148,12 +148,12 @@ def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monk
     made = asyncio.Queue[asyncio.subprocess.Process]()
     create = asyncio.create_subprocess_exec
 
-    async def recorded(*command: str, **more: Any) -> asyncio.subprocess.Process:
+    async def record_command(*command: str, **more: Any) -> asyncio.subprocess.Process:
         process = await create(*command, **more)
         made.put_nowait(process)
         return process
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", record_command)
 
     async def story() -> None:
         waiting = asyncio.create_task(start_measurement_process().__aenter__())

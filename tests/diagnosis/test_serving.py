@@ -47,7 +47,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(**options: Any) -> AsyncIterator[Served]:
+async def serve(**options: Any) -> AsyncIterator[Served]:
     coordinator, door, listener = Coordinator(**options), Door(Credentials("secret")), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     async with serve_coordinator(coordinator, listener, door), aiohttp.ClientSession() as http:
@@ -56,7 +56,7 @@ async def served(**options: Any) -> AsyncIterator[Served]:
 
 def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
     async def story() -> None:
-        async with served() as end:
+        async with serve() as end:
             assert (await end.post("arrive", b'{"node":"node-1","host":"b","address":"1.2.3.4"}', "wrong"))[0] == 401
             with pytest.raises(RefusedError, match="does not have this check's token"):
                 await end.link("wrong").arrive(ONE)
@@ -77,7 +77,7 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
 )
 def test_a_malformed_message_is_400_with_the_name_of_the_field(path: str, body: bytes, words: str) -> None:
     async def story() -> None:
-        async with served() as end:
+        async with serve() as end:
             status, text = await end.post(path, body)
             assert status == 400
             assert words in text
@@ -87,7 +87,7 @@ def test_a_malformed_message_is_400_with_the_name_of_the_field(path: str, body: 
 
 def test_a_node_that_never_arrived_is_told_to_arrive() -> None:
     async def story() -> None:
-        async with served() as end:
+        async with serve() as end:
             with pytest.raises(UnknownNodeError, match="node node-1 has not arrived here"):
                 await end.link().order(Ask("node-1"))
 
@@ -96,7 +96,7 @@ def test_a_node_that_never_arrived_is_told_to_arrive() -> None:
 
 def test_a_second_node_of_the_same_rank_is_refused_while_the_first_one_lives() -> None:
     async def story() -> None:
-        async with served() as end:
+        async with serve() as end:
             await end.link().arrive(ONE)
             waiting = asyncio.create_task(end.link().order(Ask("node-1")))
             await end.until_waiting("node-1")
@@ -110,7 +110,7 @@ def test_a_second_node_of_the_same_rank_is_refused_while_the_first_one_lives() -
 
 def test_a_check_that_is_called_off_is_told_to_who_waits() -> None:
     async def story() -> None:
-        async with served() as end:
+        async with serve() as end:
             await end.link().arrive(ONE)
             waiting = asyncio.create_task(end.link().order(Ask("node-1")))
             await end.until_waiting("node-1")
@@ -133,7 +133,7 @@ def test_a_coordinator_that_does_not_answer_is_lost() -> None:
 
 def test_orders_and_measurements_travel_whole() -> None:
     async def story() -> None:
-        async with served(timeout_s=40.0) as end:
+        async with serve(timeout_s=40.0) as end:
             nodes = ["node-0", "node-1"]
             for node in nodes:
                 await end.link().arrive(Arrive(node, f"host of {node}", "127.0.0.1"))

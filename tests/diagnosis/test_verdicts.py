@@ -40,11 +40,11 @@ def test_a_named_node_is_told_with_whom_it_failed() -> None:
 
 
 def test_two_proven_nodes_that_fail_only_with_each_other_have_a_bad_link() -> None:
-    def one(node: str, reduced: float) -> Measurement:
+    def measurement(node: str, reduced: float) -> Measurement:
         return Measurement(node, node, 0.5, 0.01, reduced)
 
-    first = {node: one(node, 3600.0 if node in "01" else 0.1) for node in names(4)}
-    second = {node: one(node, 0.1) for node in names(4)}
+    first = {node: measurement(node, 3600.0 if node in "01" else 0.1) for node in names(4)}
+    second = {node: measurement(node, 0.1) for node in names(4)}
     told = verdicts([Round(1, (("0", "1"), ("2", "3")), "", first), Round(2, (("2", "1"), ("3", "0")), "", second)], 4)
     assert nodes_with(told, Health.HEALTHY) == names(4)
     assert told[0].reason == "works, but not with 1, which works too: look at the link between them"

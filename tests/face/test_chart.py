@@ -26,7 +26,7 @@ def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words], capture_output=True, text=True, check=False)
 
 
-def made(**values: Any) -> Objects:
+def render_chart(**values: Any) -> Objects:
     """What an administrator would install, by kind and name."""
     done = helm("template", CHART, "team", "ml", *(f"{name}={json.dumps(value)}" for name, value in values.items()))
     assert done.returncode == 0, done.stderr
@@ -56,11 +56,11 @@ def test_helm_would_complain_of_a_fault(tmp_path: Path) -> None:
 def test_with_its_own_values_it_makes_the_account_its_rights_and_the_steps() -> None:
     texts = [(CHART / "files" / name).read_text() for name in ("rbac.yaml", "steps.yaml", "network.yaml")]
     files = [one for text in texts for one in yaml.safe_load_all(text)]
-    assert made() == by_name(files)
+    assert render_chart() == by_name(files)
 
 
 def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
-    objects = made(
+    objects = render_chart(
         registry="r.example/ml", image={"name": "e", "tag": 7}, imagePullSecrets=["pull"],
         storeSecret={"name": "keys", "values": {"AWS_REGION": "x"}},
     )  # fmt: skip
@@ -77,13 +77,13 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
 
 
 def test_priority_classes_are_made_in_their_order_when_they_are_named() -> None:
-    objects = made(priorityClasses={"name": "training", "value": -50})
+    objects = render_chart(priorityClasses={"name": "training", "value": -50})
     values = {name: one["value"] for (kind, name), one in objects.items() if kind == "PriorityClass"}
     assert values == {"training-extra": -50, "training-min": -40, "training-master": -30}
 
 
 def test_the_right_to_mark_machines_is_given_only_when_it_is_wanted() -> None:
-    objects = made(taintHosts=True)
+    objects = render_chart(taintHosts=True)
     role = objects["ClusterRole", "everstep-taints-ml"]
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
     binding = objects["ClusterRoleBinding", "everstep-taints-ml"]
@@ -92,10 +92,10 @@ def test_the_right_to_mark_machines_is_given_only_when_it_is_wanted() -> None:
 
 
 def test_the_network_policy_is_made_unless_it_is_not_wanted() -> None:
-    assert ("NetworkPolicy", "everstep") in made()
-    assert not [name for kind, name in made(networkPolicy=False) if kind == "NetworkPolicy"]
+    assert ("NetworkPolicy", "everstep") in render_chart()
+    assert not [name for kind, name in render_chart(networkPolicy=False) if kind == "NetworkPolicy"]
 
 
 def test_the_switches_are_where_the_train_step_reads_them() -> None:
     lines = "s1 p1 10.0.0.1\ns1 p2 10.0.0.2\n"
-    assert made(topology_config=lines)["ConfigMap", NAME]["data"] == {KEY: lines}
+    assert render_chart(topology_config=lines)["ConfigMap", NAME]["data"] == {KEY: lines}

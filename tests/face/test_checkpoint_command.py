@@ -31,25 +31,25 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "store/jobs/j"
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
     assert main(["checkpoint", *words]) == code
     return capsys.readouterr()
 
 
 def test_ls_tells_what_is_there_and_whether_it_is_committed(job: Path, capsys: Any) -> None:
     for place in (job, job.parents[1]):
-        lines = shown(capsys, "ls", str(place))[0].splitlines()
+        lines = run_command(capsys, "ls", str(place))[0].splitlines()
         assert [line.split()[1:4] + line.split()[5:] for line in lines[1:]] == [
             ["1", "3", "1", "yes"], ["2", "5", "1", "yes"], ["9", "7", "1", "no"],
         ]  # fmt: skip
-    told = json.loads(shown(capsys, "ls", str(job), "-o", "json")[0])
+    told = json.loads(run_command(capsys, "ls", str(job), "-o", "json")[0])
     assert told[1]["checkpoint"] == "jobs/j/checkpoints/000002-000000005"
     assert told[1]["bytes"] > 4 * 300 * 400
 
 
 def test_verify_reads_every_byte_and_names_what_is_damaged(job: Path, capsys: Any) -> None:
     assert (
-        shown(capsys, "verify", str(job))[0]
+        run_command(capsys, "verify", str(job))[0]
         .splitlines()[1]
         .startswith("jobs/j/checkpoints/000002-000000005: whole, 1 shards, ")
     )
@@ -57,40 +57,40 @@ def test_verify_reads_every_byte_and_names_what_is_damaged(job: Path, capsys: An
     whole = shard.read_bytes()
     for place in (20, 5000, len(whole) - 1):
         shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        text = shown(capsys, "verify", str(shard.parent), code=1)[0]
+        text = run_command(capsys, "verify", str(shard.parent), code=1)[0]
         assert "000002-000000005: DAMAGED" in text
         assert "rank-00000.safetensors: " in text
     shard.write_bytes(whole[:-1])
-    assert "DAMAGED" in shown(capsys, "verify", str(job), code=1)[0]
+    assert "DAMAGED" in run_command(capsys, "verify", str(job), code=1)[0]
     shard.unlink()
-    assert "rank-00000.safetensors is gone" in shown(capsys, "verify", str(shard.parent), code=1)[0]
+    assert "rank-00000.safetensors is gone" in run_command(capsys, "verify", str(shard.parent), code=1)[0]
 
 
 def test_export_writes_the_newest_committed_model_as_one_file(job: Path, tmp_path: Path, capsys: Any) -> None:
     target = tmp_path / "out/model.safetensors"
-    assert "iteration 5" in shown(capsys, "export", str(job), str(target))[1]
+    assert "iteration 5" in run_command(capsys, "export", str(job), str(target))[1]
     tensors = load_file(target)
     assert sorted(tensors) == ["0.bias", "0.weight", "1.bias", "1.weight"]
     assert torch.equal(tensors["0.weight"], tensors["1.weight"].T)
-    assert "something exists there already" in shown(capsys, "export", str(job), str(target), code=2)[1]
+    assert "something exists there already" in run_command(capsys, "export", str(job), str(target), code=2)[1]
     assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
 
 
 def test_a_copied_checkpoint_can_be_read_too(job: Path, tmp_path: Path, capsys: Any) -> None:
     copied = tmp_path / "000002-000000005"
     (job / "checkpoints/000002-000000005").rename(copied)
-    assert "000002-000000005: whole" in shown(capsys, "verify", str(copied))[0]
+    assert "000002-000000005: whole" in run_command(capsys, "verify", str(copied))[0]
 
 
 @pytest.mark.parametrize("words", [("ls", "no/such"), ("verify", "no/such"), ("export", "no/such", "x")])
 def test_what_is_not_there_is_one_line_and_exit_code_2(words: tuple[str, ...], capsys: Any) -> None:
-    error = shown(capsys, *words, code=2)[1]
+    error = run_command(capsys, *words, code=2)[1]
     assert error.startswith(f"everstep checkpoint {words[0]}: no/such: no checkpoint there")
     assert error.count("\n") == 1
 
 
 def test_a_state_that_is_no_llama_is_refused_as_a_directory(job: Path, tmp_path: Path, capsys: Any) -> None:
-    error = shown(capsys, "export", str(job), str(tmp_path / "directory"), code=2)[1]
+    error = run_command(capsys, "export", str(job), str(tmp_path / "directory"), code=2)[1]
     assert "TARGET.safetensors" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "directory").exists()
@@ -99,28 +99,31 @@ def test_a_state_that_is_no_llama_is_refused_as_a_directory(job: Path, tmp_path:
 def test_verify_goes_on_behind_a_manifest_that_is_broken(job: Path, capsys: Any) -> None:
     manifest = job / "checkpoints/000001-000000003/manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
-    lines = shown(capsys, "verify", str(job), code=1)[0].splitlines()
+    lines = run_command(capsys, "verify", str(job), code=1)[0].splitlines()
     assert lines[0].startswith("jobs/j/checkpoints/000001-000000003: DAMAGED")
     assert "version 7, this Everstep reads up to 1" in lines[1]
     assert lines[2].startswith("jobs/j/checkpoints/000002-000000005: whole")
-    assert "DAMAGED" in shown(capsys, "ls", str(job))[0]
+    assert "DAMAGED" in run_command(capsys, "ls", str(job))[0]
 
 
 def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path: Path, capsys: Any) -> None:
     shard = job / "checkpoints/000002-000000005/rank-00000.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    told = shown(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
+    told = run_command(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
     assert "000002-000000005 is skipped: store jobs/j" in told
     assert "iteration 3 of" in told
-    assert "damaged" in shown(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
+    assert "damaged" in run_command(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
 
 
 def test_drop_removes_just_the_named_ones(job: Path, capsys: Any) -> None:
     place = job / "checkpoints"
     (place / "000002-000000005/manifest.json").write_bytes(b"broken")
-    assert "not name a single checkpoint" in shown(capsys, "drop", str(place / "000002-000000005"), str(job), code=2)[1]
-    assert "000002-000000005: dropped, 2 objects" in shown(capsys, "drop", str(place / "000002-000000005"))[0]
+    assert (
+        "not name a single checkpoint"
+        in run_command(capsys, "drop", str(place / "000002-000000005"), str(job), code=2)[1]
+    )
+    assert "000002-000000005: dropped, 2 objects" in run_command(capsys, "drop", str(place / "000002-000000005"))[0]
     assert sorted(path.name for path in place.iterdir()) == ["000001-000000003", "000009-000000007"]
 
 
@@ -135,11 +138,11 @@ def test_gc_removes_what_killed_writers_left_and_old_debris_and_first_tells_it(j
     debris.write_bytes(b"whole, never committed")
     os.utime(debris, (1e9, 1e9))
     for words, there in ((("--dry-run",), True), ((), False)):
-        out, told = shown(capsys, "gc", str(store), *words)
+        out, told = run_command(capsys, "gc", str(store), *words)
         assert f"{left.relative_to(store)}: {'would be ' if there else ''}removed, 4 bytes of a killed writer" in out
         assert f"{debris.relative_to(store)}: {'would be ' if there else ''}removed, 22 bytes" in out
         assert left.exists() is left.parent.exists() is debris.exists() is there
     assert "removed" in told
-    assert shown(capsys, "gc", str(job))[0] == ""
-    assert "nothing of Everstep" in shown(capsys, "gc", str(job / "nowhere"), code=2)[1]
-    assert shown(capsys, "verify", str(job))[0].count("whole") == 2
+    assert run_command(capsys, "gc", str(job))[0] == ""
+    assert "nothing of Everstep" in run_command(capsys, "gc", str(job / "nowhere"), code=2)[1]
+    assert run_command(capsys, "verify", str(job))[0].count("whole") == 2

@@ -41,7 +41,7 @@ def refusing() -> Iterator[str]:
         server.server_close()
 
 
-def told(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def printed_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a user sees."""
     assert main(["scale", "r1", "--nodes", "9", "--role", "trainer", "--runs", str(runs)]) == 2
     error = capsys.readouterr().err
@@ -51,7 +51,7 @@ def told(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_without_a_master_it_says_how_to_get_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal.claim(open_store(str(runs.parent / "store")), "u-train", "127.0.0.1:1", 2000.0)
-    assert told(runs, capsys) == (
+    assert printed_line(runs, capsys) == (
         "everstep scale: r1: no master answers at 127.0.0.1:1 ([Errno 111] Connection refused); its nodes may "
         "continue without it; `everstep workflow resume r1` resumes the run; then scale it\n"
     )
@@ -61,11 +61,11 @@ def test_a_training_that_is_over_has_no_size(runs: Path, capsys: pytest.CaptureF
     claimed, _ = journal.claim(open_store(str(runs.parent / "store")), "u-train", "127.0.0.1:1", 2000.0)
     ended = JobEnded(time=2001.0, result=JobResult.SUCCEEDED, reason="all nodes finished", error="", exit_code=0)
     claimed.write(claimed.draft([ended]))
-    assert told(runs, capsys) == "everstep scale: r1: its training is over (succeeded: all nodes finished)\n"
+    assert printed_line(runs, capsys) == "everstep scale: r1: its training is over (succeeded: all nodes finished)\n"
 
 
 def test_a_masters_refusal_is_told_in_its_words(runs: Path, refusing: str, capsys: pytest.CaptureFixture[str]) -> None:
     journal.claim(open_store(str(runs.parent / "store")), "u-train", refusing, 2000.0)
-    assert told(runs, capsys) == (
+    assert printed_line(runs, capsys) == (
         "everstep scale: r1: refused: nodes: 9 is not between 1 and 2, the bounds of trainer\n"
     )

@@ -43,7 +43,7 @@ def missing(folder: Path) -> str:
     for name in ("below", "above", "work", "probe"):
         (folder / name).mkdir(exist_ok=True)
     options = f"lowerdir={folder}/below,upperdir={folder}/above,workdir={folder}/work"
-    mounted = _ended(_in_namespaces([f"mount -t overlay overlay -o {options} {folder}/probe"], ["true"]))
+    mounted = _run_to_end(_in_namespaces([f"mount -t overlay overlay -o {options} {folder}/probe"], ["true"]))
     return f"no images here: {mounted.text.strip()}" if mounted.code else ""
 
 
@@ -118,9 +118,9 @@ class Builder:
             if instruction.verb == "COPY":
                 self._copy(stage.name, instruction)
             else:
-                self._told(stage.name, held, instruction)
+                self._follow_run(stage.name, held, instruction)
 
-    def _told(self, name: str, held: Settings, instruction: Instruction) -> None:
+    def _follow_run(self, name: str, held: Settings, instruction: Instruction) -> None:
         """Follow one RUN. Raises ContainerfileError with what it said."""
         lines, mounts, passed = [], [], dict(held.arguments)
         for one in instruction.mounts():
@@ -145,7 +145,7 @@ class Builder:
         """Follow one COPY: of folders the content, owned by root. Raises ContainerfileError for what is not there."""
         *sources, target = shlex.split(instruction.rest)
         origin = instruction.flag("from")
-        other, root = f"{self.folder}/other" if origin else str(self._seen()), f"{self.folder}/root"
+        other, root = f"{self.folder}/other" if origin else str(self._visible_context()), f"{self.folder}/root"
         script = [
             f"for source in {shlex.join(f'{other}/{source}' for source in sources)}; do",
             f'target={shlex.quote(root + target)}; [ -d "$source" ] && source=$source/. && target=$target/',
@@ -153,11 +153,11 @@ class Builder:
         ]
         lines = self._overlay(self._layers(origin), "other") if origin else []
         lines += self._overlay(self._layers(name)[1:], "root", self._layer(name))
-        ended = _ended(_in_namespaces([*lines, *script], ["true"]))
+        ended = _run_to_end(_in_namespaces([*lines, *script], ["true"]))
         if ended.code:
             raise ContainerfileError(f"{name}: COPY {instruction.rest}: {ended.text}")
 
-    def _seen(self) -> Path:
+    def _visible_context(self) -> Path:
         """What of the context a builder may see."""
         seen = self.folder / "context"
         if not seen.exists():
@@ -215,7 +215,7 @@ class Builder:
         inside = ["env", "-i", f"--chdir={held.folder}", *(f"{name}={value}" for name, value in environment.items())]
         chroot = ["chroot", f"--userspec={held.user}", "--groups=", f"{self.folder}/root", *inside, *words]
         lines = [*lines, f'mkdir -p "$root"{shlex.quote(held.folder)}', *_as_in_a_container()]
-        return _ended(_in_namespaces(lines, chroot))
+        return _run_to_end(_in_namespaces(lines, chroot))
 
 
 def _as_in_a_container() -> list[str]:
@@ -237,7 +237,7 @@ def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "/bin/sh", "-c", script]
 
 
-def _ended(command: Sequence[str]) -> Ended:
+def _run_to_end(command: Sequence[str]) -> Ended:
     """Run it to its end. Raises subprocess.TimeoutExpired; nothing of it is left then, either."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

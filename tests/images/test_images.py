@@ -60,7 +60,7 @@ def image(request: pytest.FixtureRequest, builder: Builder) -> str:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared_folder(tmp_path: Path) -> Path:
     """A folder that pods see as SHARED."""
     os.chown(tmp_path, 1000, 1000)
     return tmp_path
@@ -101,25 +101,25 @@ def test_its_steps_start(builder: Builder, image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["preprocess", "everstep"], indirect=True)
-def test_text_becomes_tokens_by_spark(builder: Builder, image: str, shared: Path) -> None:
+def test_text_becomes_tokens_by_spark(builder: Builder, image: str, shared_folder: Path) -> None:
     documents = [f"{text} {number}" for number in range(200) for text in TEXTS]
-    (shared / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    step(builder, image, shared, "corpus", f"--source={SHARED}/text.jsonl", "--validation-share=0")
-    corpus = (shared / "corpus/uri").read_text()
-    step(builder, image, shared, "preprocess", f"--input={corpus}", "--vocab-size=300")
-    made = json.loads(_here(shared, "preprocess/uri").joinpath("dataset.json").read_text())
+    (shared_folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    step(builder, image, shared_folder, "corpus", f"--source={SHARED}/text.jsonl", "--validation-share=0")
+    corpus = (shared_folder / "corpus/uri").read_text()
+    step(builder, image, shared_folder, "preprocess", f"--input={corpus}", "--vocab-size=300")
+    made = json.loads(_here(shared_folder, "preprocess/uri").joinpath("dataset.json").read_text())
     assert made["train"]["documents"] == len(documents)
     assert made["vocab_size"] == 300
 
 
 @pytest.mark.parametrize("image", ["train", "everstep"], indirect=True)
-def test_a_training_ends_with_a_checkpoint(builder: Builder, image: str, shared: Path) -> None:
-    write_dataset(shared / "dataset")
+def test_a_training_ends_with_a_checkpoint(builder: Builder, image: str, shared_folder: Path) -> None:
+    write_dataset(shared_folder / "dataset")
     sizes = ("--nodes=1", "--iterations=3", "--sequence-length=16", "--global-batch=2")
-    told = step(builder, image, shared, "train", f"--dataset={SHARED}/dataset", *sizes)
+    told = step(builder, image, shared_folder, "train", f"--dataset={SHARED}/dataset", *sizes)
     assert "3 iterations  loss" in told
-    assert (shared / "train/iterations").read_text() == "3"
-    assert _here(shared, "train/checkpoint").joinpath("manifest.json").is_file()
+    assert (shared_folder / "train/iterations").read_text() == "3"
+    assert _here(shared_folder, "train/checkpoint").joinpath("manifest.json").is_file()
 
 
 def _here(shared: Path, output: str) -> Path:

@@ -186,7 +186,7 @@ class Simulation:
         clock = self.now + (0 if self.random.random() < 0.8 else self.random.uniform(-500, 500))
         self.agents[name] = Agent(self, name, role, host, int(clock * 1000))
 
-    def gone(self, agent: Agent, code: int) -> None:
+    def on_process_end(self, agent: Agent, code: int) -> None:
         """A node's process has ended: its platform tells, or its supervisor starts another."""
         if self.plan.spec.placement is Placement.PLATFORM:
             for master in self.masters:

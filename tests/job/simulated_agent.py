@@ -49,7 +49,7 @@ class Agent:
         number = self._tries[way] = self._tries.get(way, 0) + 1
         sim = self.sim
 
-        def answered(status: int, reply: Any) -> None:
+        def on_answer(status: int, reply: Any) -> None:
             if self._tries.get(way) != number:
                 return  # Nobody waits for it any more.
             if reply is not None and reply.epoch < self._epoch:
@@ -60,23 +60,23 @@ class Agent:
             self._heard = sim.now
             done(status, reply)
 
-        def failed() -> None:
+        def on_failure() -> None:
             if self._tries.get(way) == number:
                 self._again(way, message, done)
 
         if self._master is None or not self._master.alive:
             masters = sim.masters
             self._master = masters[-1] if masters else None
-            sim.at(sim.random.random() * 1.5, self, failed)
+            sim.at(sim.random.random() * 1.5, self, on_failure)
             return
 
         def arrived() -> None:
             to = self._master_for(way)
             if to is not None:
-                sim.at(0.0, to, to.take, message, lambda *reply: sim.carry(self, answered, *reply))
+                sim.at(0.0, to, to.take, message, lambda *reply: sim.carry(self, on_answer, *reply))
 
         sim.carry(None, arrived)
-        sim.at(TIMEOUTS_S.get(way, TIMEOUT_S), self, failed)
+        sim.at(TIMEOUTS_S.get(way, TIMEOUT_S), self, on_failure)
 
     def _master_for(self, way: str) -> Any:
         """Whom a message reaches: a copy that comes late, any master that lives."""
@@ -222,7 +222,7 @@ class Agent:
     def _listen(self) -> None:
         began, known, beat = self.sim.now, self._known, self._beat()
 
-        def heard(status: int, told: Directive | None) -> None:
+        def on_directive(status: int, told: Directive | None) -> None:
             if status == 409:
                 if known:
                     self.end(0)
@@ -233,7 +233,7 @@ class Agent:
             quick = (told is None or told.number <= beat.seen) and self.sim.now - began < 0.1
             self.sim.at(0.5 if quick else 0.0, self, self._listen)
 
-        self._post("listen", beat, heard)
+        self._post("listen", beat, on_directive)
 
     def _act(self, told: Directive | None) -> None:
         action = self.talk.accept(told)
@@ -272,14 +272,14 @@ class Agent:
     def _found_gone(self) -> None:
         if self.exists:
             self.exists = False
-            self.sim.gone(self, 137)
+            self.sim.on_process_end(self, 137)
 
     def end(self, code: int) -> None:
         """The process ends, and its workers with it."""
         if self.alive:
             self.alive = self.exists = False
             self._stop()
-            self.sim.gone(self, code)
+            self.sim.on_process_end(self, code)
 
     def tell(self) -> str:
         """For whoever looks at what went wrong."""

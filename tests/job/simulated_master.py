@@ -111,9 +111,9 @@ class Master:
         if self._writing is None and (self._batch or self._manifests):
             self._writing = self.number, self._batch, self.brain.state, self._decided, self._manifests
             self._batch, self._manifests = [], []
-            self.sim.at(self.sim.latency(), self, self._written)
+            self.sim.at(self.sim.latency(), self, self._on_written)
 
-    def _written(self, done: bool = False) -> None:
+    def _on_written(self, done: bool = False) -> None:
         assert self._writing
         number, records, state, decided, manifests = self._writing
         if records and not done and not self.sim.journal.create(number, records):

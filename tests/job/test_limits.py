@@ -38,7 +38,7 @@ def job(nodes: int = 2, *, role: Mapping[str, object] | None = None, **fields: o
     return world
 
 
-def judged(world: World) -> list[tuple[Reason, Decision]]:
+def judgements(world: World) -> list[tuple[Reason, Decision]]:
     return [(record.reason, record.decision) for record in world.records if isinstance(record, FaultJudged)]
 
 
@@ -99,7 +99,7 @@ class TestMemory:
         world.join("a")
         world.join("b")
         world.exit("a", -9, oom=True)
-        assert judged(world) == [(Reason.OOM, Decision.RESTART)]
+        assert judgements(world) == [(Reason.OOM, Decision.RESTART)]
 
 
 FAULTS = {
@@ -129,7 +129,7 @@ def test_a_restart_policy_covers_its_faults_and_no_other(policy: RestartPolicy, 
     else:
         FAULTS[reason](world)
     world.join_all()
-    ((seen, decision),) = judged(world)
+    ((seen, decision),) = judgements(world)
     assert seen is reason
     assert (decision is not Decision.GIVE_UP) == (reason in COVERED[policy])
 
@@ -139,7 +139,7 @@ def test_an_echo_of_a_kill_is_not_judged() -> None:
     world.exit("worker-0-0", 1, error="RuntimeError: Connection closed by peer")
     world.exit("worker-1-0", -9)
     world.join_all()
-    assert judged(world) == [(Reason.KILLED, Decision.RESTART)]
+    assert judgements(world) == [(Reason.KILLED, Decision.RESTART)]
     assert world.number == 2
 
 
@@ -186,7 +186,7 @@ def test_an_error_in_a_round_that_something_else_has_ended_is_its_echo(reason: R
     world.join_all()
     assert world.state.ended is None
     assert (world.number, sum(world.state.members.values())) == (2, ENDINGS[reason].left)
-    assert Reason.USER_ERROR not in dict(judged(world))
+    assert Reason.USER_ERROR not in dict(judgements(world))
     world.exit("worker-0-0", 1, error="ValueError: bad")
     world.join_all()
     assert world.state.ended is not None, "the next round's error is charged"
@@ -201,11 +201,11 @@ def test_an_error_while_a_member_is_missing_is_not_charged() -> None:
         world.now += 5
         world.beat("worker-0-0")
         world.beat("worker-1-0")
-    assert (Reason.NO_HEARTBEAT, Decision.RELAUNCH_ELSEWHERE) in judged(world)
+    assert (Reason.NO_HEARTBEAT, Decision.RELAUNCH_ELSEWHERE) in judgements(world)
     world.wait(40)
     assert world.number == 2
     assert world.state.blamed == {}
-    assert Reason.USER_ERROR not in dict(judged(world))
+    assert Reason.USER_ERROR not in dict(judgements(world))
 
 
 def test_the_first_fault_rule_that_fits_stands_before_the_policy() -> None:
@@ -217,16 +217,16 @@ def test_the_first_fault_rule_that_fits_stands_before_the_policy() -> None:
         world = job(role={"fault_rules": rules})
         world.exit("worker-1-0", fault)
         world.join_all()
-        assert judged(world) == [(Reason.USER_ERROR, decision)]
+        assert judgements(world) == [(Reason.USER_ERROR, decision)]
     world = job(role={"fault_rules": rules})
     world.send(NodeGone("worker-1-0", "NotReady"))
-    assert judged(world) == [(Reason.NODE_LOST, Decision.GIVE_UP)]
+    assert judgements(world) == [(Reason.NODE_LOST, Decision.GIVE_UP)]
 
 
 def test_listed_exit_codes_mean_hardware() -> None:
     world = job(hardware_exit_codes=(99,))
     world.exit("worker-1-0", 99)
-    assert judged(world) == [(Reason.HARDWARE, Decision.EXCLUDE)]
+    assert judgements(world) == [(Reason.HARDWARE, Decision.EXCLUDE)]
     assert world.state.avoided == {"local-1"}
     assert last_request(world).host == "local-2"
 
@@ -234,7 +234,7 @@ def test_listed_exit_codes_mean_hardware() -> None:
 def test_an_agent_that_ends_with_such_a_code_is_faulty_hardware_too() -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}))
     world.send(NodeGone("worker-1-0", "the check failed", 202))
-    assert judged(world) == [(Reason.HARDWARE, Decision.EXCLUDE)]
+    assert judgements(world) == [(Reason.HARDWARE, Decision.EXCLUDE)]
     assert last_request(world).host == "local-2"
 
 
@@ -258,7 +258,7 @@ def test_a_restart_limit_bounds_all_restarts_of_a_role() -> None:
     for iteration in range(3):
         world.exit("worker-1-0", -9, iteration=iteration + 1)
         world.join_all()
-    assert [decision for _, decision in judged(world)] == [Decision.RESTART, Decision.RESTART, Decision.GIVE_UP]
+    assert [decision for _, decision in judgements(world)] == [Decision.RESTART, Decision.RESTART, Decision.GIVE_UP]
     assert world.state.restarts == {"worker": 2}
     assert world.names(NodePhase.RUNNING) == ["worker-0-0"]
 
@@ -271,9 +271,9 @@ def test_where_nodes_come_by_themselves_their_loss_costs_no_restart_and_they_may
         world.join("n1", anew=True)
         world.join("n0")
         assert world.names(NodePhase.RUNNING) == ["n0", "n1"]
-    assert {decision for _, decision in judged(world)} == {Decision.MEMBERSHIP}
+    assert {decision for _, decision in judgements(world)} == {Decision.MEMBERSHIP}
     world.exit("n1", -9)
-    assert judged(world)[-1] == (Reason.KILLED, Decision.GIVE_UP)
+    assert judgements(world)[-1] == (Reason.KILLED, Decision.GIVE_UP)
 
 
 @pytest.mark.parametrize("times", [2, 4])
@@ -304,7 +304,7 @@ def test_a_replacement_that_does_not_come_within_its_time_is_replaced_again() ->
     world.wait(49)
     assert "worker-1-2" not in world.state.nodes
     world.wait(1)
-    assert (Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE) in judged(world)
+    assert (Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE) in judgements(world)
     assert "worker-1-2" in world.state.nodes
 
 
@@ -396,7 +396,7 @@ def test_a_straggler_is_replaced_before_the_round_when_the_policy_excludes_it() 
         world = World(platform({"worker": RoleSpec(4, 2)}, stragglers=policy))
         world.checked = {"worker-2-0": 136.0, "worker-0-0": 23.2, "worker-1-0": 20.3, "worker-3-0": 20.3}
         world.join_all()
-        excluded = (Reason.STRAGGLER, Decision.EXCLUDE) in judged(world)
+        excluded = (Reason.STRAGGLER, Decision.EXCLUDE) in judgements(world)
         assert excluded == (policy is StragglerPolicy.EXCLUDE)
         assert world.state.avoided == ({"local-2"} if excluded else set())
         world.join_all()
@@ -415,7 +415,7 @@ def test_a_loss_where_nodes_come_by_themselves_costs_nothing() -> None:
     world.join("a")
     world.join("b")
     world.send(NodeGone("b", "killed"))
-    assert judged(world) == [(Reason.NODE_LOST, Decision.MEMBERSHIP)]
+    assert judgements(world) == [(Reason.NODE_LOST, Decision.MEMBERSHIP)]
     assert world.state.restarts == {}
 
 

@@ -17,7 +17,7 @@ def key(round_: int, iteration: int) -> str:
     return f"jobs/j/checkpoints/{round_:06d}-{iteration:09d}/rank-00000.safetensors"
 
 
-def stored(round_: int, iteration: int) -> Stored:
+def stored_checkpoint(round_: int, iteration: int) -> Stored:
     held = Holding(round_, iteration, size=9, key=key(round_, iteration), digest="d" * 32)
     return Stored(key(round_, iteration).replace("rank-00000.safetensors", "manifest.json"), (held,))
 
@@ -26,14 +26,14 @@ def refusal(round_: int, iteration: int, flaw: Flaw = Flaw.DAMAGED, why: str = "
     return Refusal(round_, iteration, why, flaw, key=key(round_, iteration))
 
 
-def trained(*iterations: int, nodes: int = 1) -> World:
+def world_after(*iterations: int, nodes: int = 1) -> World:
     """A job whose first round has committed these, and whose nodes are then killed with all that they held."""
     world = World(platform({"worker": RoleSpec(nodes, nodes)}))
     world.join_all()
     for iteration in iterations:
-        held = stored(1, iteration).shards[0]
+        held = stored_checkpoint(1, iteration).shards[0]
         world.send(ShardStored(Persisted(world.names(NodePhase.RUNNING)[0], held)))
-        world.send(ManifestWritten(1, iteration, stored(1, iteration).key))
+        world.send(ManifestWritten(1, iteration, stored_checkpoint(1, iteration).key))
     return world
 
 
@@ -46,7 +46,7 @@ def again(world: World, survey: Survey = Survey()) -> None:  # noqa: B008 - it i
     world.join_all()
 
 
-def begun(world: World) -> int | None:
+def start_iteration(world: World) -> int | None:
     round_ = world.state.round
     assert round_ is not None
     assert world.names(NodePhase.RUNNING)
@@ -60,12 +60,12 @@ def fail(world: World, *refusals: Refusal, survey: Survey = Survey()) -> None:  
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one_and_nobody_is_charged() -> None:
-    world = trained(50, 100)
+    world = world_after(50, 100)
     again(world)
     before = len(world.records)
-    assert begun(world) == 100
+    assert start_iteration(world) == 100
     fail(world, refusal(1, 100))
-    assert begun(world) == 50
+    assert start_iteration(world) == 50
     broken = [record for record in world.records[before:] if isinstance(record, RoundBroken)]
     assert [record.reason for record in broken] == [Reason.DAMAGED]
     assert broken[0].detail == "iteration 100 of round 1 is skipped: bytes are damaged"
@@ -78,20 +78,20 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one_and_nobody_
 
 
 def test_an_error_of_a_worker_in_that_round_is_its_echo() -> None:
-    world = trained(50, 100)
+    world = world_after(50, 100)
     again(world)
     for _ in range(2):
-        number, name, iteration = world.number, world.names(NodePhase.RUNNING)[0], begun(world)
+        number, name, iteration = world.number, world.names(NodePhase.RUNNING)[0], start_iteration(world)
         assert iteration in (100, 50)
         world.exit(name, 1, 0)
         world.send(RestoreFailed(Unrestored(name, number, (refusal(1, iteration),))))
         world.join_all()
-    assert begun(world) is None
+    assert start_iteration(world) is None
     assert world.state.ended is None
 
 
 def test_another_nodes_word_of_the_same_damage_changes_nothing() -> None:
-    world = trained(50, 100, nodes=2)
+    world = world_after(50, 100, nodes=2)
     again(world)
     number, names = world.number, world.names(NodePhase.RUNNING)
     for name in names:
@@ -99,7 +99,7 @@ def test_another_nodes_word_of_the_same_damage_changes_nothing() -> None:
     world.join_all()
     for name in names:
         world.send(RestoreFailed(Unrestored(name, number, (refusal(1, 50),))))
-    assert begun(world) == 50
+    assert start_iteration(world) == 50
     assert sum(isinstance(record, PassedOver) for record in world.records) == 1
 
 
@@ -109,33 +109,33 @@ def test_a_damaged_copy_in_a_nodes_memory_does_not_spoil_the_others() -> None:
     world.stage(7)
     world.exit(first := world.names(NodePhase.RUNNING)[0], -9)
     world.join_all()
-    assert begun(world) == 7
+    assert start_iteration(world) == 7
     fail(world, Refusal(1, 7, "own memory: damaged", node=first))
-    assert begun(world) == 7
+    assert start_iteration(world) == 7
     assert first not in {source.node for source in world.state.round.restore.sources}  # type: ignore[union-attr]
 
 
 def test_without_a_journal_what_the_store_has_is_taken_up_and_rounds_are_numbered_on() -> None:
     world = World(platform({"worker": RoleSpec(1, 1)}))
-    survey = Survey((stored(3, 100), stored(2, 50)), (refusal(4, 120),), 4)
+    survey = Survey((stored_checkpoint(3, 100), stored_checkpoint(2, 50)), (refusal(4, 120),), 4)
     world.send(Opened(survey))
     world.join_all()
-    assert (world.number, begun(world)) == (5, 100)
+    assert (world.number, start_iteration(world)) == (5, 100)
     assert [record.refusals for record in world.records if isinstance(record, PassedOver)] == [(refusal(4, 120),)]
     fail(world, refusal(3, 100))
-    assert (world.number, begun(world)) == (6, 50)
+    assert (world.number, start_iteration(world)) == (6, 50)
 
 
 def test_older_ones_come_to_light_when_the_newest_are_passed_over() -> None:
-    world = trained(100)
+    world = world_after(100)
     again(world)
-    fail(world, refusal(1, 100), survey=Survey((stored(1, 100), stored(1, 50)), (), 1))
-    assert begun(world) == 50
+    fail(world, refusal(1, 100), survey=Survey((stored_checkpoint(1, 100), stored_checkpoint(1, 50)), (), 1))
+    assert start_iteration(world) == 50
 
 
 def test_nothing_is_begun_anew_while_a_checkpoint_may_be_whole() -> None:
     for flaw, code in ((Flaw.UNREACHABLE, 75), (Flaw.NEWER, 2)):
-        world = trained(100)
+        world = world_after(100)
         again(world)
         number = world.number
         fail(world, refusal(1, 100, flaw, "the reason"))
@@ -144,17 +144,17 @@ def test_nothing_is_begun_anew_while_a_checkpoint_may_be_whole() -> None:
         assert (ended.result, ended.exit_code, world.number) == (JobResult.FAILED, code, number)
         assert "iteration 100 of round 1 is skipped: the reason" in ended.reason
         world.takeover()  # Tried again, it may be read.
-        world.send(Opened(Survey((stored(1, 100),), (), 1)))
+        world.send(Opened(Survey((stored_checkpoint(1, 100),), (), 1)))
         world.join_all()
-        assert begun(world) == 100
+        assert start_iteration(world) == 100
 
 
 def test_a_job_whose_checkpoints_are_all_proven_damaged_begins_from_nothing() -> None:
-    world = trained(50, 100)
+    world = world_after(50, 100)
     again(world)
     fail(world, refusal(1, 100))
     fail(world, refusal(1, 50))
-    assert begun(world) is None
+    assert start_iteration(world) is None
 
 
 places = st.tuples(st.integers(1, 4), st.integers(1, 200))
@@ -173,7 +173,7 @@ def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charg
     def survey() -> Survey:
         refused = {(one.round, one.iteration) for one in world.state.refused}
         left = sorted((place for place in held if place not in refused), reverse=True)
-        found = tuple(stored(*place) for place in left if place not in seen)[:KEPT_CHECKPOINTS]
+        found = tuple(stored_checkpoint(*place) for place in left if place not in seen)[:KEPT_CHECKPOINTS]
         return Survey(found, tuple(refusal(*place) for place in left if place in seen), 4 if held else 0)
 
     world.send(Opened(survey()))

@@ -14,7 +14,7 @@ from everstep.runtime.protocol.messages import Holding
 MANY = 10_000
 
 
-def _held(shard: int, shards: int = MANY) -> Holding:
+def _holding(shard: int, shards: int = MANY) -> Holding:
     return Holding(1, 50, shard=shard, shards=shards, size=1, key=f"k/{shard}", digest="0" * 32)
 
 
@@ -23,7 +23,7 @@ def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple
     versions: list[tuple[Shards, tuple[Holding, ...]]] = [(Shards(), ())]
     for parent, number in steps:
         shards, known = versions[parent % len(versions)]
-        held = _held(number, 4)
+        held = _holding(number, 4)
         assert (number in shards) == (held in known)
         if held not in known:
             versions.append((shards.add(held), (*known, held)))
@@ -37,7 +37,7 @@ def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple
 
 
 def test_of_two_shards_of_one_number_the_first_counts() -> None:
-    once = with_shard({}, _held(3))
+    once = with_shard({}, _holding(3))
     assert with_shard(once, Holding(1, 50, shard=3, shards=MANY, key="another")) == once
 
 
@@ -52,7 +52,7 @@ def test_the_ten_thousandth_shard_costs_what_the_tenth_did() -> None:
     for shard in range(MANY):
         calls.append(0)
         sys.setprofile(count)
-        known = with_shard(known, _held(shard))
+        known = with_shard(known, _holding(shard))
         sys.setprofile(before)
     assert calls[10] > 0, "somebody counted"
     assert max(calls[10:]) <= 2 * calls[10]

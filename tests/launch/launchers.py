@@ -97,7 +97,7 @@ class Launcher:
         self.named[name] = process
         return process
 
-    def ended(self, process: subprocess.Popen[str], name: str = "node") -> Ended:
+    def wait_for_end(self, process: subprocess.Popen[str], name: str = "node") -> Ended:
         """Wait for its end."""
         code = process.wait(DEADLINE_S)
         return Ended(code, self.text(name, "out"), self.text(name, "err"), self.folder)
@@ -118,7 +118,7 @@ class Launcher:
                         found.append((int(entry.name), command))
         return found
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Files in the folder that launches share, without the secrets of ports."""
         files = (path for path in self.tmp.rglob("*") if path.is_file() and path.suffix != ".token")
         return sorted({str(path.relative_to(self.tmp)) for path in files if "journal" not in path.parts})
@@ -199,6 +199,6 @@ class Pair:
             if name == "torchrun":
                 found.append(self.torchrun.run(launcher, own, told))
             else:
-                found.append(launcher.ended(launcher.start(EVERSTEP, *own, **told)))
+                found.append(launcher.wait_for_end(launcher.start(EVERSTEP, *own, **told)))
         assert self.launchers[-1].processes() == []
         return found[0], found[1]

@@ -55,25 +55,25 @@ class Nodes:
     def trains(self, world: int, after: int = -1) -> int:
         """Wait until a round later than `after` trains with so many workers; its restart count."""
 
-        def going() -> bool:
+        def is_running() -> bool:
             last = self.progress()[-1:]
             return bool(last) and last[0][0] > after and last[0][1] == world and last[0][2] > 5
 
-        until(going, lambda: f"a round after {after} with {world} workers; {self.told()}")
+        until(is_running, lambda: f"a round after {after} with {world} workers; {self.stderr_text()}")
         return self.progress()[-1][0]
 
-    def told(self) -> str:
+    def stderr_text(self) -> str:
         """What all nodes wrote to stderr."""
         return "".join(f"\n[{path.stem}] {path.read_text()}" for path in sorted(self.launcher.folder.glob("*.err")))
 
     def finish(self, *names: str) -> list[Ended]:
         """Let the script end; what each of these nodes ended with."""
         (self.launcher.folder / "stop").touch()
-        return [self.ended(name) for name in names]
+        return [self.wait_for_end(name) for name in names]
 
-    def ended(self, name: str) -> Ended:
+    def wait_for_end(self, name: str) -> Ended:
         """Wait for the node's (last) launcher of that name."""
-        return self.launcher.ended(self.launcher.named[name], name)
+        return self.launcher.wait_for_end(self.launcher.named[name], name)
 
     def masters(self) -> list[int]:
         """Processes of the job's masters."""
@@ -81,11 +81,11 @@ class Nodes:
 
     def master(self) -> int:
         """The only one. Nodes that begin together may all start one; those that find the endpoint taken end."""
-        until(lambda: len(self.masters()) == 1, self.told)
+        until(lambda: len(self.masters()) == 1, self.stderr_text)
         (found,) = self.masters()
         return found
 
-    def gone(self) -> None:
+    def wait_until_gone(self) -> None:
         """Wait until nothing of the job is left."""
         until(lambda: not self.launcher.processes(), lambda: f"the end of {self.launcher.processes()}")
-        assert self.launcher.left() == []
+        assert self.launcher.leftovers() == []

@@ -76,7 +76,7 @@ def applied(folder: Path) -> Applied:
     return found
 
 
-def trained(folder: Path, world: int, after: int) -> int:
+def later_round(folder: Path, world: int, after: int) -> int:
     """The newest round, if it is later than `after` and has done 20 iterations with so many workers; else 0."""
     done: dict[int, int] = {}
     for rounds in applied(folder).values():

@@ -68,8 +68,8 @@ def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
         nodes.start(name, *flags, within=network.enter(number), **more)
 
     def trains(world: int, after: int) -> int:
-        until(lambda: sampled.trained(folder, world, after), nodes.told)
-        return sampled.trained(folder, world, after)
+        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
+        return sampled.later_round(folder, world, after)
 
     with listening(network) as listens:
         start("a", 0)
@@ -80,7 +80,7 @@ def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
         start("c", 1)
         trains(2, first)
         until(lambda: any(source.startswith("peer ") for source in sources(store)), lambda: str(sources(store)))
-        assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.told()
+        assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
         network.run(1, "python3", "-c", SAYS, network.address(0), f"the control {' '.join(WORDS)}")
         assert listens.stdout is not None
         found = json.loads(listens.stdout.readline())
@@ -104,8 +104,8 @@ def test_a_node_that_speaks_otherwise_than_its_master_is_told_so_in_one_line(
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0))
     nodes.start("a", *master, nodes="2", within=network.enter(0), EVERSTEP_JOB_TOKEN=TOKEN)
     nodes.start("b", *other, nodes="2", within=network.enter(1), EVERSTEP_JOB_TOKEN=TOKEN)
-    ended = nodes.ended("b")
+    ended = nodes.wait_for_end("b")
     (line,) = [line for line in ended.err.splitlines() if words in line]
-    assert ended.code == 2, nodes.told()
+    assert ended.code == 2, nodes.stderr_text()
     assert line.startswith("everstep: ")
     assert "Traceback" not in ended.err

@@ -22,7 +22,7 @@ def nodes(launcher: Launcher) -> Nodes:
     return Nodes(launcher, free_port(random.Random()))
 
 
-def fired(nodes: Nodes) -> list[str]:
+def fired_faults(nodes: Nodes) -> list[str]:
     """Faults that did."""
     return sorted(path.name for path in (nodes.launcher.folder / "fired").iterdir())
 
@@ -35,10 +35,10 @@ def faulty(nodes: Nodes) -> dict[str, str]:
 
 def test_a_node_alone_is_checked_before_it_trains(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text("print('trains')")
-    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "--network-check", "train.py"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--network-check", "train.py"))
     assert (ended.code, ended.out) == (0, "trains\n"), ended.err
     assert re.search(r"everstep: Round 1: \{worker-\w+-\w+: [\d.]+\} s", ended.err)
-    assert launcher.left() == []
+    assert launcher.leftovers() == []
 
 
 def test_all_nodes_are_checked_together_and_a_faulty_one_is_left_out(nodes: Nodes) -> None:
@@ -46,13 +46,13 @@ def test_all_nodes_are_checked_together_and_a_faulty_one_is_left_out(nodes: Node
     nodes.start("a", *flags, nodes="2:3")
     nodes.start("b", *flags, nodes="2:3")
     nodes.start("c", *flags, nodes="2:3", **faulty(nodes))
-    assert nodes.ended("c").code == 3, nodes.told()
-    assert fired(nodes), "the fault fired"
+    assert nodes.wait_for_end("c").code == 3, nodes.stderr_text()
+    assert fired_faults(nodes), "the fault fired"
     assert "this node is done: it is left out, as it is faulty" in nodes.launcher.text("c", "err")
     nodes.trains(world=2)
-    assert re.search(r"faulty: worker-\w+-\w+  stragglers: ", nodes.told())
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert re.search(r"faulty: worker-\w+-\w+  stragglers: ", nodes.stderr_text())
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 @pytest.mark.parametrize("fit", [pytest.param(True, marks=pytest.mark.long), False], ids=["fit", "faulty"])
@@ -65,14 +65,14 @@ def test_a_node_that_comes_later_is_checked_with_one_that_trains_meanwhile(nodes
     if fit:
         nodes.trains(world=2, after=first)
     else:
-        assert nodes.ended("b").code == 3, nodes.told()
-        assert fired(nodes), "the fault fired"
-        until(lambda: len(nodes.progress()) > seen + 20, nodes.told)
+        assert nodes.wait_for_end("b").code == 3, nodes.stderr_text()
+        assert fired_faults(nodes), "the fault fired"
+        until(lambda: len(nodes.progress()) > seen + 20, nodes.stderr_text)
         assert {count for count, _, _ in nodes.progress()} == {first}, "the other one trained on"
-    rounds = [line for line in nodes.told().splitlines() if "Round" in line]
+    rounds = [line for line in nodes.stderr_text().splitlines() if "Round" in line]
     assert any(line.count("worker-") == 2 for line in rounds), rounds
-    assert [ended.code for ended in nodes.finish("a", *"b" * fit)] == [0, 0][: 1 + fit], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", *"b" * fit)] == [0, 0][: 1 + fit], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 @pytest.mark.long
@@ -83,18 +83,18 @@ def test_a_straggler_is_left_out_where_that_is_asked_for(nodes: Nodes) -> None:
     together = "--rdzv-conf=" + QUICK.replace("last_call_timeout=2", "last_call_timeout=15")
     for name, more in (("a", {}), ("b", {}), ("c", slow)):
         nodes.start(name, "--network-check", "--exclude-straggler", together, nodes="2:3", **more)
-    assert nodes.ended("c").code == 3, nodes.told()
-    assert fired(nodes), "the fault fired"
+    assert nodes.wait_for_end("c").code == 3, nodes.stderr_text()
+    assert fired_faults(nodes), "the fault fired"
     assert "it is left out, as it is straggler" in nodes.launcher.text("c", "err")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_too_few_nodes_to_check_are_no_quorum(nodes: Nodes) -> None:
     patience = "--rdzv-conf=join_timeout=20"
     nodes.start("a", "--network-check", patience, nodes="2")
-    ended = nodes.ended("a")
+    ended = nodes.wait_for_end("a")
     assert ended.code == 3, ended.err
     assert re.search(r"\b[01] of 2 nodes came to be checked within 20 s", ended.err)
-    nodes.gone()
+    nodes.wait_until_gone()

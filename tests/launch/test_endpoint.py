@@ -99,7 +99,7 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     launcher: Launcher, flags: list[str], more: dict[str, str], words: str
 ) -> None:
     (launcher.folder / "train.py").write_text("")
-    ended = launcher.ended(launcher.start(EVERSTEP, *flags, **more))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, **more))
     assert ended.code == 2, ended.err
     assert words in ended.err
     assert ended.err.startswith("everstep launch: ")
@@ -117,6 +117,6 @@ def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(launcher: L
         connection, _ = listener.accept()
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
         connection.close()
-        ended = launcher.ended(process)
+        ended = launcher.wait_for_end(process)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
     assert f"{endpoint}: in use by something other" in ended.err

@@ -41,7 +41,7 @@ TORCH = actions(theirs({}))
 MINE = actions(Parser({}))
 
 
-def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any] | int | str:
+def parse_outcome(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any] | int | str:
     """The namespace without our own flags; the exit code for a usage error; the error's name for a bad value."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -82,7 +82,7 @@ def test_a_flags_default_comes_from_the_environment_as_in_torch(dest: str, value
     results = []
     for make in (theirs, Parser):
         try:
-            results.append(parsed(make(environment), ["train.py"]))
+            results.append(parse_outcome(make(environment), ["train.py"]))
         except ValueError:
             results.append(ValueError)
     assert results[0] == results[1]
@@ -96,7 +96,7 @@ def _prefixes() -> list[str]:
 @pytest.mark.parametrize("prefix", _prefixes())
 def test_an_abbreviation_means_what_it_means_to_torchrun(prefix: str) -> None:
     for arguments in ([prefix, "train.py"], [prefix, "1", "train.py"], [f"{prefix}=1", "train.py"]):
-        assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
+        assert parse_outcome(Parser({}), arguments) == parse_outcome(theirs({}), arguments)
 
 
 @settings(max_examples=examples(300))
@@ -113,7 +113,7 @@ def test_an_abbreviation_means_what_it_means_to_torchrun(prefix: str) -> None:
     )
 )  # fmt: skip
 def test_any_command_line_is_read_as_torch_reads_it(arguments: list[str]) -> None:
-    assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
+    assert parse_outcome(Parser({}), arguments) == parse_outcome(theirs({}), arguments)
 
 
 def test_dlrover_runs_flags_have_its_defaults() -> None:

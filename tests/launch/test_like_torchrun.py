@@ -47,7 +47,7 @@ main()
 """
 
 
-def seen(ended: Ended) -> dict[str, dict[str, Any]]:
+def views_by_rank(ended: Ended) -> dict[str, dict[str, Any]]:
     """What each rank saw, by rank; the folder in which it ran is cut out."""
     text = ended.out.replace(str(ended.folder), "FOLDER")
     found = [json.loads(line) for line in text.splitlines()]
@@ -73,7 +73,7 @@ def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) 
     flags = [flag.replace("{port}", port) for flag in flags]
     theirs, mine = pair.run(ENVIRONMENT, *flags, BEFORE=before, OMP_NUM_THREADS="3" if "-m" in flags else "")
     assert (theirs.code, mine.code) == (0, 0), mine.err
-    torch, ours = seen(theirs), seen(mine)
+    torch, ours = views_by_rank(theirs), views_by_rank(mine)
     assert sorted(torch) == sorted(ours)
     for rank, told in torch.items():
         own = ours[rank]
@@ -126,13 +126,13 @@ def test_streams_go_where_torchrun_sends_them(pair: Pair, flags: list[str]) -> N
     )
     assert (theirs.code, mine.code) == (0, 0)
     assert mine.lines() == theirs.lines()
-    assert told(mine) == told(theirs)
+    assert worker_stderr(mine) == worker_stderr(theirs)
     assert {name: sorted(text.splitlines()) for name, text in mine.logs().items()} == {
         name: sorted(text.splitlines()) for name, text in theirs.logs().items()
     }
 
 
-def told(ended: Ended) -> list[str]:
+def worker_stderr(ended: Ended) -> list[str]:
     """What workers wrote to stderr, without what the launchers themselves say."""
     return sorted(line for line in ended.err.splitlines() if "peel" in line)
 
@@ -142,7 +142,7 @@ def test_with_dev_null_as_log_folder_there_are_no_files_and_no_error_file(pair: 
     flags = ("--standalone", "--log-dir", "/dev/null", "--tee", "3", "--local-ranks-filter", "7", "train.py")
     theirs, mine = pair.run(script, *flags)
     assert mine.lines() == theirs.lines()
-    assert told(mine) == told(theirs)
+    assert worker_stderr(mine) == worker_stderr(theirs)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: L
 
     def trains(world: int, after: int) -> int:
         """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.trained(folder, world, after), nodes.told)
-        return sampled.trained(folder, world, after)
+        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
+        return sampled.later_round(folder, world, after)
 
     for number, name in enumerate("ab"):
         more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
@@ -36,10 +36,10 @@ def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: L
     network.wire("down")
     assert not network.reaches(nodes.port), "the fault fired"
     alone = trains(1, first)
-    until(lambda: "does not answer" in launcher.text("b", "err"), nodes.told)
+    until(lambda: "does not answer" in launcher.text("b", "err"), nodes.stderr_text)
 
     network.wire("up")
     trains(2, alone)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])

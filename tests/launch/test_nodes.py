@@ -26,8 +26,8 @@ def test_two_nodes_find_each_other_and_end_together(nodes: Nodes) -> None:
     nodes.start("a", nodes="2")
     nodes.start("b", nodes="2")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_by_node_rank_and_dlrovers_address_the_host_may_start_last(nodes: Nodes) -> None:
@@ -39,8 +39,8 @@ def test_by_node_rank_and_dlrovers_address_the_host_may_start_last(nodes: Nodes)
         if rank == "1":
             until(nodes.launcher.processes, lambda: "the first node")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("0", "1")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("0", "1")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_no_backend_need_be_named_for_a_range_of_nodes(nodes: Nodes) -> None:
@@ -48,14 +48,14 @@ def test_no_backend_need_be_named_for_a_range_of_nodes(nodes: Nodes) -> None:
     for name in "ab":
         nodes.launcher.start(EVERSTEP, "--nnodes=1:2", endpoint, "--cooldown=0", "train.py", name=name)
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 @pytest.mark.parametrize("who", ["the host", "the other"])
 def test_a_killed_node_is_survived_and_joins_again(nodes: Nodes, who: str) -> None:
     host = nodes.start("a")
-    until(nodes.masters, nodes.told)
+    until(nodes.masters, nodes.stderr_text)
     other = nodes.start("b")
     first = nodes.trains(world=2)
     kill(host if who == "the host" else other)
@@ -64,8 +64,8 @@ def test_a_killed_node_is_survived_and_joins_again(nodes: Nodes, who: str) -> No
     nodes.start(again)
     nodes.trains(world=2, after=alone)
     stays = "b" if who == "the host" else "a"
-    assert [ended.code for ended in nodes.finish(stays, again)] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish(stays, again)] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_a_node_with_a_number_comes_back_under_it_at_once_and_cannot_be_there_twice(nodes: Nodes) -> None:
@@ -77,15 +77,15 @@ def test_a_node_with_a_number_comes_back_under_it_at_once_and_cannot_be_there_tw
     second = start("b", 1)
     first = nodes.trains(world=2)
     start("twice", 1)
-    refused = nodes.ended("twice")
+    refused = nodes.wait_for_end("twice")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert f"worker-1 of job none-{nodes.port} already runs here, as process {second}" in refused.err
     kill(second)
-    until(lambda: nodes.launcher.named["b"].poll() is not None, nodes.told)
+    until(lambda: nodes.launcher.named["b"].poll() is not None, nodes.stderr_text)
     start("c", 1)
     nodes.trains(world=2, after=first)
-    assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_a_killed_master_is_replaced_and_the_workers_never_stop(nodes: Nodes) -> None:
@@ -95,29 +95,29 @@ def test_a_killed_master_is_replaced_and_the_workers_never_stop(nodes: Nodes) ->
     begun = len(nodes.progress())
     master = nodes.master()
     kill(master)
-    until(lambda: "another one takes over" in nodes.told(), nodes.told)
+    until(lambda: "another one takes over" in nodes.stderr_text(), nodes.stderr_text)
     seen = len(nodes.progress())
-    until(lambda: len(nodes.progress()) > seen + 50, nodes.told)
+    until(lambda: len(nodes.progress()) > seen + 50, nodes.stderr_text)
     assert {count for count, _, _ in nodes.progress()[begun:]} == {first}, "no worker was restarted"
-    until(nodes.masters, nodes.told)
+    until(nodes.masters, nodes.stderr_text)
     assert nodes.master() != master
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 @pytest.mark.parametrize("who", ["the host", "the other"])
 def test_sigterm_lets_a_node_leave_and_the_others_go_on(nodes: Nodes, who: str) -> None:
     host = nodes.start("a")
-    until(nodes.masters, nodes.told)
+    until(nodes.masters, nodes.stderr_text)
     other = nodes.start("b")
     first = nodes.trains(world=2)
     leaver, stays = ("a", "b") if who == "the host" else ("b", "a")
     kill(host if who == "the host" else other, signal.SIGTERM)
-    assert nodes.ended(leaver).code == 128 + signal.SIGTERM, nodes.told()
+    assert nodes.wait_for_end(leaver).code == 128 + signal.SIGTERM, nodes.stderr_text()
     nodes.trains(world=1, after=first)
     assert "SIGTERM: this node leaves" in nodes.launcher.text(leaver, "err")
-    assert [ended.code for ended in nodes.finish(stays)] == [0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish(stays)] == [0], nodes.stderr_text()
+    nodes.wait_until_gone()
 
 
 def test_an_error_ends_all_nodes_with_1_and_tells_the_traceback_where_it_happened(nodes: Nodes) -> None:
@@ -125,44 +125,44 @@ def test_an_error_ends_all_nodes_with_1_and_tells_the_traceback_where_it_happene
     (nodes.launcher.folder / "train.py").write_text(failing)
     nodes.start("a", nodes="2")
     nodes.start("b", nodes="2")
-    ended = [nodes.ended("a"), nodes.ended("b")]
-    assert [end.code for end in ended] == [1, 1], nodes.told()
+    ended = [nodes.wait_for_end("a"), nodes.wait_for_end("b")]
+    assert [end.code for end in ended] == [1, 1], nodes.stderr_text()
     assert any("AssertionError: went wrong" in end.err and "rank 0 (local rank 0" in end.err for end in ended)
-    nodes.gone()
+    nodes.wait_until_gone()
 
 
 def test_ctrl_c_ends_a_node_that_is_alone_at_once(nodes: Nodes) -> None:
     process = nodes.launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py", name="a")
     nodes.trains(world=2)
     kill(process.pid, signal.SIGINT)
-    assert nodes.launcher.ended(process, "a").code == 128 + signal.SIGINT
-    nodes.gone()
+    assert nodes.launcher.wait_for_end(process, "a").code == 128 + signal.SIGINT
+    nodes.wait_until_gone()
 
 
 def test_what_a_killed_launch_left_behind_the_next_one_removes(nodes: Nodes) -> None:
     process = nodes.launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py", name="a")
     nodes.trains(world=2)
     kill(process.pid)
-    until(lambda: not nodes.launcher.processes(), nodes.told)
-    assert nodes.launcher.left() != []
-    assert nodes.launcher.ended(nodes.launcher.start(EVERSTEP, "--no-python", "true", name="b"), "b").code == 0
-    nodes.gone()
+    until(lambda: not nodes.launcher.processes(), nodes.stderr_text)
+    assert nodes.launcher.leftovers() != []
+    assert nodes.launcher.wait_for_end(nodes.launcher.start(EVERSTEP, "--no-python", "true", name="b"), "b").code == 0
+    nodes.wait_until_gone()
 
 
 def test_with_a_shared_store_another_node_takes_over_when_the_host_is_gone_for_good(nodes: Nodes) -> None:
     shared = ("--store", "store", "--rdzv-id=mine")
     host = nodes.start("a", *shared)
-    until(nodes.masters, nodes.told)
+    until(nodes.masters, nodes.stderr_text)
     nodes.start("b", *shared)
     first = nodes.trains(world=2)
     first_master = nodes.master()
     kill(host)
     kill(first_master)
     alone = nodes.trains(world=1, after=first)
-    until(lambda: "this node starts the next one" in nodes.launcher.text("b", "err"), nodes.told)
-    until(nodes.masters, nodes.told)
+    until(lambda: "this node starts the next one" in nodes.launcher.text("b", "err"), nodes.stderr_text)
+    until(nodes.masters, nodes.stderr_text)
     nodes.start("c", *shared)
     nodes.trains(world=2, after=alone)
     assert "this node starts" not in nodes.launcher.text("c", "err"), "it found the master by the journal"
-    assert [ended.code for ended in nodes.finish("b", "c")] == [0, 0], nodes.told()
-    nodes.gone()
+    assert [ended.code for ended in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()

@@ -60,7 +60,7 @@ def until_iteration(launcher: Launcher, name: str, iteration: int) -> None:
 def finish(launcher: Launcher, name: str) -> Ended:
     """Let the script end."""
     (launcher.folder / "stop").touch()
-    return launcher.ended(launcher.named[name], name)
+    return launcher.wait_for_end(launcher.named[name], name)
 
 
 def began(launcher: Launcher) -> list[int]:
@@ -77,13 +77,13 @@ def test_a_launch_that_is_told_to_end_saves_its_newest_state_first(launcher: Lau
     until_iteration(launcher, "a", 30)
     reached = lines(launcher.folder)[-1][1]
     os.kill(process, signum)
-    assert launcher.ended(launcher.named["a"], "a").code == 128 + signum
+    assert launcher.wait_for_end(launcher.named["a"], "a").code == 128 + signum
     start(launcher, "b", "--persist-interval=1000000")
     until(lambda: len(began(launcher)) == 2, lambda: launcher.text("b", "err"))
     assert began(launcher)[1] >= reached
     ended = finish(launcher, "b")
     assert ended.code == 0, ended.err
-    assert launcher.left() == []
+    assert launcher.leftovers() == []
 
 
 def test_a_killed_launch_goes_on_from_the_newest_checkpoint_in_the_store(launcher: Launcher) -> None:
@@ -100,7 +100,7 @@ def test_a_killed_launch_goes_on_from_the_newest_checkpoint_in_the_store(launche
     assert ended.code == 0, ended.err
     again = start(launcher, "c")
     assert again
-    assert launcher.ended(launcher.named["c"], "c").code == 0, "a job that is done stays done"
+    assert launcher.wait_for_end(launcher.named["c"], "c").code == 0, "a job that is done stays done"
     assert len(began(launcher)) == 2
     newest = max(checkpoints.glob("*/manifest.json"))
     assert json.loads(newest.read_text())["iteration"] >= committed
@@ -115,11 +115,11 @@ def test_a_launch_whose_store_does_not_answer_ends_all_the_same(launcher: Launch
     os.kill(master, signal.SIGKILL)
     until(lambda: "another one takes over" in launcher.text("a", "err"), lambda: launcher.text("a", "err"))
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         os.kill(process, signal.SIGTERM)  # The first one gives time to save; each later one ends it at once.
         return launcher.named["a"].poll() is not None
 
-    until(ended, lambda: launcher.text("a", "err"))
+    until(has_ended, lambda: launcher.text("a", "err"))
     # A signal that comes when nobody listens any more ends it, too.
     assert launcher.named["a"].returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
     until(lambda: not launcher.processes(), lambda: str(launcher.processes()))

@@ -28,13 +28,13 @@ def test_three_four_three_nodes_apply_every_sample_once(launcher: Launcher, how:
     def start(name: str) -> int:
         return launcher.start(EVERSTEP, *flags, name=name, OMP_NUM_THREADS="1").pid
 
-    def told() -> str:
+    def stderr_text() -> str:
         return "".join(f"\n[{path.stem}] {path.read_text()}" for path in sorted(folder.glob("*.err")))
 
     def trains(world: int, after: int) -> int:
         """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.trained(folder, world, after), told)
-        return sampled.trained(folder, world, after)
+        until(lambda: sampled.later_round(folder, world, after), stderr_text)
+        return sampled.later_round(folder, world, after)
 
     for name in ("a", "b", "c"):
         start(name)
@@ -45,8 +45,10 @@ def test_three_four_three_nodes_apply_every_sample_once(launcher: Launcher, how:
     assert launcher.named["d"].wait(180) == (143 if how is signal.SIGTERM else -signal.SIGKILL)
     trains(3, second)
     (folder / "stop").touch()
-    assert [launcher.ended(launcher.named[name], name).code for name in ("a", "b", "c")] == [0, 0, 0], told()
+    assert [launcher.wait_for_end(launcher.named[name], name).code for name in ("a", "b", "c")] == [0, 0, 0], (
+        stderr_text()
+    )
     sampled.assert_applied_once(folder, dataset, [3, 4, 3])
-    until(lambda: not launcher.processes(), told)
+    until(lambda: not launcher.processes(), stderr_text)
     if how is signal.SIGTERM:
-        assert launcher.left() == []
+        assert launcher.leftovers() == []

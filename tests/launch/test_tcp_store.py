@@ -106,5 +106,5 @@ def test_a_port_that_is_taken_is_left_to_torch() -> None:
 
 def test_a_script_that_knows_nothing_of_it_has_its_store_there(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT)
-    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
     assert ended.lines() == ["True False", "True False"], ended.err

@@ -38,7 +38,7 @@ def test_a_hang_is_seen_the_stacks_of_all_ranks_are_written_and_the_job_fails(la
     pytest.importorskip("torch")
     (launcher.folder / "train.py").write_text(HANGS)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--store", "store", "--rdzv-id=hung")
-    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py", "all"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "all"))
     assert ended.code == 1, ended.err
     (kept,) = (launcher.folder / "store" / "jobs" / "hung" / "logs").glob("*/stacks-*.txt")
     for text in (ended.err, kept.read_text()):
@@ -46,7 +46,7 @@ def test_a_hang_is_seen_the_stacks_of_all_ranks_are_written_and_the_job_fails(la
         assert "--- rank 0, process" in text
         assert "--- rank 1, process" in text
     assert "the job failed: round 1 hung: all ranks stood still for 8 s" in ended.err
-    assert launcher.left() == []
+    assert launcher.leftovers() == []
 
 
 def test_after_a_hang_the_job_is_restarted_where_restarts_are_allowed(launcher: Launcher) -> None:
@@ -56,7 +56,7 @@ def test_after_a_hang_the_job_is_restarted_where_restarts_are_allowed(launcher: 
     )
     (launcher.folder / "train.py").write_text(script)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--max-restarts=1")
-    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py"))
     assert ended.err.count("stuck_for_ever (train.py") == 2, ended.err
     assert ended.code == 0, ended.err
 
@@ -67,7 +67,7 @@ def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
     script = script.replace("def stuck_for_ever():", "def stuck_for_ever():\n    threading.Event().wait(12)")
     (launcher.folder / "train.py").write_text(script)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
-    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py", "one"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "one"))
     assert "stood still" not in ended.err
     assert "ended with exit code 3" in ended.err
 
@@ -77,7 +77,7 @@ def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launch
     process = launcher.start(EVERSTEP, "--standalone", "--no-python", "sh", "wait.sh")
     until(lambda: "does not call everstep" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
     (launcher.folder / "stop").touch()
-    ended = launcher.ended(process)
+    ended = launcher.wait_for_end(process)
     assert ended.code == 0
     assert ended.err.count("does not call everstep") == 1
 
@@ -95,7 +95,7 @@ def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_ot
     (launcher.folder / "train.py").write_text("held = [bytearray(1 << 20) for _ in range(4000)]\n")
     inside = f'echo $$ > {group}/cgroup.procs && exec "$@"'
     command = ("sh", "-c", inside, "sh", *EVERSTEP)
-    ended = launcher.ended(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
+    ended = launcher.wait_for_end(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
     assert ended.err.count("ended with exit code -9, out of memory") == 2, ended.err
     assert "out of memory; worker nodes were restarted 1 times" in ended.err
     assert ended.code == 1
@@ -103,7 +103,7 @@ def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_ot
 
 def test_a_worker_that_somebody_kills_did_not_run_out_of_memory(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
-    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "train.py"))
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "train.py"))
     assert "ended with exit code -9 at iteration" in ended.err
     assert "out of memory" not in ended.err
 

@@ -177,7 +177,7 @@ class Shell:
         self.tasks = [asyncio.create_task(part()) for part in brain.background_parts]
         await brain.wait_until_durable()
 
-    async def ended(self) -> Exception:
+    async def wait_for_failure(self) -> Exception:
         """Until one of its parts gives up; what that raised."""
         done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
         await self.close()

@@ -37,7 +37,7 @@ def _write(journal: Journal, state: State, number: int = 1) -> State:
     return state
 
 
-def _grown(store: TroubledStore, blocks: int) -> tuple[Journal, State]:
+def _grow(store: TroubledStore, blocks: int) -> tuple[Journal, State]:
     """A job of one master with a snapshot and so many archived blocks."""
     journal, state = claim(store, "j", "a:1", 1.0)
     for _ in range(blocks):
@@ -48,14 +48,14 @@ def _grown(store: TroubledStore, blocks: int) -> tuple[Journal, State]:
     return journal, state
 
 
-def _listed(store: TroubledStore) -> list[int]:
+def _listing(store: TroubledStore) -> list[int]:
     return segments.listed_numbers(store, "j")
 
 
 def test_archived_segments_leave_the_listing_claims_stay_and_all_can_be_read() -> None:
     store = TroubledStore()
-    journal, state = _grown(store, 4)
-    assert _listed(store) == [1, 9], "the claim, and what no block has"
+    journal, state = _grow(store, 4)
+    assert _listing(store) == [1, 9], "the claim, and what no block has"
     assert fold(read_journal(store, "j")) == state == read_state(store, "j")
     assert find_master(store, "j") == (1, "a:1")
     _, taken = claim(store, "j", "b:2", 2.0)
@@ -81,7 +81,7 @@ def test_a_takeover_asks_the_store_as_often_however_much_is_archived(blocks: int
             return iter(found)
 
     store = Counted()
-    _, state = _grown(store, blocks)
+    _, state = _grow(store, blocks)
     store.requests = 0
     assert find_master(store, "j") == (1, "a:1")
     _, taken = claim(store, "j", "b:2", 2.0)
@@ -91,7 +91,7 @@ def test_a_takeover_asks_the_store_as_often_however_much_is_archived(blocks: int
 
 def test_a_block_that_lacks_its_last_segments_is_named() -> None:
     store = TroubledStore()
-    _grown(store, 3)
+    _grow(store, 3)
     key = "jobs/j/archive/000003.jsonl.gz"
     whole = gzip.decompress(store.objects[key])
     store.objects[key] = gzip.compress(whole[: whole.rindex(segments.HEADER)])
@@ -101,7 +101,7 @@ def test_a_block_that_lacks_its_last_segments_is_named() -> None:
 
 def test_without_a_readable_snapshot_the_archive_is_replayed() -> None:
     store = TroubledStore()
-    _, state = _grown(store, 3)
+    _, state = _grow(store, 3)
     for key in [key for key in store.objects if "/snapshots/" in key]:
         store.objects[key] = b"damaged"
     assert read_state(store, "j") == state
@@ -109,7 +109,7 @@ def test_without_a_readable_snapshot_the_archive_is_replayed() -> None:
 
 def test_a_master_that_slept_meets_its_successors_claim_however_much_is_archived() -> None:
     store = TroubledStore()
-    sleeper, stale = _grown(store, 1)
+    sleeper, stale = _grow(store, 1)
     journal, state = claim(store, "j", "b:2", 2.0)
     for _ in range(3):
         state = _write(journal, state, BLOCK)
@@ -138,7 +138,7 @@ class Sleepy(TroubledStore):
 
 def test_a_claim_that_slept_until_its_number_was_archived_does_not_count() -> None:
     store = TroubledStore()
-    journal, state = _grown(store, 1)
+    journal, state = _grow(store, 1)
 
     def grow() -> None:
         nonlocal state
@@ -149,7 +149,7 @@ def test_a_claim_that_slept_until_its_number_was_archived_does_not_count() -> No
     late = journal.draft([]).number
     with pytest.raises(Fenced, match="meanwhile"):
         claim(Sleepy(store.objects, grow), "j", "b:2", 2.0)
-    assert late in _listed(store), "the fault must have fired: the number was free"
+    assert late in _listing(store), "the fault must have fired: the number was free"
     _write(journal, state)
     assert find_master(store, "j") == (1, "a:1")
     assert read_state(store, "j") == fold(read_journal(store, "j"))
@@ -209,13 +209,13 @@ def test_an_archiver_killed_anywhere_is_finished_by_the_next(operations: int) ->
     assert fold(read_journal(store, "j")) == state
     for _ in range(3):
         segments.archive(store, "j", 3 * BLOCK)
-    assert _listed(store) == [1, 5, 6, 7]
+    assert _listing(store) == [1, 5, 6, 7]
     assert fold(read_journal(store, "j")) == state
 
 
 def test_a_damaged_block_is_named() -> None:
     store = TroubledStore()
-    _grown(store, 2)
+    _grow(store, 2)
     store.objects["jobs/j/archive/000003.jsonl.gz"] = store.objects["jobs/j/archive/000003.jsonl.gz"][:20]
     with pytest.raises(JournalError, match=r"archive/000003\.jsonl\.gz is damaged"):
         list(read_journal(store, "j"))
@@ -223,12 +223,12 @@ def test_a_damaged_block_is_named() -> None:
 
 def test_a_damaged_block_does_not_keep_the_next_from_being_archived() -> None:
     store = TroubledStore()
-    journal, state = _grown(store, 1)
+    journal, state = _grow(store, 1)
     store.objects["jobs/j/archive/000001.jsonl.gz"] = b"damaged"
     _write(journal, state, 2 * BLOCK)
     segments.archive(store, "j", journal.draft([]).number - 1)
     assert "jobs/j/archive/000003.jsonl.gz" in store.objects
-    assert 1 in _listed(store)
+    assert 1 in _listing(store)
 
 
 class _Killed(BaseException):

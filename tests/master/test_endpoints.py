@@ -52,18 +52,18 @@ RIGHT: dict[str, msgspec.Struct] = {
 GETS = ["status", "nodes", "rounds/1"]
 
 
-def played(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> TroubledStore:
+def play(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> TroubledStore:
     """The story with a master whose first round runs."""
     store = TroubledStore()
     shell = Shell(spec, store)
 
-    async def whole() -> None:
+    async def run_story() -> None:
         await shell.open()
         await asyncio.gather(*(shell.join(node) for node in NODES))
         await story(shell)
         await shell.close()
 
-    in_virtual_time(store, whole)
+    in_virtual_time(store, run_story)
     return store
 
 
@@ -77,7 +77,7 @@ async def _unchanged(shell: Shell, ask: Awaitable[Reply]) -> Reply:
     return reply
 
 
-async def _refused(shell: Shell) -> dict[str, int]:
+async def _refusals(shell: Shell) -> dict[str, int]:
     return msgspec.json.decode((await shell.get("status")).body)["refused"]
 
 
@@ -89,9 +89,9 @@ def test_every_endpoint_refuses_a_wrong_token_and_counts_it() -> None:
                 assert reply.status == 401
             for path in GETS:
                 assert (await shell.get(path, Authorization=header)).status == 401
-        assert (await _refused(shell))["unauthorized"] == 5 * (len(RIGHT) + len(GETS))
+        assert (await _refusals(shell))["unauthorized"] == 5 * (len(RIGHT) + len(GETS))
 
-    played(story)
+    play(story)
 
 
 def test_an_agent_of_another_job_is_told_so_by_every_endpoint() -> None:
@@ -100,9 +100,9 @@ def test_an_agent_of_another_job_is_told_so_by_every_endpoint() -> None:
             reply = await _unchanged(shell, shell.ask(verb, message, **{JOB_HEADER: "other"}))
             assert (reply.status, b"master of job j, not of other" in reply.body) == (409, True)
         assert (await shell.ask("heartbeat", RIGHT["heartbeat"], **{JOB_HEADER: "j"})).status == 200
-        assert (await _refused(shell))["misplaced"] == len(RIGHT)
+        assert (await _refusals(shell))["misplaced"] == len(RIGHT)
 
-    played(story)
+    play(story)
 
 
 @pytest.mark.parametrize("verb", [verb for verb in RIGHT if verb != "scale"])
@@ -111,7 +111,7 @@ def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
         stranger = msgspec.structs.replace(RIGHT[verb], node="worker-7-3")
         assert (await _unchanged(shell, shell.ask(verb, stranger))).status == 409
 
-    played(story)
+    play(story)
 
 
 @pytest.mark.parametrize(("silence_s", "held_s"), [(3.0, 1.0), (1e6, 5.0)])
@@ -124,7 +124,7 @@ def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence
         assert now() - asked == pytest.approx(held_s)
 
     patience = Patience(silence_s=silence_s, join_timeout_s=1e6)
-    played(story, msgspec.structs.replace(SPEC, patience=patience))
+    play(story, msgspec.structs.replace(SPEC, patience=patience))
 
 
 def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:
@@ -139,7 +139,7 @@ def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> N
         told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
         assert msgspec.json.decode(told.body, type=Directive).action is Action.LEAVE
 
-    played(story)
+    play(story)
 
 
 def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
@@ -148,7 +148,7 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
         reply = await _unchanged(shell, shell.ask("join", late))
         assert (reply.status, b"round 9" in reply.body) == (409, True)
 
-    played(story)
+    play(story)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_a_message_that_is_wrong_is_refused_with_the_fields_name(verb: str, chan
         reply = await _unchanged(shell, shell.ask(verb, body))
         assert reply.status == 400, reply
         assert field in msgspec.json.decode(reply.body)["error"], reply
-        assert (await _refused(shell))["malformed"] == 1
+        assert (await _refusals(shell))["malformed"] == 1
 
-    played(story)
+    play(story)
 
 
 @pytest.mark.parametrize("verb", RIGHT)
@@ -202,7 +202,7 @@ def test_a_body_that_is_too_large_is_refused(verb: str) -> None:
         reply = await _unchanged(shell, shell.ask(verb, body))
         assert (reply.status, b"more than 1048576 bytes" in reply.body) == (400, True)
 
-    played(story)
+    play(story)
 
 
 _JSON = st.recursive(
@@ -240,14 +240,14 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
 def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
         for verb, body in asked:
-            brain, known = shell.brain.core.state, await _refused(shell)
+            brain, known = shell.brain.core.state, await _refusals(shell)
             reply = await shell.ask(verb, body)
             assert reply.status in (200, 204, 400, 409), (verb, body, reply)
             if reply.status in (400, 409):
                 assert shell.brain.core.state is brain
-                assert sum((await _refused(shell)).values()) == sum(known.values()) + 1
+                assert sum((await _refusals(shell)).values()) == sum(known.values()) + 1
 
-    store = played(story)
+    store = play(story)
     list(read_journal(store, "j"))  # Whatever was taken can be read by the next master.
 
 
@@ -258,7 +258,7 @@ def test_unknown_paths_are_not_found(method: str, path: str) -> None:
         reply = await _unchanged(shell, shell.request(method, f"/v1/{path}", b"{}"))
         assert reply.status in (404, 400), reply
 
-    played(story)
+    play(story)
 
 
 def test_the_whole_round_is_fetched_when_needed() -> None:
@@ -269,7 +269,7 @@ def test_the_whole_round_is_fetched_when_needed() -> None:
         for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
             assert (await shell.get(other)).status == 404
 
-    played(story)
+    play(story)
 
 
 def test_the_nodes_are_listed_apart_from_the_status() -> None:
@@ -279,25 +279,25 @@ def test_the_nodes_are_listed_apart_from_the_status() -> None:
         status = msgspec.json.decode((await shell.get("status")).body)
         assert (status["epoch"], status["round"], status["ended"]) == (1, 1, None)
 
-    played(story)
+    play(story)
 
 
 def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(case: Transaction, event: object) -> None:
+    def break_brain(case: Transaction, event: object) -> None:
         case.record(DesiredChanged(time=case.now, role="worker", nodes=1))
         raise KeyError("a bug")
 
     async def story(shell: Shell) -> None:
         journal = [key for key in shell.store.objects if "/journal/" in key]
-        monkeypatch.setitem(on_event._HANDLERS, StacksDumped, broken)
+        monkeypatch.setitem(on_event._HANDLERS, StacksDumped, break_brain)
         with pytest.raises(KeyError):
             await shell.ask("dumped", RIGHT["dumped"])
-        assert "the next master replays" in str(await shell.ended())
+        assert "the next master replays" in str(await shell.wait_for_failure())
         assert [key for key in shell.store.objects if "/journal/" in key] == journal
 
-    played(story)
+    play(story)
 
 
 def test_a_node_that_must_leave_says_so_and_it_is_journaled() -> None:
@@ -305,7 +305,7 @@ def test_a_node_that_must_leave_says_so_and_it_is_journaled() -> None:
         reply = await shell.ask("leaving", Leaving(NODE, "spot instance reclaimed", 30.0))
         assert msgspec.json.decode(reply.body, type=Ack).epoch == 1
 
-    store = played(story)
+    store = play(story)
     (leaving,) = [record for record in read_journal(store, "j") if isinstance(record, NodeLeaving)]
     assert (leaving.node, leaving.detail) == (NODE, "spot instance reclaimed")
 
@@ -314,7 +314,7 @@ def test_stacks_that_nobody_asked_for_change_nothing() -> None:
     async def story(shell: Shell) -> None:
         assert (await _unchanged(shell, shell.ask("dumped", RIGHT["dumped"]))).status == 200
 
-    played(story)
+    play(story)
 
 
 def test_a_node_that_comes_back_under_its_old_name_is_not_told_to_leave() -> None:
@@ -324,4 +324,4 @@ def test_a_node_that_comes_back_under_its_old_name_is_not_told_to_leave() -> Non
         seats = await asyncio.gather(shell.join(NODE, life=1), shell.join(NODES[1], 1))
         assert [seat.round for seat in seats] == [2, 2]
 
-    played(story, msgspec.structs.replace(SPEC, placement=Placement.JOINED))
+    play(story, msgspec.structs.replace(SPEC, placement=Placement.JOINED))

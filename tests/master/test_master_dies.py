@@ -62,19 +62,19 @@ class Masters:
         )  # fmt: skip
         return self.started[-1]
 
-    async def ended(self, master: subprocess.Popen[bytes]) -> tuple[int, Outcome | None]:
+    async def wait_for_end(self, master: subprocess.Popen[bytes]) -> tuple[int, Outcome | None]:
         """Its exit code and what it said."""
         said, _ = await asyncio.to_thread(master.communicate)
         return master.returncode, msgspec.json.decode(said, type=Outcome) if said else None
 
-    async def claimed(self, epoch: int) -> str:
+    async def wait_for_claim(self, epoch: int) -> str:
         """The address of the master of that epoch, once there is one."""
 
-        def found() -> str | None:
+        def find_address() -> str | None:
             master = find_master(self.store, JOB)
             return master.address if master and master.epoch >= epoch else None
 
-        return await asyncio.to_thread(wait_until, found, f"the master of epoch {epoch}", SECONDS)
+        return await asyncio.to_thread(wait_until, find_address, f"the master of epoch {epoch}", SECONDS)
 
     async def node(self, name: str) -> None:
         """Until that node was made."""
@@ -117,7 +117,7 @@ class Agent:
             pass
         return seat
 
-    async def told(self, action: Action, round_: int) -> Directive:
+    async def wait_for_directive(self, action: Action, round_: int) -> Directive:
         while True:
             directive = await self.client.send_heartbeat(Heartbeat(self.name, round_, seen=self.seen))
             assert directive is not None
@@ -141,17 +141,17 @@ async def _session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def played(folder: Path, story: Callable[[Masters, aiohttp.ClientSession], Awaitable[T]]) -> T:
+def play(folder: Path, story: Callable[[Masters, aiohttp.ClientSession], Awaitable[T]]) -> T:
     masters = Masters(folder)
 
-    async def whole() -> T:
+    async def run_story() -> T:
         try:
             async with _session(masters.token) as session:
                 return await story(masters, session)
         finally:
             masters.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(run_story())
 
 
 async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asyncio.Barrier) -> list[str]:
@@ -165,7 +165,7 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
     if faulty:
         told = WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1)
         await agent.client.report_fault(lambda: told)
-    await agent.told(Action.REJOIN, 1)
+    await agent.wait_for_directive(Action.REJOIN, 1)
     seat = await agent.join(1)
     assert seat.round == 2
     assert seat.restore is not None
@@ -174,7 +174,7 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
         manifests.append(await agent.persist(2, 2))
     await agent.client.send_heartbeat(Heartbeat(agent.name, 2, 2, telemetry=({"v": 1, "iteration": 2},)))
     await agent.client.report_finished(Finished(agent.name, 2))
-    await agent.told(Action.LEAVE, 2)
+    await agent.wait_for_directive(Action.LEAVE, 2)
     (masters.folder / "nodes" / agent.name).unlink(missing_ok=True)
     return manifests
 
@@ -183,7 +183,7 @@ async def _succession(masters: Masters, fault: str, torn: str) -> list[int]:
     """Masters until one ends by itself; how each ended."""
     codes = []
     while not codes or codes[-1] == -signal.SIGKILL:
-        code, _ = await masters.ended(masters.start(fault, torn))
+        code, _ = await masters.wait_for_end(masters.start(fault, torn))
         codes.append(code)
     return codes
 
@@ -195,7 +195,7 @@ def check_killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> No
         succession = asyncio.create_task(_succession(masters, fault, torn))
         for name in NODES:
             await masters.node(name)
-        address = await masters.claimed(1)
+        address = await masters.wait_for_claim(1)
         agents = [Agent(masters, session, name, address) for name in NODES]
         all_seated = asyncio.Barrier(len(agents))
         lives = asyncio.gather(*(_life(masters, agent, agent.name == NODES[1], all_seated) for agent in agents))
@@ -218,7 +218,7 @@ def check_killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> No
         assert replayed.nodes == state.nodes
         assert replayed.checkpoints == state.checkpoints
 
-    played(folder, story)
+    play(folder, story)
 
 
 @pytest.mark.parametrize(
@@ -251,17 +251,17 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         old = masters.start()
         for name in NODES:
             await masters.node(name)
-        theirs = await masters.claimed(1)
+        theirs = await masters.wait_for_claim(1)
         one, two = (Agent(masters, session, name, theirs) for name in NODES)
         await asyncio.gather(one.join(0), two.join(0))
         done = masters.actions(old)
 
         old.send_signal(signal.SIGSTOP)
         new = masters.start()
-        ours = await masters.claimed(2)
+        ours = await masters.wait_for_claim(2)
         one, two = (Agent(masters, session, name, ours) for name in NODES)
         (tmp_path / "nodes" / NODES[1]).unlink()
-        await one.told(Action.REJOIN, 1)
+        await one.wait_for_directive(Action.REJOIN, 1)
         await masters.node("worker-1-1")
         fresh = Agent(masters, session, "worker-1-1", ours)
         seats = await asyncio.gather(one.join(1), fresh.join(0))
@@ -271,9 +271,9 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
         asked = asyncio.create_task(late.client.send_heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
-        told = await _told(theirs, masters.token, Finished(NODES[0], 1))
+        told = await _send(theirs, masters.token, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
-        code, outcome = await masters.ended(old)
+        code, outcome = await masters.wait_for_end(old)
         assert (code, outcome and outcome.state) == (75, "fenced")
         answer = await asked
         assert answer is not None
@@ -286,14 +286,14 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         for agent in (one, fresh):
             await agent.client.report_finished(Finished(agent.name, 2))
         for agent in (one, fresh):
-            await agent.told(Action.LEAVE, 2)
+            await agent.wait_for_directive(Action.LEAVE, 2)
             (tmp_path / "nodes" / agent.name).unlink(missing_ok=True)
-        assert (await masters.ended(new))[0] == 0
+        assert (await masters.wait_for_end(new))[0] == 0
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
-async def _told(address: str, token: str, message: Finished) -> asyncio.StreamWriter:
+async def _send(address: str, token: str, message: Finished) -> asyncio.StreamWriter:
     """A message that lies in the sleeping process's socket: it finds it when it wakes."""
     host, _, port = address.partition(":")
     _, writer = await asyncio.open_connection(host, int(port))

@@ -117,7 +117,7 @@ class Agent:
     async def beat(self, round_: int, seen: int) -> Directive:
         return await self.ask("heartbeat", Heartbeat(self.name, round_, seen=seen), Directive)
 
-    async def told(self, action: Action, round_: int = 0) -> Directive:
+    async def wait_for_directive(self, action: Action, round_: int = 0) -> Directive:
         """Heartbeats until the master says so."""
         seen = 0
         while True:
@@ -166,9 +166,7 @@ class Job:
         return Agent(self.session, master.address, name)
 
 
-def played(
-    folder: Path, story: Callable[[Job], Any], spec: JobSpec = SPEC, platform: DictPlatform | None = None
-) -> Any:
+def play(folder: Path, story: Callable[[Job], Any], spec: JobSpec = SPEC, platform: DictPlatform | None = None) -> Any:
     """Run the story against a fresh job, with a deadline."""
 
     async def play() -> Any:
@@ -193,7 +191,7 @@ async def _finish(job: Job, round_: int, *agents: Agent) -> Outcome:
     for agent in agents:
         await agent.ask("finished", Finished(agent.name, round_), Ack)
     for agent in agents:
-        await agent.told(Action.LEAVE, round_)
+        await agent.wait_for_directive(Action.LEAVE, round_)
         job.platform.kill(agent.name)
     return await job.task
 
@@ -223,7 +221,7 @@ def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
         first, second, *_ = await _two(job)
         assert (await _finish(job, 1, first, second)).state == "succeeded"
 
-    played(tmp_path, story, platform=platform)
+    play(tmp_path, story, platform=platform)
     assert platform.refused > 2
     assert caplog.text.count("nodes cannot be created or deleted now: Too many open files") == 1
 
@@ -239,13 +237,13 @@ def test_two_nodes_join_get_their_seats_and_finish(tmp_path: Path) -> None:
         assert (outcome.state, outcome.exit_code) == ("succeeded", 0)
         assert not job.platform.nodes
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_workers_death_leads_to_a_new_round_from_memory(tmp_path: Path) -> None:
     async def story(job: Job) -> None:
         first, second, _, _ = await _two(job)
-        polling = asyncio.create_task(second.told(Action.REJOIN, 1))
+        polling = asyncio.create_task(second.wait_for_directive(Action.REJOIN, 1))
         await first.ask("fault", WorkerExit(first.name, 1, 0, 0, -9, 5), Ack)
         assert (await polling).round == 1
         held = [(Holding(1, 5, node=agent.name, address="127.0.0.1:7"),) for agent in (first, second)]
@@ -256,14 +254,14 @@ def test_a_workers_death_leads_to_a_new_round_from_memory(tmp_path: Path) -> Non
         assert (one.restore.round, one.restore.iteration) == (1, 5)
         assert (await _finish(job, 2, first, second)).state == "succeeded"
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_lost_node_is_replaced_and_the_survivor_told_to_rejoin(tmp_path: Path) -> None:
     async def story(job: Job) -> None:
         first, second, _, _ = await _two(job)
         job.platform.kill(second.name)
-        await first.told(Action.REJOIN, 1)
+        await first.wait_for_directive(Action.REJOIN, 1)
         fresh = await job.agent()
         assert fresh.name == second.name[:-1] + "1"
         one, two = await asyncio.gather(first.join(1), fresh.join())
@@ -273,7 +271,7 @@ def test_a_lost_node_is_replaced_and_the_survivor_told_to_rejoin(tmp_path: Path)
         assert (await second.post("heartbeat", Heartbeat(second.name, 1)))[0] == 200
         assert (await second.post("join", Join(second.name, "worker", "h", 1, "a:1", 1)))[0] == 409
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_why_a_node_ended_is_known_although_its_absence_was_seen_first(tmp_path: Path) -> None:
@@ -288,7 +286,7 @@ def test_why_a_node_ended_is_known_although_its_absence_was_seen_first(tmp_path:
         (judged,) = [r for r in read_journal(job.store, "j") if isinstance(r, FaultJudged)]
         assert (judged.node, judged.reason) == (second.name, Reason.HARDWARE)
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minimum(tmp_path: Path) -> None:
@@ -303,7 +301,7 @@ def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minim
         assert job.platform.requests["worker-1-1"].resources == Resources(2.0, 8 << 30)
 
     given = Resources(2.0, 4 << 30)
-    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}, PATIENCE))
+    play(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}, PATIENCE))
 
 
 def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: Path) -> None:
@@ -323,7 +321,7 @@ def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: P
         assert slow.found == 3
 
     slow = Slow()
-    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(4, 3)}, PATIENCE), slow)
+    play(tmp_path, story, JobSpec("j", {"worker": RoleSpec(4, 3)}, PATIENCE), slow)
 
 
 def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path) -> None:
@@ -340,7 +338,7 @@ def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path)
         assert (await _finish(job, 1, first, second)).state == "succeeded"
         assert sum(isinstance(r, RoundFormed) for r in read_journal(job.store, "j")) == 1
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_an_older_master_that_writes_again_is_fenced(tmp_path: Path) -> None:
@@ -356,7 +354,7 @@ def test_an_older_master_that_writes_again_is_fenced(tmp_path: Path) -> None:
         assert (outcome.state, outcome.exit_code) == ("fenced", 75)
         assert set(job.platform.nodes) == {first.name, second.name}
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_wrong_token_and_malformed_bodies_are_refused_by_name(tmp_path: Path) -> None:
@@ -374,7 +372,7 @@ def test_a_wrong_token_and_malformed_bodies_are_refused_by_name(tmp_path: Path) 
         async with job.session.get(f"http://{agent.address}/v1/status", headers=headers) as answer:
             assert (await answer.json())["refused"]["unauthorized"] == 1
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_persisted_shard_is_answered_with_its_committed_manifest(tmp_path: Path) -> None:
@@ -389,7 +387,7 @@ def test_a_persisted_shard_is_answered_with_its_committed_manifest(tmp_path: Pat
         outcome = await _finish(job, 1, first, second)
         assert outcome.checkpoint == "jobs/j/checkpoints/000001-000000004"
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_stopped_master_may_leave_its_nodes_training(tmp_path: Path) -> None:
@@ -403,7 +401,7 @@ def test_a_stopped_master_may_leave_its_nodes_training(tmp_path: Path) -> None:
         assert len(job.platform.nodes) == 2
         assert not [r for r in read_journal(job.store, "j") if type(r).__name__ == "JobEnded"]
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_stopped_job_removes_its_nodes_and_can_be_taken_up_again(tmp_path: Path) -> None:
@@ -418,7 +416,7 @@ def test_a_stopped_job_removes_its_nodes_and_can_be_taken_up_again(tmp_path: Pat
         assert one.round == 2
         assert first.name.endswith("-1")
 
-    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.2)))
+    play(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.2)))
 
 
 def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None:

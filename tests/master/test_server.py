@@ -32,10 +32,10 @@ def head(*lines: str, verb: str = "heartbeat") -> bytes:
 RIGHT = head(f"Content-Length: {len(BEAT)}") + BEAT
 
 
-def served(story: Callable[[int, Shell], Awaitable[None]], body_s: float = BODY_S) -> None:
+def serve(story: Callable[[int, Shell], Awaitable[None]], body_s: float = BODY_S) -> None:
     """The story with the port of a master on loopback."""
 
-    async def whole() -> None:
+    async def run_story() -> None:
         shell = Shell(SPEC, TroubledStore())
         await shell.open()
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -45,12 +45,12 @@ def served(story: Callable[[int, Shell], Awaitable[None]], body_s: float = BODY_
 
     async def in_time() -> None:
         async with asyncio.timeout(SECONDS):
-            await whole()
+            await run_story()
 
     asyncio.run(in_time())
 
 
-async def sent(port: int, data: bytes, end: bool = False) -> bytes:
+async def answers_to(port: int, data: bytes, end: bool = False) -> bytes:
     """All that the server answers to these bytes; `end`: it is told that no more of them will come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -69,9 +69,9 @@ async def check_survived(
 ) -> bytes:
     """The answer to these bytes; they have changed nothing, and the next who asks is answered."""
     before = shell.brain.core.state
-    answer = await sent(port, data, end)
+    answer = await answers_to(port, data, end)
     assert shell.brain.core.state is before
-    assert (await sent(port, RIGHT)).startswith(b"HTTP/1.1 200")
+    assert (await answers_to(port, RIGHT)).startswith(b"HTTP/1.1 200")
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
     return answer
 
@@ -97,14 +97,14 @@ def test_what_is_no_proper_request_is_answered_and_changes_nothing(
         answer = await check_survived(port, shell, data, caplog)
         assert answer[8:13] == b" %b " % status, answer[:300]
 
-    served(story)
+    serve(story)
 
 
 def test_a_body_that_ends_early_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, shell: Shell) -> None:
         await check_survived(port, shell, RIGHT[:-5], caplog, end=True)
 
-    served(story)
+    serve(story)
 
 
 def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,7 +114,7 @@ def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) ->
     async def story(port: int, shell: Shell) -> None:
         assert (await check_survived(port, shell, data, caplog)).startswith(b"HTTP/1.1 400")
 
-    served(story)
+    serve(story)
 
 
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,7 +124,7 @@ def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureF
         for data in noise:
             await check_survived(port, shell, data, caplog, end=True)
 
-    served(story)
+    serve(story)
 
 
 def test_a_body_that_stays_away_is_refused() -> None:
@@ -135,7 +135,7 @@ def test_a_body_that_stays_away_is_refused() -> None:
         await reader.readuntil(b"the body did not come within 0.1 s")
         writer.close()
 
-    served(story, body_s=0.1)
+    serve(story, body_s=0.1)
 
 
 def test_whoever_connected_and_vanished_is_found_out_within_minutes() -> None:

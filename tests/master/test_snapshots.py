@@ -36,13 +36,13 @@ async def _rounds(shell: Shell, number: int) -> None:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot after a handful of records."""
     monkeypatch.setattr(snapshots, "MAX_RECORDS", 5)
     monkeypatch.setattr(snapshots, "MAX_RECORDS_PER_NODE", 1)
 
 
-def _played(store: TroubledStore, rounds: int) -> State:
+def _play(store: TroubledStore, rounds: int) -> State:
     """The last durable state of a master that lived so many rounds."""
     shell = Shell(SPEC, store)
 
@@ -57,10 +57,10 @@ def _played(store: TroubledStore, rounds: int) -> State:
     return in_virtual_time(store, story)
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_snapshots")
 def test_a_replay_begins_at_the_newest_snapshot_and_leads_to_the_same_state() -> None:
     store = CountingStore()
-    state = _played(store, 8)
+    state = _play(store, 8)
     kept = sorted(key for key in store.objects if "/snapshots/" in key)
     assert len(kept) == snapshots.KEPT_SNAPSHOTS
     store.read.clear()
@@ -75,31 +75,31 @@ def test_a_replay_begins_at_the_newest_snapshot_and_leads_to_the_same_state() ->
     assert journal.replayed.records <= 2 * 5
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_snapshots")
 @pytest.mark.parametrize("length", [0, 1, 7, 100, -1])
 def test_a_damaged_snapshot_is_passed_over(length: int) -> None:
     store = TroubledStore()
-    state = _played(store, 8)
+    state = _play(store, 8)
     for key in [key for key in store.objects if "/snapshots/" in key]:
         store.objects[key] = store.objects[key][:length]
     _, claimed = claim(store, "j", "b:2", 0.0)
     assert (claimed.nodes, claimed.round) == (state.nodes, state.round)
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_snapshots")
 def test_a_snapshot_of_another_schema_is_passed_over() -> None:
     store = TroubledStore()
-    state = _played(store, 8)
+    state = _play(store, 8)
     newest = max(key for key in store.objects if "/snapshots/" in key)
     store.objects[newest] = b'{"schema": 999, "nodes": "of another kind"}'
     _, claimed = claim(store, "j", "b:2", 0.0)
     assert (claimed.nodes, claimed.round) == (state.nodes, state.round)
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_snapshots")
 def test_a_store_that_takes_no_snapshots_does_not_disturb_the_job() -> None:
     store = TroubledStore(lambda key: Trouble.REFUSED if "/snapshots/" in key else Trouble.NONE)
-    state = _played(store, 8)
+    state = _play(store, 8)
     assert Trouble.REFUSED in store.suffered, "the fault must have fired"
     assert state.round is not None
     assert state.round.number == 8

@@ -236,7 +236,7 @@ def test_a_store_that_fails_for_good_ends_the_master_with_its_error() -> None:
         store.troubles = lambda key: Trouble.REFUSED
         began = asyncio.get_running_loop().time()
         joining = asyncio.create_task(shell.join(NODES[0]))
-        assert isinstance(await shell.ended(), StoreError)
+        assert isinstance(await shell.wait_for_failure(), StoreError)
         assert asyncio.get_running_loop().time() - began > PATIENCE_S - 10
         joining.cancel()
 
@@ -251,7 +251,7 @@ def test_an_idle_master_that_slept_through_a_takeover_ends_by_itself() -> None:
         await old.open()
         await _two_seats(old)
         await new.open()
-        assert "written by another master" in str(await old.ended())
+        assert "written by another master" in str(await old.wait_for_failure())
         assert (await new.finish(NODES[0], 1)).status == 200
         await new.close()
 
@@ -331,7 +331,7 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
         for _ in range(3):
             await one_master(chance.random() * 200)
         for zombie in masters[:-1]:
-            assert isinstance(await zombie.ended(), Fenced)
+            assert isinstance(await zombie.wait_for_failure(), Fenced)
         brain = masters[-1].brain
         while brain.state is not brain.core.state:
             await brain.wait_until_durable()

@@ -109,7 +109,7 @@ class PodApi:
             stream.put_nowait(_line(event))
         self._changed.set()
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _refusal(self, request: web.Request) -> web.Response | None:
         below = request.path.partition(f"/namespaces/{self.namespace}/")[2]
         watch = request.query.get("watch") == "true"
         self.asked.append(("WATCH" if watch else request.method, below))
@@ -130,7 +130,7 @@ class PodApi:
         return found
 
     async def _all(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refused(request):
+        if refused := self._refusal(request):
             return refused
         there = self._there(request.match_info["kind"])
         if there is None:
@@ -163,7 +163,7 @@ class PodApi:
         return web.json_response(there[name], status=201)
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refused(request):
+        if refused := self._refusal(request):
             return refused
         name = request.match_info["name"]
         there = self._there(request.match_info["kind"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.cluster.costs import Cost, cost, page, told
+from tests.cluster.costs import Cost, cost, page, read_costs
 from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
 
@@ -32,9 +32,9 @@ def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path)
     for number, (seconds, lost) in enumerate([(1.2, 0), (9.0, 7), (1.5, 1)]):
         files.append(tmp_path / f"{number}.xml")
         files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost))
-    assert page(told(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 |"
-    assert "Median and worst of 3 runs" in page(told(files), 2)
-    assert page(told(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 |"
+    assert page(read_costs(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 |"
+    assert "Median and worst of 3 runs" in page(read_costs(files), 2)
+    assert page(read_costs(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 |"
 
 
 def test_the_docs_have_a_line_for_each_fault() -> None:

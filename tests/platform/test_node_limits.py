@@ -12,7 +12,7 @@ import pytest
 from everstep.runtime.job.spec import Resources
 from everstep.runtime.platform import NodeEnd, NodeRequest, limits
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
-from tests.memory_groups import listed, memory_group
+from tests.memory_groups import memory_group, write_listing
 
 DEADLINE_S = 30
 SLEEPS = "import threading; threading.Event().wait()"
@@ -47,7 +47,7 @@ def test_a_node_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(tm
         return gone
 
     with memory_group(500 << 20) as group:
-        gone = asyncio.run(story(listed(group, tmp_path / "own")))
+        gone = asyncio.run(story(write_listing(group, tmp_path / "own")))
         assert [path for path in group.iterdir() if path.is_dir()] == [], "the node's group is gone with it"
     assert (gone.exit_code, gone.reason) == (247, "its agent was killed: the node ran out of memory")
 
@@ -92,7 +92,7 @@ def files(folder: Path, names: tuple[str, ...], text: str = "") -> None:
         (folder / name).write_text(text)
 
 
-def limited(tmp_path: Path, own: str) -> tuple[list[str], tuple[str, ...]]:
+def limit(tmp_path: Path, own: str) -> tuple[list[str], tuple[str, ...]]:
     (tmp_path / "own").write_text(own)
     mount = tmp_path / "fs"
     groups, unlimited = limits.limit("j", NODE, GIB, 1234, tmp_path / "own", mount)
@@ -106,7 +106,7 @@ def name() -> str:
 def test_under_v1_each_controller_has_a_group_below_the_makers(tmp_path: Path) -> None:
     for place in (f"memory/x/{name()}", f"cpu/{name()}"):
         files(tmp_path / "fs" / place, V1)
-    groups, unlimited = limited(tmp_path, "4:memory:/x\n1:cpu,cpuacct:/seen/outside\n0::/\n")
+    groups, unlimited = limit(tmp_path, "4:memory:/x\n1:cpu,cpuacct:/seen/outside\n0::/\n")
     assert (groups, unlimited) == ([f"memory/x/{name()}", f"cpu/{name()}"], ())
     memory, cpu = (tmp_path / "fs" / group for group in groups)
     assert (memory / "memory.limit_in_bytes").read_text() == f"{1 << 30}"
@@ -117,7 +117,7 @@ def test_under_v1_each_controller_has_a_group_below_the_makers(tmp_path: Path) -
 def test_under_v2_the_group_lies_below_the_makers(tmp_path: Path) -> None:
     files(tmp_path / "fs/a/b", V2)
     files(tmp_path / "fs/a/b" / name(), V2)
-    assert limited(tmp_path, "0::/a/b\n") == ([f"a/b/{name()}"], ())
+    assert limit(tmp_path, "0::/a/b\n") == ([f"a/b/{name()}"], ())
     assert (tmp_path / f"fs/a/b/{name()}/memory.max").read_text() == f"{1 << 30}"
     assert (tmp_path / f"fs/a/b/{name()}/cpu.max").read_text() == "50000 100000"
 
@@ -125,11 +125,11 @@ def test_under_v2_the_group_lies_below_the_makers(tmp_path: Path) -> None:
 def test_it_lies_beside_a_maker_that_has_no_controller_to_give_and_no_limit(tmp_path: Path) -> None:
     files(tmp_path / "fs/a/b", V2, "max 100000\n")
     files(tmp_path / "fs/a" / name(), V2)
-    assert limited(tmp_path, "0::/a/b\n") == ([f"a/{name()}"], ())
+    assert limit(tmp_path, "0::/a/b\n") == ([f"a/{name()}"], ())
 
 
 def test_no_node_escapes_what_limits_its_maker(tmp_path: Path) -> None:
     files(tmp_path / "fs/a/b", V2, "500 1000\n")
     files(tmp_path / "fs/a" / name(), V2)
-    assert limited(tmp_path, "0::/a/b\n") == ([], ("memory", "cpu"))
+    assert limit(tmp_path, "0::/a/b\n") == ([], ("memory", "cpu"))
     assert (tmp_path / f"fs/a/{name()}/cgroup.procs").read_text() == "", "untouched"

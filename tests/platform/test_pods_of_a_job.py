@@ -74,14 +74,14 @@ class Job:
         for agent in agents:
             await agent.ask("finished", Finished(agent.name, round_), Ack)
         for agent in agents:
-            await agent.told(Action.LEAVE, round_)
+            await agent.wait_for_directive(Action.LEAVE, round_)
             done = [{"state": {"terminated": {"exitCode": 0}}}]
             name = pod_name(JOB, OWNER, agent.name)
             if name in self.server.pods:  # A master whose patience is over may have deleted it first.
                 self.server.become(name, phase="Succeeded", containerStatuses=done)
 
 
-def played(folder: Path, story: Callable[[Job], Any]) -> None:
+def play(folder: Path, story: Callable[[Job], Any]) -> None:
     """Run the story with a deadline."""
 
     async def play() -> None:
@@ -105,7 +105,7 @@ def test_a_job_trains_on_pods_and_a_killed_one_is_replaced_with_more_memory(tmp_
         await asyncio.gather(first.join(), second.join())
         dead = [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
         job.server.become(pod_name(JOB, OWNER, "worker-1-0"), phase="Failed", containerStatuses=dead)
-        await first.told(Action.REJOIN, 1)
+        await first.wait_for_directive(Action.REJOIN, 1)
         fresh = await job.agent("worker-1-1")
         assert job.container("worker-1-0")["resources"]["limits"]["memory"] == str(4 * GIB)
         assert job.container("worker-1-1")["resources"]["limits"]["memory"] == str(8 * GIB)
@@ -114,7 +114,7 @@ def test_a_job_trains_on_pods_and_a_killed_one_is_replaced_with_more_memory(tmp_
         await job.finish(2, first, fresh)
         assert (await master).state == "succeeded"
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_agents_in_pods_speak_tls_and_no_pod_holds_the_token_or_a_key(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_agents_in_pods_speak_tls_and_no_pod_holds_the_token_or_a_key(tmp_path: 
         stop.set()
         assert (await master).exit_code == 143
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_retried_master_adopts_the_pods_of_the_one_before(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_retried_master_adopts_the_pods_of_the_one_before(tmp_path: Path) -> N
         assert (await master).exit_code == 143
         assert job.nodes() == []
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back
             job.server.forget()
             await job.server.until(lambda: len(job.server.asked) > before)
             assert first.name in job.nodes()
-        await first.told(Action.REJOIN, 1)
+        await first.wait_for_directive(Action.REJOIN, 1)
         fresh = await job.agent("worker-1-1")
         one, _ = await asyncio.gather(first.join(1), fresh.join())
         assert one.round == 2
@@ -171,7 +171,7 @@ def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back
         assert (await master).exit_code == 143
         assert job.nodes() == []
 
-    played(tmp_path, story)
+    play(tmp_path, story)
 
 
 def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(
@@ -189,12 +189,12 @@ def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(
         await job.server.until(lambda: "not scaled" in caplog.text)
         assert "9 is not between 1 and 2" in caplog.text
         job.edit("worker: 1\n")
-        await second.told(Action.LEAVE, 1)
-        await first.told(Action.REJOIN, 1)
+        await second.wait_for_directive(Action.LEAVE, 1)
+        await first.wait_for_directive(Action.REJOIN, 1)
         assert (await first.join(1)).world_size == 1
         job.edit("worker: 2\n")
         await job.agent("worker-1-1")
         stop.set()
         await master
 
-    played(tmp_path, story)
+    play(tmp_path, story)

@@ -9,7 +9,7 @@ from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.arguments import parse
 
 
-def parsed(*arguments: str) -> Config:
+def parse_arguments(*arguments: str) -> Config:
     return parse(Config, "python -m everstep.steps.preprocess", "", arguments)
 
 
@@ -18,7 +18,7 @@ def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition(
         "--input stackexchange_aa.jsonl --output-prefix out/result --vocab 20B_tokenizer.json "
         "--tokenizer-type HFTokenizer --append-eod --jsonl-keys text --workers 64 --append-eod"
     )
-    config = parsed(*line.split())
+    config = parse_arguments(*line.split())
     assert (config.input, config.output_prefix) == ("stackexchange_aa.jsonl", "out/result")
     assert (config.vocab_file, config.tokenizer_type) == ("20B_tokenizer.json", "HFTokenizer")
     assert (config.append_eod, config.keys, config.workers) == (True, ("text",), 64)
@@ -49,13 +49,13 @@ def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition(
     ],
 )
 def test_a_flag_means(given: str, field: str, value: object) -> None:
-    assert getattr(parsed(*given.split()), field) == value
+    assert getattr(parse_arguments(*given.split()), field) == value
 
 
 @pytest.mark.parametrize("given", ["--nonsense 1", "--tasks many", "--append-eod=perhaps", "--input"])
 def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
-        parsed(*given.split())
+        parse_arguments(*given.split())
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.startswith("python -m everstep.steps.preprocess: ")
@@ -82,11 +82,13 @@ def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixt
 def test_values_that_cannot_be_are_refused(tmp_path: Path, flags: str, said: str) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(StepError) as error:
-        parsed("--input", str(tmp_path / "a.jsonl"), "--output-prefix", str(tmp_path / "out"), *flags.split()).check()
+        parse_arguments(
+            "--input", str(tmp_path / "a.jsonl"), "--output-prefix", str(tmp_path / "out"), *flags.split()
+        ).check()
     assert said in str(error.value)
 
 
 def test_what_only_fits_files_is_refused_for_a_dataset_in_the_store() -> None:
     for flags in ("--jsonl-keys a b", "--dataset-impl lazy", "--tokenizer-type CharLevelTokenizer"):
         with pytest.raises(StepError, match="--output-prefix"):
-            parsed(*flags.split()).check()
+            parse_arguments(*flags.split()).check()

@@ -24,11 +24,11 @@ from tests.examples import examples
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
 
 
-def trained(vocab_size: int = 600) -> str:
+def train_small(vocab_size: int = 600) -> str:
     return train(iter(TEXTS), vocab_size, "", True).json.decode()
 
 
-PLAIN = trained()
+PLAIN = train_small()
 KEPT = proven_encoder(PLAIN)
 DIRECT = Tokenizer.from_str(PLAIN)
 
@@ -140,7 +140,7 @@ def test_a_difference_on_a_hard_case_alone_is_enough(monkeypatch: pytest.MonkeyP
 
 
 def test_training_twice_gives_the_same_file() -> None:
-    assert trained() == trained()
+    assert train_small() == train_small()
     assert isinstance(Tokenizer.from_str(PLAIN).decoder, decoders.ByteLevel)
 
 

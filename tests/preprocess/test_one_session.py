@@ -38,7 +38,7 @@ def one_session(minio: MinIO) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `a.jsonl` and `tokenizer.json`."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -59,18 +59,18 @@ def config(folder: Path, given: Path, **more: object) -> Config:
     return made
 
 
-def test_documents_are_mended_left_out_held_out_and_counted(given: Path, tmp_path: Path) -> None:
+def test_documents_are_mended_left_out_held_out_and_counted(inputs: Path, tmp_path: Path) -> None:
     """What stays of a text that comes often, in several tasks and in both splits, is its first document."""
     texts = [f"na\u00c3\u00afve {number % 70}" + " more" * (number % 40) for number in range(700)]
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     asked = {"ftfy": True, "min_length": 15, "max_length": 150, "deduplicate": True, "validation_share": 0.25}
     files = {"input": str(tmp_path / "b.jsonl"), "output_prefix": str(tmp_path / "out/result")}
-    told = run(config(tmp_path, given, **files, **asked, tasks=5))
+    told = run(config(tmp_path, inputs, **files, **asked, tasks=5))
     mended = [text.replace("\u00c3\u00af", "\u00ef") for text in texts]
     fitting = [text for text in mended if 15 <= len(text) <= 150]
     unique = list(dict.fromkeys(fitting))
     held = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
-    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(inputs / "tokenizer.json"))
     for name, wanted in (
         ("result_text", [text for text in unique if text not in held]),
         ("result_validation_text", held),
@@ -88,57 +88,57 @@ def test_documents_are_mended_left_out_held_out_and_counted(given: Path, tmp_pat
     assert told.outputs["validation"] == f"{tmp_path}/out/result_validation"
 
 
-def test_a_corpus_in_a_store_is_read_where_it_is(given: Path, tmp_path: Path, s3: MinIO) -> None:
-    settings = CorpusConfig(source=str(given / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
+def test_a_corpus_in_a_store_is_read_where_it_is(inputs: Path, tmp_path: Path, s3: MinIO) -> None:
+    settings = CorpusConfig(source=str(inputs / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
     corpus, store = Path(make_corpus(settings).outputs["uri"]), open_store(s3.new_prefix())
     for path in corpus.rglob("*"):
         if path.is_file():
             store.put(f"{corpus.name}/{path.relative_to(corpus).as_posix()}", path)
     made = []
     for number, uri in enumerate((str(corpus), f"{store.uri}/{corpus.name}")):
-        told = run(config(tmp_path / str(number), given, input=uri))
+        told = run(config(tmp_path / str(number), inputs, input=uri))
         made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).glob("*.[bi][id]*")})
     assert made[0] == made[1]
     assert len(made[0]) == 4
     store.delete(f"{corpus.name}/train/data_000000.jsonl.zst")
     with pytest.raises(StepError, match=r"train/data_000000\.jsonl\.zst: missing"):
-        run(config(tmp_path / "2", given, input=f"{store.uri}/{corpus.name}"))
+        run(config(tmp_path / "2", inputs, input=f"{store.uri}/{corpus.name}"))
 
 
 @pytest.mark.parametrize("asked", [{}, {"deduplicate": True, "validation_share": 0.2, "max_length": 1000}])
 def test_the_dataset_of_a_corpus_does_not_depend_on_the_number_of_tasks(
-    given: Path, tmp_path: Path, asked: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, asked: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "FILE_BYTES", 10_000)  # several files
-    settings = CorpusConfig(source=str(given / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
+    settings = CorpusConfig(source=str(inputs / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
     corpus = make_corpus(settings).outputs["uri"]
     made = []
     for tasks in (1, 7):
-        told = run(config(tmp_path / str(tasks), given, input=corpus, append_eod=True, tasks=tasks, **asked))
+        told = run(config(tmp_path / str(tasks), inputs, input=corpus, append_eod=True, tasks=tasks, **asked))
         made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).iterdir()})
         assert told.facts["train"]["documents"] + told.facts["validation"]["documents"] == len(TEXTS)
     assert made[0] == made[1]
 
 
 def test_a_torn_line_is_told_with_its_place_and_leaves_nothing(
-    given: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+    inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "a.jsonl").write_bytes((given / "a.jsonl").read_bytes()[:-20])
+    (tmp_path / "a.jsonl").write_bytes((inputs / "a.jsonl").read_bytes()[:-20])
     (tmp_path / "out").mkdir()
     files = {"input": str(tmp_path / "a.jsonl"), "output_prefix": str(tmp_path / "out/result")}
     with pytest.raises(StepError) as error:
-        run(config(tmp_path, given, **files, tasks=3))
+        run(config(tmp_path, inputs, **files, tasks=3))
     assert str(error.value).startswith(f"{tmp_path}/a.jsonl:200:")
     assert "Traceback" not in capfd.readouterr().err
     assert not list((tmp_path / "out").iterdir())
-    skipped = run(config(tmp_path, given, **files, tasks=3, on_error="skip"))
+    skipped = run(config(tmp_path, inputs, **files, tasks=3, on_error="skip"))
     assert (skipped.facts["documents"], skipped.facts["dropped"]["unreadable"]) == (199, 1)
 
 
 def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
-    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {"input": str(given / "a.jsonl"), "output_prefix": str(tmp_path / "out/result"), "append_eod": True}
+    files = {"input": str(inputs / "a.jsonl"), "output_prefix": str(tmp_path / "out/result"), "append_eod": True}
     publish = place._Folder.publish
 
     def ended(self: place._Folder, file: Path) -> None:
@@ -149,10 +149,10 @@ def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
     with monkeypatch.context() as patch:
         patch.setattr(place._Folder, "publish", ended)
         with pytest.raises(KeyboardInterrupt):
-            run(config(tmp_path, given, **files))
+            run(config(tmp_path, inputs, **files))
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_file())
     assert names == ["result_preprocess.json", "result_text_document.bin"]
     with pytest.raises(StepError, match="give --force"):
-        run(config(tmp_path, given, **files, ftfy=True))
-    told = run(config(tmp_path, given, **files))
+        run(config(tmp_path, inputs, **files, ftfy=True))
+    told = run(config(tmp_path, inputs, **files))
     assert told.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)

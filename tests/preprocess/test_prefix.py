@@ -30,7 +30,7 @@ DOCUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `a.jsonl` and `tokenizer.json`."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "a.jsonl").write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
@@ -48,7 +48,7 @@ def command(given: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def ended(
+def run_command(
     *arguments: str,
     program: tuple[str, ...] = (sys.executable, "-m", "everstep.steps.preprocess"),
     environment: Mapping[str, str] = os.environ,
@@ -91,21 +91,21 @@ FILES = [
 
 
 def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mixed(
-    given: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path
 ) -> None:
-    code, told = ended(*command(given, tmp_path))
+    code, told = run_command(*command(inputs, tmp_path))
     assert code == 0, told
-    assert_right(given, tmp_path)
+    assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
     assert not list(tmp_path.glob(".result*"))
     record = json.loads((tmp_path / "result_preprocess.json").read_text())
     assert (record["documents"], record["dropped"]) == (400, {"unreadable": 0, "too short": 0, "too long": 0})
     assert "caf\u00e9" in (tmp_path / "outputs/dataset.html").read_text()
-    assert record["keys"]["text"]["tokens"] == sum(map(len, tokens_of(given, "text")))
+    assert record["keys"]["text"]["tokens"] == sum(map(len, tokens_of(inputs, "text")))
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
-    code, told = ended(*command(given, tmp_path, "--tasks", "3"))
+    code, told = run_command(*command(inputs, tmp_path, "--tasks", "3"))
     assert (code, "is already done" in told) == (0, True)
-    code, told = ended(*command(given, tmp_path, "--ftfy"))
+    code, told = run_command(*command(inputs, tmp_path, "--ftfy"))
     assert code == 2
     assert told.count("\n") == 1
     assert "give --force to overwrite" in told
@@ -135,7 +135,7 @@ def holding(cluster: Cluster) -> psutil.Process | None:
 
 @pytest.mark.long
 def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
-    given: Path, tmp_path: Path, cluster: Cluster
+    inputs: Path, tmp_path: Path, cluster: Cluster
 ) -> None:
     """A Python worker stops in the middle of a shard; then its executor is killed."""
     (tmp_path / "faults").mkdir()
@@ -145,47 +145,49 @@ def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
     settings = [word for name, value in told.items() for word in ("--conf", f"spark.executorEnv.{name}={value}")]
     with ThreadPoolExecutor(1) as pool:
         program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", *settings, SCRIPT)
-        arguments = command(given, tmp_path, "--tasks", "8")
-        running = pool.submit(lambda: ended(*arguments, program=program, environment=environment))
+        arguments = command(inputs, tmp_path, "--tasks", "8")
+        running = pool.submit(lambda: run_command(*arguments, program=program, environment=environment))
         lost = wait_until(lambda: running.done() or holding(cluster), "the stop of a worker", DEADLINE_S)
         assert not running.done(), running.result()
         lost.kill()
         code, told = running.result()
     assert code == 0, told
-    assert_right(given, tmp_path)
+    assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
 
 
 @pytest.mark.long
-def test_on_a_cluster_nothing_is_shared_but_the_store(given: Path, tmp_path: Path, s3: MinIO, cluster: Cluster) -> None:
+def test_on_a_cluster_nothing_is_shared_but_the_store(
+    inputs: Path, tmp_path: Path, s3: MinIO, cluster: Cluster
+) -> None:
     """Input, shards and output are there: also what is left out, by a shuffle of the executors."""
     store = open_store(s3.new_prefix())
-    store.put("in/a.jsonl", given / "a.jsonl")
+    store.put("in/a.jsonl", inputs / "a.jsonl")
     there = ["--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3"]
     there += ["--spark-master", cluster.master, "--executors", "2", "--executor-cores", "1", "--deduplicate"]
     environment = {**os.environ, **secret(tmp_path / "spark")}
-    code, told = ended(*command(given, tmp_path, *there), environment=environment)
+    code, told = run_command(*command(inputs, tmp_path, *there), environment=environment)
     assert code == 0, told
     assert f"starting Spark on {cluster.master}" in told
     assert "asks for no secret" not in told
     assert [entry.key for entry in store.list("out/")] == [f"out/{name}" for name in FILES]
     for name in FILES:
         (tmp_path / name).write_bytes(store.get(f"out/{name}"))
-    assert_right(given, tmp_path)
-    code, told = ended(*command(given, tmp_path, *there))
+    assert_right(inputs, tmp_path)
+    code, told = run_command(*command(inputs, tmp_path, *there))
     assert (code, "is already done" in told) == (0, True)
 
 
-def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(given: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(inputs: Path, tmp_path: Path) -> None:
     """On a file system of 128 KiB, which a mount namespace of the test's own has."""
     disk = tmp_path / "disk"
     disk.mkdir()
     enter = next((one for one in (["unshare", "-m"], ["unshare", "-Urm"]) if not _fails(*one, "true")), None)
     if enter is None:
         pytest.skip("no mount namespaces here: no small disk can be made")
-    arguments = command(given, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")
+    arguments = command(inputs, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")
     script = 'mount -t tmpfs -o size=128k none "$0" && { "$@"; code=$?; ls -A "$0"; exit $code; }'
-    code, told = ended(
+    code, told = run_command(
         *arguments, program=(*enter, "sh", "-c", script, str(disk), sys.executable, "-m", "everstep.steps.preprocess")
     )
     assert code == 2, told
@@ -198,7 +200,7 @@ def _fails(*command: str) -> bool:
 
 
 def test_workers_that_are_killed_in_the_middle_change_no_byte(
-    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an executor that is lost: Spark gives the shard to another worker, under another attempt's name."""
     points = {"preprocess.begun": 1, "preprocess.before_commit": 3, "preprocess.after_commit": 5}
@@ -206,15 +208,15 @@ def test_workers_that_are_killed_in_the_middle_change_no_byte(
     (tmp_path / "faults").mkdir()
     monkeypatch.setenv(faults.FAULT_VARIABLE, ";".join(rules))
     monkeypatch.setenv(faults.FAULT_DIR_VARIABLE, str(tmp_path / "faults"))
-    code, told = ended(*command(given, tmp_path, "--tasks", "8"))
+    code, told = run_command(*command(inputs, tmp_path, "--tasks", "8"))
     assert sorted(path.name for path in (tmp_path / "faults").iterdir()) == sorted(points)
     assert code == 0, told
-    assert_right(given, tmp_path)
+    assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
 
 
-def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path: Path) -> None:
-    arguments = command(given, tmp_path, "--tasks", "40")
+def test_a_killed_command_is_taken_up_where_its_tasks_were(inputs: Path, tmp_path: Path) -> None:
+    arguments = command(inputs, tmp_path, "--tasks", "40")
     process = subprocess.Popen([sys.executable, "-m", "everstep.steps.preprocess", *arguments], stderr=subprocess.PIPE)
     wait_until(
         lambda: list(tmp_path.glob(".result*/*.done")) or process.poll() is not None, "a task that is done", DEADLINE_S
@@ -223,8 +225,8 @@ def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=DEADLINE_S)
     assert names(tmp_path) == []
-    code, told = ended(*arguments)
+    code, told = run_command(*arguments)
     assert code == 0, told
     assert "of 40 tasks were already done by an earlier command" in told
-    assert_right(given, tmp_path)
+    assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES

@@ -47,7 +47,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Result]:
+def built_dataset(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Result]:
     store = str(tmp_path_factory.mktemp("made"))
     config = Config(input=str(corpus), vocab_size=500, append_eod=True, spark_master="local[2]", store=store)
     config.check()
@@ -58,8 +58,10 @@ def files_of(uri: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(uri).iterdir()}
 
 
-def test_the_tokens_are_those_of_the_tokenizer_with_an_end_after_each_document(made: tuple[Config, Result]) -> None:
-    uri = made[1].outputs["uri"]
+def test_the_tokens_are_those_of_the_tokenizer_with_an_end_after_each_document(
+    built_dataset: tuple[Config, Result],
+) -> None:
+    uri = built_dataset[1].outputs["uri"]
     tokenizer = Tokenizer.from_file(f"{uri}/tokenizer.json")
     read = {"train": IndexedDataset(Path(uri, "train")), "validation": IndexedDataset(Path(uri, "validation"))}
     texts = {tokenizer.decode(document[:-1].tolist()): document.tolist() for part in read.values() for document in part}
@@ -70,8 +72,8 @@ def test_the_tokens_are_those_of_the_tokenizer_with_an_end_after_each_document(m
     assert order == [text for text in TEXTS if text in set(order)]
 
 
-def test_both_splits_open_and_fit_their_manifest(made: tuple[Config, Result]) -> None:
-    result = made[1]
+def test_both_splits_open_and_fit_their_manifest(built_dataset: tuple[Config, Result]) -> None:
+    result = built_dataset[1]
     train, held = open_dataset(result.outputs["uri"]), open_dataset(result.outputs["validation"])
     assert train.meta["train"]["documents"] + held.meta["validation"]["documents"] == len(TEXTS)
     assert (train.vocab_size, train.eod, train.tokens.dtype.name) == (500, 0, "uint16")
@@ -79,8 +81,8 @@ def test_both_splits_open_and_fit_their_manifest(made: tuple[Config, Result]) ->
     assert result.summary.endswith("MB/s")
 
 
-def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
-    config, result = made
+def test_nothing_but_the_dataset_is_left(built_dataset: tuple[Config, Result]) -> None:
+    config, result = built_dataset
     assert sorted(files_of(result.outputs["uri"])) == [
         "dataset.html",
         "dataset.json",
@@ -94,8 +96,8 @@ def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
     assert not [child for child in psutil.Process().children(recursive=True) if "java" in child.name()]
 
 
-def test_a_second_run_finds_the_dataset_without_spark(made: tuple[Config, Result], tmp_path: Path) -> None:
-    config, result = made
+def test_a_second_run_finds_the_dataset_without_spark(built_dataset: tuple[Config, Result], tmp_path: Path) -> None:
+    config, result = built_dataset
     program = (
         "import sys; from everstep.steps.preprocess import Config; from everstep.steps.preprocess.run import run\n"
         f"print(run({config!r}).outputs['uri'])\n"
@@ -208,7 +210,7 @@ def checked_and_run(config: Config) -> None:
     run(config)
 
 
-def refused(config: Config) -> str:
+def refusal_of(config: Config) -> str:
     with pytest.raises(StepError) as error:
         checked_and_run(config)
     assert "\n" not in str(error.value)
@@ -219,10 +221,10 @@ def refused(config: Config) -> str:
 
 def test_an_input_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    assert "--input is missing" in refused(Config(store=store))
-    assert "no corpus.json" in refused(Config(input=str(tmp_path), store=store))
+    assert "--input is missing" in refusal_of(Config(store=store))
+    assert "no corpus.json" in refusal_of(Config(input=str(tmp_path), store=store))
     (tmp_path / "corpus.json").write_text("{}")
-    assert "not the manifest of a corpus" in refused(Config(input=str(tmp_path), store=store))
+    assert "not the manifest of a corpus" in refusal_of(Config(input=str(tmp_path), store=store))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +241,14 @@ def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tmp_path: Path, conte
     file = tmp_path / "tokenizer.json"
     if content is not None:
         file.write_text(content)
-    assert said in refused(
+    assert said in refusal_of(
         Config(input=str(corpus), tokenizer=str(file), append_eod=True, store=str(tmp_path / "store"))
     )
 
 
 def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
     config = Config(input=str(corpus), tokenizer=str(tmp_path), store=str(tmp_path / "store"))
-    assert "no tokenizer.json in this folder" in refused(config)
+    assert "no tokenizer.json in this folder" in refusal_of(config)
 
 
 @pytest.mark.parametrize(
@@ -258,4 +260,4 @@ def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -
     ],
 )
 def test_numbers_that_cannot_be_are_refused(corpus: Path, tmp_path: Path, flags: dict, said: str) -> None:
-    assert said in refused(Config(input=str(corpus), store=str(tmp_path / "store"), **flags))
+    assert said in refusal_of(Config(input=str(corpus), store=str(tmp_path / "store"), **flags))

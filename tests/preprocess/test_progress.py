@@ -45,23 +45,23 @@ def test_argos_progress_file_says_how_many_kilobytes_of_how_many(
     assert "5 documents" in capfd.readouterr().err
 
 
-def written(*having: int, skipped: int = 0) -> ShardResult:
+def shard_result(*having: int, skipped: int = 0) -> ShardResult:
     return ShardResult("document-00000", (), 9, having, 0, {UNREADABLE: skipped}, (), 0.0)
 
 
 def test_a_key_that_no_document_has_is_told() -> None:
     config = Config(input="a.jsonl", jsonl_keys="text,title")
-    assert len(complete_results(config, [written(3, 0), written(0, 1)])) == 2
+    assert len(complete_results(config, [shard_result(3, 0), shard_result(0, 1)])) == 2
     with pytest.raises(StepError, match=r"--jsonl-keys title: no document of --input a\.jsonl has this key"):
-        complete_results(config, [written(3, 0), written(2, 0)])
+        complete_results(config, [shard_result(3, 0), shard_result(2, 0)])
 
 
 def test_the_first_refused_text_is_told_and_skipped_documents_are_counted(capfd: pytest.CaptureFixture) -> None:
     with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
         complete_results(
-            Config(), [written(1), ShardRefusal("a.jsonl:3:1: not JSON"), ShardRefusal("a.jsonl:9:1: not JSON")]
+            Config(), [shard_result(1), ShardRefusal("a.jsonl:3:1: not JSON"), ShardRefusal("a.jsonl:9:1: not JSON")]
         )
-    complete_results(Config(), [written(1, skipped=2), written(1, skipped=1)])
+    complete_results(Config(), [shard_result(1, skipped=2), shard_result(1, skipped=1)])
     assert "3 documents could not be read and were skipped" in capfd.readouterr().err
 
 
@@ -69,18 +69,18 @@ def test_no_shard_is_missing_without_a_word(tmp_path: Path) -> None:
     """The task that refused its text was lost before it could say so; the others had heard of it and left."""
     (tmp_path / "a.jsonl").write_bytes(b"{}\n" * 30)
     planned, store = shards("document", extents(str(tmp_path / "a.jsonl")), 3), open_store(str(tmp_path / "work"))
-    require_all(planned, [written(1), written(1), written(1)], store)
-    require_all(planned, [written(1), ShardRefusal("a.jsonl:3:1: not JSON")], store)  # which is told
+    require_all(planned, [shard_result(1), shard_result(1), shard_result(1)], store)
+    require_all(planned, [shard_result(1), ShardRefusal("a.jsonl:3:1: not JSON")], store)  # which is told
     with pytest.raises(StepError, match="2 of 3 tasks left no output") as error:
-        require_all(planned, [written(1)], store)
+        require_all(planned, [shard_result(1)], store)
     assert error.value.code == ExitCode.TRY_AGAIN
     store.create(REFUSAL_KEY, b"a.jsonl:3:1: not JSON")
     with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
-        require_all(planned, [written(1)], store)
+        require_all(planned, [shard_result(1)], store)
 
 
 def test_the_clock_starts_with_the_first_byte_that_this_command_has_read() -> None:
-    earlier, first, later = (msgspec.structs.replace(written(1), began=began) for began in (5.0, 12.0, 13.0))
+    earlier, first, later = (msgspec.structs.replace(shard_result(1), began=began) for began in (5.0, 12.0, 13.0))
     assert first_read_time(10.0, [earlier, later, first]) == 12.0
     assert first_read_time(10.0, [earlier]) == 10.0
     assert first_read_time(10.0, []) == 10.0

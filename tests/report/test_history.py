@@ -15,7 +15,7 @@ def formed(time: float, number: int, iteration: int | None = None) -> job.RoundF
     return job.RoundFormed(time=time, round=Round(number, {"worker": (member,)}, "127.0.0.1", 1, restore, "all joined"))
 
 
-def broken(time: float, number: int, iteration: int = 0) -> job.RoundBroken:
+def round_broken(time: float, number: int, iteration: int = 0) -> job.RoundBroken:
     return job.RoundBroken(
         time=time, round=number, reason=job.Reason.KILLED, detail="", node="worker-0-0", iteration=iteration
     )
@@ -33,7 +33,7 @@ def at(time: float, number: int, iteration: int, **more: object) -> dict[str, ob
 
 
 def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
-    records = [formed(1, 1), fault(10.2, 10.0), broken(10.3, 1, 7), formed(10.4, 2, 5)]
+    records = [formed(1, 1), fault(10.2, 10.0), round_broken(10.3, 1, 7), formed(10.4, 2, 5)]
     lines = [at(8, 1, 6), at(9, 1, 7), at(11, 2, 6), at(12, 2, 7), at(13.5, 2, 8), at(15, 2, 9)]
     (restart,) = history(records, lines).restarts
     assert restart.time == 10.0
@@ -43,25 +43,25 @@ def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
 
 
 def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
-    records = [formed(1, 1), broken(10, 1, 9), formed(11, 2, 9)]
+    records = [formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9)]
     (restart,) = history(records, [at(8, 1, 6), at(12, 2, 10)]).restarts
     assert (restart.lost, restart.seconds) == (0, 2.0)
 
 
 def test_a_restart_that_is_not_over_has_no_cost_yet() -> None:
-    (restart,) = history([formed(1, 1), broken(10, 1, 9)], []).restarts
+    (restart,) = history([formed(1, 1), round_broken(10, 1, 9)], []).restarts
     assert (restart.seconds, restart.lost) == (None, None)
 
 
 def test_a_second_fault_before_any_progress_ends_the_first_restart() -> None:
-    records = [formed(1, 1), broken(10, 1, 4), formed(11, 2, 4), broken(12, 2, 4), formed(13, 3, 4)]
+    records = [formed(1, 1), round_broken(10, 1, 4), formed(11, 2, 4), round_broken(12, 2, 4), formed(13, 3, 4)]
     first, second = history(records, [at(9, 1, 4), at(15, 3, 5)]).restarts
     assert (first.seconds, second.seconds) == (2.0, 3.0)
 
 
 def test_a_fault_after_the_last_iteration_costs_until_the_job_ended() -> None:
     done = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
-    (restart,) = history([formed(1, 1), broken(10, 1, 9), formed(11, 2, 9), done], [at(9, 1, 9)]).restarts
+    (restart,) = history([formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9), done], [at(9, 1, 9)]).restarts
     assert restart.seconds == 4.0
 
 

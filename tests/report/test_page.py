@@ -47,7 +47,7 @@ class Strict(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes another tag"
 
 
-def parsed(page: str) -> Strict:
+def parse_page(page: str) -> Strict:
     found = Strict()
     found.feed(page)
     assert found.open == []
@@ -67,7 +67,7 @@ def page_of(made: object, **more: object) -> str:
 
 def test_a_full_run_shows_its_steps_curves_restarts_and_ledger(maker: ModuleType, tmp_path: Path) -> None:
     page = page_of(maker.full_run(tmp_path), phase="Succeeded")
-    parsed(page)
+    parse_page(page)
     assert "rank 1 on worker-1-0 (signal 9)" in page
     assert "node worker-1-0" in page
     assert "round 3, 2 nodes, iteration 139 from memory" in page
@@ -77,7 +77,7 @@ def test_a_full_run_shows_its_steps_curves_restarts_and_ledger(maker: ModuleType
 
 def test_a_failed_run_says_what_failed_and_what_to_do(maker: ModuleType, tmp_path: Path) -> None:
     page = page_of(maker.failed_run(tmp_path), phase="Failed")
-    parsed(page)
+    parse_page(page)
     assert "main: Error (exit code 1)" in page
     assert "iteration 12  loss 7.6" in page
     assert "fix the script or its data" in page
@@ -89,12 +89,12 @@ def test_text_from_a_run_is_never_markup(maker: ModuleType, tmp_path: Path) -> N
     assert "&lt;script&gt;alert(" in failed
     assert "<b>is</b>" not in page_of(maker.full_run(tmp_path / "b"))
     hostile = Run(name='"><script>x</script>', phase='Failed" onload="x', notes=("<img src=x>",))
-    parsed(render(hostile, 0.0))
+    parse_page(render(hostile, 0.0))
 
 
 def test_an_empty_run_is_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
     page = render(read_run(open_store(str(tmp_path / "store")), "nothing", folder=tmp_path), 0.0)
-    parsed(page)
+    parse_page(page)
     assert "training had not begun" in page
     assert "no workflow.json" in page
 
@@ -102,7 +102,7 @@ def test_an_empty_run_is_a_page_that_says_what_is_missing(tmp_path: Path) -> Non
 def test_without_a_run_folder_the_failures_that_argo_names_are_shown(tmp_path: Path) -> None:
     failures = ({"displayName": "train", "message": "main: Error (exit code 3)", "phase": "Failed"},)
     page = render(read_run(open_store(str(tmp_path)), "r", uid="u", phase="Failed", failures=failures), 0.0)
-    parsed(page)
+    parse_page(page)
     assert "main: Error (exit code 3)" in page
 
 
@@ -113,7 +113,7 @@ def test_a_missing_journal_and_torn_telemetry_are_told(maker: ModuleType, tmp_pa
         store.delete(entry.key)
     store.put(f"jobs/{made.uid}-train/telemetry/000002-000001.jsonl", b'{"v":1,"ti')
     page = page_of(made)
-    parsed(page)
+    parse_page(page)
     assert "has no journal" in page
     assert "1 unreadable lines" in page
     assert "Loss" in page
@@ -140,7 +140,7 @@ def test_a_job_of_many_rounds_has_a_page_that_a_browser_opens() -> None:
     told = History(rounds, restarts, points, takeovers=(1.0,) * 500, begin=10.0, end=30_010.0)
     run = Run("many", jobs={"train": told})
     page = render(run, 30_010.0)
-    parsed(page)
+    parse_page(page)
     assert len(page) < 1_000_000
     assert "restarts 1 to 2799" in page
     assert "2799 earlier ones" in page

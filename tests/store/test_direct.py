@@ -23,8 +23,8 @@ class Disk:
         self.past, self.usual = 0, 0
         self._open, self._pwrite, self._preadv, self._refuses = os.open, os.pwrite, os.preadv, refuses
         monkeypatch.setattr(os, "open", self.open)
-        monkeypatch.setattr(os, "pwrite", lambda file, data, at: self.counted(file, self._pwrite, data, at))
-        monkeypatch.setattr(os, "preadv", lambda file, views, at: self.counted(file, self._preadv, views, at))
+        monkeypatch.setattr(os, "pwrite", lambda file, data, at: self.count_bytes(file, self._pwrite, data, at))
+        monkeypatch.setattr(os, "preadv", lambda file, views, at: self.count_bytes(file, self._preadv, views, at))
         monkeypatch.setattr(directory, "_CHUNK", CHUNK)
         monkeypatch.setattr(direct, "DIRECT_FROM_BYTES", SIZE)
 
@@ -33,7 +33,7 @@ class Disk:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return self._open(path, flags, mode, **more)
 
-    def counted(self, file: int, move: Callable[..., int], what: object, at: int) -> int:
+    def count_bytes(self, file: int, move: Callable[..., int], what: object, at: int) -> int:
         past = bool(fcntl(file, F_GETFL) & os.O_DIRECT)
         if past and self._refuses == "to move":
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

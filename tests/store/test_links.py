@@ -37,7 +37,7 @@ def _outside(folder: Path) -> Path:
     return folder / "outside"
 
 
-def _seen(folder: Path) -> dict[str, bytes]:
+def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -45,7 +45,7 @@ def _seen(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("link", ["a", "a/b", "a/b/object"])
 def test_no_link_is_followed(tmp_path: Path, operation: str, link: str) -> None:
     outside, root = _outside(tmp_path), tmp_path / "store"
-    before = _seen(outside)
+    before = _contents(outside)
     store = DirectoryStore(root)
     target = {"a": outside, "a/b": outside / "b", "a/b/object": outside / "object"}[link]
     (root / link).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def test_no_link_is_followed(tmp_path: Path, operation: str, link: str) -> None:
             OPERATIONS[operation](store)
     else:  # The link itself is replaced, in the way, removed, not listed.
         assert OPERATIONS[operation](store) in (None, False, [])
-    assert _seen(outside) == before
+    assert _contents(outside) == before
     assert list(store.list("")) == [] or operation == "put"
 
 
@@ -88,7 +88,7 @@ def test_an_object_that_vanishes_while_somebody_lists_hides_no_other(
 def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link: str, moment: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         outside, root = _outside(Path(name)), Path(name, "store")
-        before, store = _seen(outside), DirectoryStore(root)
+        before, store = _contents(outside), DirectoryStore(root)
         store.put(KEY, b"inside!")
         target = {"a": outside, "a/b": outside / "b", "a/b/object": outside / "object"}[link]
         calls = 0
@@ -112,4 +112,4 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
             except (StoreError, NoSuchKey):
                 found = None
         assert found != SECRET
-        assert _seen(outside) == before
+        assert _contents(outside) == before

@@ -19,7 +19,7 @@ from tests.minio import BUCKET, MinIO, running
 GIVEN = {"MINIO_ENDPOINT": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "a-name", "AWS_SECRET_ACCESS_KEY": "a-secret"}
 
 
-def opened(uri: str, **changed: str | None) -> Store:
+def open_changed(uri: str, **changed: str | None) -> Store:
     """The store, with those variables changed."""
     environment = {name: value for name, value in {**GIVEN, **changed}.items() if value is not None}
     return open_store(uri, environment=environment)
@@ -43,7 +43,7 @@ def opened(uri: str, **changed: str | None) -> Store:
 )
 def test_what_is_missing_or_no_address_is_told_in_one_line(uri: str, changed: dict[str, Any], told: str) -> None:
     with pytest.raises(StoreError) as raised:
-        opened(uri, **changed)
+        open_changed(uri, **changed)
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "a-secret" not in str(raised.value)
@@ -51,18 +51,18 @@ def test_what_is_missing_or_no_address_is_told_in_one_line(uri: str, changed: di
 
 def test_an_endpoint_that_nobody_serves_is_told() -> None:
     with pytest.raises(StoreError, match=r"s3://bucket/p: http://127.0.0.1:1 cannot be reached .*refused.*ENDPOINT"):
-        opened("s3://bucket/p")
+        open_changed("s3://bucket/p")
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_wrong_credentials_are_told(minio: MinIO, name: str) -> None:
     with pytest.raises(StoreError, match=r"refuses to PUT with these credentials .*check AWS_ACCESS_KEY_ID"):
-        opened(minio.new_prefix(), **{**minio.environment, name: "wrong-but-long-enough"})
+        open_changed(minio.new_prefix(), **{**minio.environment, name: "wrong-but-long-enough"})
 
 
 def test_a_bucket_that_is_not_there_is_told_by_every_call(minio: MinIO) -> None:
     with pytest.raises(StoreError, match=r"s3://no-such-bucket: no such bucket at http.*make it"):
-        opened("s3://no-such-bucket", **minio.environment)
+        open_changed("s3://no-such-bucket", **minio.environment)
     store = open_store("s3://no-such-bucket", read_only=True, environment=minio.environment)
     for call in (
         lambda: store.get("a"),
@@ -83,14 +83,14 @@ def test_the_usual_names_of_the_variables_are_known(minio: MinIO) -> None:
 def test_a_bucket_in_another_region_is_told_and_reached_when_it_is_named(tmp_path: Path) -> None:
     def refusal() -> str:
         try:
-            opened(server.new_prefix(), **server.environment)
+            open_changed(server.new_prefix(), **server.environment)
         except StoreError as error:
             return str(error)
         return ""  # Just started, MinIO has not read yet which region it is.
 
     with running(tmp_path, region="eu-west-9") as server:
         assert "set AWS_REGION" in wait_until(refusal, "MinIO knows its region", 60)
-        assert opened(server.new_prefix(), **server.environment, AWS_REGION="eu-west-9").create("a", b"1")
+        assert open_changed(server.new_prefix(), **server.environment, AWS_REGION="eu-west-9").create("a", b"1")
 
 
 def test_a_whole_bucket_is_a_store_and_a_prefix_sees_only_its_own(s3: MinIO) -> None:
@@ -118,8 +118,8 @@ def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_witho
     subprocess.run(["openssl", *made.split()], cwd=certificates, check=True, capture_output=True)
     with running(tmp_path, certificates) as server:
         with pytest.raises(StoreError, match=r"certificate .* is not trusted .*AWS_CA_BUNDLE"):
-            opened(server.new_prefix(), **server.environment)
-        store = opened(server.new_prefix(), **server.environment, AWS_CA_BUNDLE=str(certificates / "public.crt"))
+            open_changed(server.new_prefix(), **server.environment)
+        store = open_changed(server.new_prefix(), **server.environment, AWS_CA_BUNDLE=str(certificates / "public.crt"))
         store.put("a", bytes(50 << 20))
         buffer = bytearray(b"x" * (50 << 20))
         store.read_into("a", 0, memoryview(buffer))
@@ -127,7 +127,7 @@ def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_witho
         assert [entry.key for entry in store.list("")] == ["a"]
 
 
-def begun(store: Store, key: str) -> None:
+def begin_upload(store: Store, key: str) -> None:
     """What a writer leaves that is killed after its first part."""
     assert isinstance(store, S3Store)
     name, requests = store._object_name(key), store._requests
@@ -139,8 +139,8 @@ def test_what_a_killed_put_left_is_given_up_when_it_is_old(s3: MinIO, monkeypatc
     uri = s3.new_prefix()
     store, beside = open_store(uri), open_store(f"{uri}-beside")
     for key in ("jobs/j/checkpoints/a", "jobs/j/checkpoints/b", "runs/r"):
-        begun(store, key)
-    begun(beside, "jobs/j/checkpoints/c")
+        begin_upload(store, key)
+    begin_upload(beside, "jobs/j/checkpoints/c")
     assert list(store.list("")) == []
     assert list(store.sweep("")) == [], "their writers may live"
     monkeypatch.setattr(s3_module, "ABANDONED_S", -3600.0)
@@ -170,7 +170,7 @@ def test_gc_gives_up_what_killed_puts_left_in_a_bucket(
     uri = s3.new_prefix()
     store = open_store(uri)
     store.put("jobs/j/journal/000001", b"")
-    begun(store, "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors")
+    begin_upload(store, "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors")
     monkeypatch.setattr(s3_module, "ABANDONED_S", -3600.0)
     for verb in ("would be removed", "removed"):
         dry = ["--dry-run"] if verb != "removed" else []

@@ -20,7 +20,7 @@ from everstep.runtime.store import DirectoryStore, NoSuchKey, Store, StoreError,
 from tests.examples import examples
 from tests.harness import PATIENCE_S
 from tests.minio import MinIO
-from tests.store.wire import often, through
+from tests.store.wire import random_trouble, through
 
 KINDS = ("directory", "s3", "s3 on a bad wire")
 
@@ -37,7 +37,7 @@ def new_uri(
     if request.param == "s3":
         yield s3.new_prefix
         return
-    with through(s3.endpoint, often(seed=zlib.crc32(request.node.nodeid.encode()))) as wire:
+    with through(s3.endpoint, random_trouble(seed=zlib.crc32(request.node.nodeid.encode()))) as wire:
         monkeypatch.setenv("MINIO_ENDPOINT", wire.endpoint)
         yield s3.new_prefix
 

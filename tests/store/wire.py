@@ -160,7 +160,7 @@ def through(real: str, plan: Plan = calm) -> Iterator[Wire]:
         wire.server.server_close()
 
 
-def often(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
+def random_trouble(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
     """Any passing trouble, at that share of the requests; the same object at most `in_a_row` times in a row."""
     chance, kinds = (
         random.Random(seed),

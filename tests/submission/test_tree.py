@@ -16,7 +16,7 @@ from everstep.runtime.workflow.engine.nodes import Phase
 GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
 
 
-def recorded(case: str) -> dict[str, Any]:
+def recorded_workflow(case: str) -> dict[str, Any]:
     """A Workflow with the status that Argo gave it; its nodes by id, as the API has them."""
     status = json.loads((GOLDEN / f"{case}.json").read_text())
     nodes = {node["id"]: {**node, "name": name} for name, node in status["nodes"].items()}
@@ -24,7 +24,7 @@ def recorded(case: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {**status, "nodes": nodes}}
 
 
-def drawn(workflow: dict[str, Any]) -> list[str]:
+def tree_lines(workflow: dict[str, Any]) -> list[str]:
     """A line a node."""
     return [f"{row.branch}{row.title} {row.phase}" for row in rows(workflow)]
 
@@ -42,26 +42,26 @@ def test_there_are_recorded_runs() -> None:
 
 def test_each_recorded_run_shows_every_node_once() -> None:
     for case in CASES:
-        workflow = recorded(case)
+        workflow = recorded_workflow(case)
         shown = [row.id for row in rows(workflow)]
         assert sorted(shown) == sorted(workflow_nodes(workflow)), case
 
 
 def test_steps_stand_below_their_groups_and_items_below_their_task() -> None:
-    steps = drawn(recorded("flow/aggregate-parameters"))
+    steps = tree_lines(recorded_workflow("flow/aggregate-parameters"))
     assert [line for line in steps if "[" in line][:1] == ["├─[0] Succeeded"]
     assert any(line.startswith("│ ") for line in steps)
-    tree = drawn(recorded("flow/aggregate-only-succeeded"))
+    tree = tree_lines(recorded_workflow("flow/aggregate-only-succeeded"))
     assert tree[0] == "aggregate-only-succeeded Succeeded"
     assert "├─t Failed" in tree or "└─t Failed" in tree
     assert any(line.endswith("─t(1:1) Failed") and line[0] in "│ " for line in tree)
 
 
 def test_packed_nodes_are_unpacked() -> None:
-    workflow = recorded("flow/aggregate-only-succeeded")
+    workflow = recorded_workflow("flow/aggregate-only-succeeded")
     packed = base64.b64encode(gzip.compress(json.dumps(workflow["status"].pop("nodes")).encode())).decode()
     workflow["status"]["compressedNodes"] = packed
-    assert drawn(workflow) == drawn(recorded("flow/aggregate-only-succeeded"))
+    assert tree_lines(workflow) == tree_lines(recorded_workflow("flow/aggregate-only-succeeded"))
 
 
 def test_nodes_that_are_kept_elsewhere_are_known_to_be_missing() -> None:

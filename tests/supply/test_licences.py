@@ -19,7 +19,7 @@ class Package:
             self.metadata[name.replace("_", "-")] = value
 
 
-def judged(name: str = "new", **metadata: str) -> str:
+def licence_of(name: str = "new", **metadata: str) -> str:
     """Its licence."""
     return licence(name, cast(Distribution, Package(**metadata)))
 
@@ -53,7 +53,7 @@ def test_what_only_development_needs_is_in_no_image() -> None:
     ],
 )
 def test_a_licence_is_told_by_its_name(metadata: dict[str, str], said: str) -> None:
-    assert judged(**metadata) == said
+    assert licence_of(**metadata) == said
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_a_licence_is_told_by_its_name(metadata: dict[str, str], said: str) -> N
 )
 def test_one_that_nobody_has_judged_is_refused_by_name(metadata: dict[str, str]) -> None:
     with pytest.raises(LicenceError, match=r"^new: nobody has reviewed its licence"):
-        judged(**metadata)
+        licence_of(**metadata)

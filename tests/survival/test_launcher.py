@@ -63,7 +63,7 @@ def assert_done(run: Pipeline) -> None:
     assert run.workflow()["status"]["phase"] == "Succeeded"
     assert bad == {}
     assert (run.folder / "report.html").stat().st_size > 10_000
-    assert run.left() == []
+    assert run.leftovers() == []
 
 
 @pytest.mark.long
@@ -87,7 +87,7 @@ def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pip
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):
         pipeline.wait_iteration(40 + EVERY * number)
-        wait_until(lambda: pipeline.committed() or pipeline.over(), "a checkpoint in the store")
+        wait_until(lambda: pipeline.has_commit() or pipeline.over(), "a checkpoint in the store")
         before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
         os.kill(launcher.pid, signal.SIGKILL)
         for process in pipeline.processes():
@@ -149,7 +149,7 @@ def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline)
         assert pipeline.finish() == 130, pipeline.log.read_text()
         assert pipeline.workflow()["status"]["phase"] == "Failed"
         assert pipeline.log.read_text().count("--name x") == number
-        assert pipeline.left() == []
+        assert pipeline.leftovers() == []
         launcher = pipeline.start()
         wait_until(lambda number=number: masters(pipeline) > number or pipeline.over(), "the next master")
     assert pipeline.finish() == 0, pipeline.log.read_text()

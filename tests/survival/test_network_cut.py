@@ -72,11 +72,11 @@ def test_a_node_whose_packets_vanish_is_done_without_and_comes_back(launcher: La
 
     def trains(world: int, after: int) -> int:
         """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.trained(folder, world, after), near.told)
-        return sampled.trained(folder, world, after)
+        until(lambda: sampled.later_round(folder, world, after), near.stderr_text)
+        return sampled.later_round(folder, world, after)
 
     near.start("a")
-    until(lambda: wire.answers(port, 20), near.told)
+    until(lambda: wire.answers(port, 20), near.stderr_text)
     cut_node = far.start("b")
     both = trains(2, 0)
     begun = sampled.worlds(folder)  # On a busy machine the near one did not wait for the far one.
@@ -91,6 +91,6 @@ def test_a_node_whose_packets_vanish_is_done_without_and_comes_back(launcher: La
         wire.mend()
         both = trains(2, alone)
         assert not cut_off.is_running(), "its agent heard that its round is over"
-    assert [ended.code for ended in near.finish("a", "b")] == [0, 0], near.told()
-    near.gone()
+    assert [ended.code for ended in near.finish("a", "b")] == [0, 0], near.stderr_text()
+    near.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, *[1, 2] * ROUNDS])

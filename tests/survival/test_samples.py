@@ -106,4 +106,4 @@ def test_two_one_two_nodes_apply_every_sample_once(scaled: TrainStep, dataset: P
     assert epochs >= 2
     for epoch in range(epochs):
         assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
-    assert scaled.left() == []
+    assert scaled.leftovers() == []

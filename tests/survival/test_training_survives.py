@@ -40,7 +40,7 @@ def assert_whole(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
     """Ended well, with the weights of an undisturbed training, and nothing left behind."""
     assert tensors(training.checkpoint()) == undisturbed
     assert (training.outputs / "iterations").read_text() == training.flags["iterations"]
-    assert training.left() == []
+    assert training.leftovers() == []
 
 
 def assert_went_on(training: TrainStep) -> None:
@@ -69,7 +69,7 @@ def test_a_worker_killed_at_a_point_changes_no_weight(
     training.arm(";".join(f"{point},iteration={FIRST + EVERY * i},rank={i % 2}=kill" for i in range(1, ROUNDS + 1)))
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert training.fired() == [point] * ROUNDS
+    assert training.fired_points() == [point] * ROUNDS
     assert len(broken_rounds(training)) == ROUNDS
     assert_went_on(training)
     assert_whole(training, undisturbed)
@@ -83,7 +83,7 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     training.arm(";".join(f"{point},node={node}=kill" for node in nodes))
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert training.fired() == [point] * ROUNDS
+    assert training.fired_points() == [point] * ROUNDS
     assert [record["node"] for record in training.records() if record["kind"] == "NodeLost"][:ROUNDS] == nodes
     assert_went_on(training)
     assert_whole(training, undisturbed)
@@ -106,7 +106,7 @@ def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     training.arm(fault)
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert training.fired() == [fault.partition(",")[0]]
+    assert training.fired_points() == [fault.partition(",")[0]]
     records = training.records()
     assert [record["reason"] for record in records if record["kind"] == "FaultJudged"] == [reason]
     (replacement,) = [record for record in records if record["kind"] == "NodeRequested" and record["replaces"]]
@@ -132,7 +132,7 @@ def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
     )
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert training.fired() == ["check.matmul"] * ROUNDS + ["train.iteration"] * ROUNDS
+    assert training.fired_points() == ["check.matmul"] * ROUNDS + ["train.iteration"] * ROUNDS
     records = training.records()
     judged = [(record["node"], record["reason"]) for record in records if record["kind"] == "FaultJudged"]
     assert judged == [(f"worker-1-{launch}", "hardware") for launch in range(2 * ROUNDS)]
@@ -154,7 +154,7 @@ def test_a_step_killed_at_a_point_is_taken_up_by_its_retry(
         training.arm(f"{point}=kill")
         training.start()
         assert training.finish() == -9, training.last_words()
-        assert training.fired() == [point]
+        assert training.fired_points() == [point]
     training.arm("")
     training.start()
     assert training.finish() == 0, training.last_words()
@@ -179,7 +179,7 @@ def test_nodes_train_on_while_the_step_is_gone(training: TrainStep) -> None:
     assert training.finish() == 0, training.last_words()
     assert claims(training) == ROUNDS + 1
     assert broken_rounds(training) == []
-    assert training.left() == []
+    assert training.leftovers() == []
 
 
 def claims(training: TrainStep) -> int:
@@ -192,7 +192,7 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
     training.start()
     for number in range(1, ROUNDS + 1):
         training.wait_iteration(25 + EVERY * number)
-        wait_until(lambda: training.committed() or training.over(), "a checkpoint in the store")
+        wait_until(lambda: training.has_commit() or training.over(), "a checkpoint in the store")
         for process in training.processes():
             process.kill()
         wait_until(lambda: not training.processes(), "the end of everything")
@@ -211,7 +211,7 @@ def rounds_from_the_store(training: TrainStep) -> list[int]:
     return [restore["iteration"] for restore in formed if restore and all(s["key"] for s in restore["sources"])]
 
 
-def ended(process: psutil.Process) -> bool:
+def try_kill(process: psutil.Process) -> bool:
     """Kill it; False when it was gone or about to go, as a worker is whose agent was killed just before."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -239,7 +239,7 @@ def test_kills_at_random_moments_change_no_weight(
         alive = [process for process in found if process is not None]
         if not alive:
             continue
-        if not ended(choose.choice(alive)):
+        if not try_kill(choose.choice(alive)):
             continue
         fired += 1
         if victim == "step":

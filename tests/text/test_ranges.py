@@ -155,7 +155,7 @@ def test_several_keys_are_read_in_one_pass_and_may_be_missing(tmp_path: Path) ->
     assert reader.consumed_bytes == extent.size
 
 
-def refused(path: Path, cuts: Sequence[int] = ()) -> str:
+def refusal_of(path: Path, cuts: Sequence[int] = ()) -> str:
     with pytest.raises(TextError) as error:
         read(path, cuts)
     assert "\n" not in str(error.value)
@@ -165,7 +165,7 @@ def refused(path: Path, cuts: Sequence[int] = ()) -> str:
 @pytest.mark.parametrize("cuts", [(), (5,), (30,), (5, 30, 60)])
 def test_a_torn_line_is_told_by_file_line_and_column_in_whichever_range(tmp_path: Path, cuts: tuple[int, ...]) -> None:
     (tmp_path / "a.jsonl").write_bytes(line("x") + b"\n" + line("y") + b'{"text": "cut o')
-    assert refused(tmp_path / "a.jsonl", cuts).startswith("a.jsonl:4:10: not JSON (Unterminated string")
+    assert refusal_of(tmp_path / "a.jsonl", cuts).startswith("a.jsonl:4:10: not JSON (Unterminated string")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz", "a.jsonl.zst.tar", "a.zip", "a.parquet"])
@@ -173,14 +173,14 @@ def test_a_torn_line_is_told_by_file_line_and_column_in_whichever_range(tmp_path
 def test_a_file_that_is_cut_off_is_told_by_name(tmp_path: Path, name: str, lost: int) -> None:
     data = FORMATS[name]()
     (tmp_path / name).write_bytes(data[: len(packed_tar()) // 8] if name.endswith("tar") else data[:-lost])
-    assert refused(tmp_path / name).startswith(name)
+    assert refusal_of(tmp_path / name).startswith(name)
 
 
 def test_bytes_that_changed_in_a_compressed_file_are_told_by_line(tmp_path: Path) -> None:
     packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(line("x" * 50 + "y" * 50)))
     packed[-1] ^= 1
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(line("x")) + packed)
-    assert refused(tmp_path / "a.jsonl.zst", (1,)).startswith("a.jsonl.zst:2: the compressed data is damaged")
+    assert refusal_of(tmp_path / "a.jsonl.zst", (1,)).startswith("a.jsonl.zst:2: the compressed data is damaged")
 
 
 def test_bad_documents_can_be_skipped_and_are_counted(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def dataset(folder: Path, vocab_size: int = 100, tokens: int = 5000) -> str:
     return str(folder)
 
 
-def refused(**changes: object) -> str:
+def refusal_of(**changes: object) -> str:
     with pytest.raises(StepError) as caught:
         Config(**changes).check()  # type: ignore[arg-type]
     assert caught.value.code == 2
@@ -63,33 +63,33 @@ def test_the_defaults_can_be_run() -> None:
     ],
 )
 def test_bad_input_is_one_line_with_its_flag(changes: dict, words: str) -> None:
-    assert words in refused(**changes)
+    assert words in refusal_of(**changes)
 
 
 def test_a_model_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    assert "no weights in it (*.safetensors)" in refused(model=str(model_folder(tmp_path / "m")))
+    assert "no weights in it (*.safetensors)" in refusal_of(model=str(model_folder(tmp_path / "m")))
 
 
 def test_a_model_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
-    assert "a gpt2 model; only llama" in refused(model=str(model_folder(tmp_path / "m", model_type="gpt2")))
+    assert "a gpt2 model; only llama" in refusal_of(model=str(model_folder(tmp_path / "m", model_type="gpt2")))
 
 
 def test_sequences_longer_than_the_model_reads_are_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "model.safetensors").touch()
-    assert "reads at most 256 tokens" in refused(model=str(folder), sequence_length=512)
+    assert "reads at most 256 tokens" in refusal_of(model=str(folder), sequence_length=512)
 
 
 def test_a_dataset_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "model.safetensors").touch()
     data = dataset(tmp_path / "d", vocab_size=101)
-    assert "100 tokens, the dataset 101; tokenize with" in refused(model=str(folder), dataset=data)
+    assert "100 tokens, the dataset 101; tokenize with" in refusal_of(model=str(folder), dataset=data)
     Config(model=str(folder), dataset=dataset(tmp_path / "e")).check()
 
 
 def test_a_dataset_shorter_than_one_sample_is_refused(tmp_path: Path) -> None:
-    assert "fewer than one" in refused(dataset=dataset(tmp_path / "d", tokens=96))
+    assert "fewer than one" in refusal_of(dataset=dataset(tmp_path / "d", tokens=96))
 
 
 def test_the_default_script_is_given_its_flags() -> None:

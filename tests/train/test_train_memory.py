@@ -48,4 +48,4 @@ def test_after_running_out_of_memory_a_node_gets_twice_as_much(tmp_path: Path, d
         assert [(tmp_path / str(number)).read_text() for number in (1, 2)] == [str(1 << 30), str(2 << 30)]
         judged = next(record for record in step.records() if record["kind"] == "FaultJudged")
         assert (judged["reason"], judged["detail"]) == ("out of memory", "with 2 GiB of memory instead of 1 GiB")
-        assert step.left() == []
+        assert step.leftovers() == []

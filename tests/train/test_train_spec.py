@@ -32,7 +32,7 @@ def spec(tmp_path: Path) -> str:
     return str(tmp_path / "roles.yaml")
 
 
-def refused(**changes: object) -> str:
+def refusal_of(**changes: object) -> str:
     with pytest.raises(StepError) as caught:
         Config(**changes).check()  # type: ignore[arg-type]
     assert caught.value.code == 2
@@ -57,7 +57,7 @@ def test_the_file_says_the_roles_and_the_flags_what_it_leaves_out(spec: str) -> 
 
 def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
     Config(job_spec=spec, nodes=3, workers_per_node=2).check()
-    told = refused(job_spec=spec, nodes=4)
+    told = refusal_of(job_spec=spec, nodes=4)
     assert told == f"{spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
 
 
@@ -73,7 +73,7 @@ def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
 )
 def test_what_is_wrong_with_the_file_is_told_by_name_and_line(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
-    assert words in refused(job_spec=str(tmp_path / "job.yaml"))
+    assert words in refusal_of(job_spec=str(tmp_path / "job.yaml"))
 
 
 def test_the_readmes_spec_is_one(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_readmes_spec_is_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    assert refused(job_spec="no/such.yaml").startswith("--job-spec no/such.yaml: No such file or directory; give")
+    assert refusal_of(job_spec="no/such.yaml").startswith("--job-spec no/such.yaml: No such file or directory; give")
 
 
 def test_a_spec_in_python_travels_in_the_manifest() -> None:

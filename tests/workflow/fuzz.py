@@ -162,7 +162,7 @@ def value(rng: random.Random, depth: int = 2) -> Any:
 
 
 @cache
-def recorded() -> list[list[Any]]:
+def recorded_manifests() -> list[list[Any]]:
     """The documents of every recorded manifest."""
     return [[one.value for one in read_text(path.read_text())] for path in sorted(GOLDEN.glob("*/*.yaml"))]
 
@@ -200,7 +200,7 @@ def mutate(rng: random.Random, documents: list[Any]) -> None:
 
 def manifest_text(rng: random.Random) -> str:
     """A file: of changed documents, or changed as a text."""
-    documents = json.loads(json.dumps(rng.choice(recorded())))
+    documents = json.loads(json.dumps(rng.choice(recorded_manifests())))
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         mutate(rng, documents)
     given = "\n---\n".join(json.dumps(one) for one in documents)
@@ -229,7 +229,7 @@ def manifest_text(rng: random.Random) -> str:
     return given
 
 
-def ended(rng: random.Random, engine: Engine, name: str, now: float) -> events.PodEnded:
+def pod_end(rng: random.Random, engine: Engine, name: str, now: float) -> events.PodEnded:
     """A pod's end, with hostile outputs."""
     node = engine.nodes[name]
     outputs = node.spec.get("outputs") or {}
@@ -257,7 +257,7 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
         elif pending := engine.pending_pods():
             tell(events.PodStarted(now, pending[0].name, 7, 7))
         elif running := engine.running_pods():
-            tell(ended(rng, engine, rng.choice(running).name, now))
+            tell(pod_end(rng, engine, rng.choice(running).name, now))
         else:
             due = engine.next_deadline()
             if len(told) > EVENTS or due is None:
@@ -385,14 +385,14 @@ def one_line(error: Exception) -> None:
         raise FindingError(f"more than one line: {error}")
 
 
-def limited(seed: int, case: Callable[[int], str] = run_case, limit_s: float = LIMIT_S) -> str:
+def run_limited(seed: int, case: Callable[[int], str] = run_case, limit_s: float = LIMIT_S) -> str:
     """The case, within its time. Raises FindingError with the seed for everything that may not be."""
 
-    def late(*_: Any) -> None:
+    def on_timeout(*_: Any) -> None:
         raise TimeoutError(f"longer than {limit_s} s")
 
-    recorded()
-    before = [signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)]
+    recorded_manifests()
+    before = [signal.signal(number, on_timeout) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     try:

@@ -94,15 +94,15 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
     monkeypatch.chdir(tmp_path)
     real, folder = time.time, tmp_path / "runs/w"
 
-    def told(kind: type[PodStarted] | type[PodEnded], node: str) -> bool:
+    def has_event(kind: type[PodStarted] | type[PodEnded], node: str) -> bool:
         return any(isinstance(one, kind) and one.node == node for one in read_events(folder / "events.jsonl"))
 
     async def set_forward() -> Phase:
         run = asyncio.create_task(execute(yaml.safe_load(LONG), RunOptions(name="w", runs=tmp_path / "runs")))
-        await asyncio.to_thread(wait_until, lambda: told(PodStarted, "w[0].a"), "the start")
+        await asyncio.to_thread(wait_until, lambda: has_event(PodStarted, "w[0].a"), "the start")
         monkeypatch.setattr(time, "time", lambda: real() + HOUR_S)
         (tmp_path / "the-clock-was-set").touch()
-        await asyncio.to_thread(wait_until, lambda: told(PodEnded, "w[0].b"), "the end of the other step")
+        await asyncio.to_thread(wait_until, lambda: has_event(PodEnded, "w[0].b"), "the end of the other step")
         (tmp_path / "b-has-ended").touch()
         return (await run).phase
 

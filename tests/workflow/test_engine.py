@@ -103,7 +103,7 @@ def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
     assert set(engine.kills) == {"w.a(0)"}
 
 
-def ended(engine: Engine, now: float) -> list[str]:
+def run_to_end(engine: Engine, now: float) -> list[str]:
     """Let all that is pending succeed, until nothing is; the order in which it ran."""
     ran = []
     while pending := engine.pending_pods():
@@ -116,9 +116,9 @@ def ended(engine: Engine, now: float) -> list[str]:
 
 def test_a_step_that_succeeded_runs_again_when_it_is_asked_for_with_what_came_after_it() -> None:
     engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
-    assert ended(engine, 1.0) == ["w.a(0)", "w.b(0)", "w.c(0)", "w.d(0)", "w.onExit"]
+    assert run_to_end(engine, 1.0) == ["w.a(0)", "w.b(0)", "w.c(0)", "w.d(0)", "w.onExit"]
     engine.handle(RunResumed(2.0, ["w.b"]))
-    assert ended(engine, 3.0) == ["w.b(0)", "w.d(0)", "w.onExit"]
+    assert run_to_end(engine, 3.0) == ["w.b(0)", "w.d(0)", "w.onExit"]
     assert engine.phase is Phase.SUCCEEDED
 
 
@@ -128,7 +128,7 @@ def test_what_waits_for_a_limit_when_its_group_fails_never_begins() -> None:
     steps = [[{"name": name, "template": template} for name, template in (("a", "good"), ("b", "bad"), ("c", "good"))]]
     source = workflow([{"name": "main", "parallelism": 1, "steps": steps}, good, bad])
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
-    assert ended(engine, 1.0) == ["w[0].a"]
+    assert run_to_end(engine, 1.0) == ["w[0].a"]
     assert engine.phase is Phase.FAILED
     assert "w[0].c" not in engine.nodes
     assert engine.limits.waiting == 0

@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     """What each pod was started with, by node."""
 
 
-def ended(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
+def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
     """The run of that spec; `codes` are the exit codes, by node, that are not 0."""
     manifest = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "spec": yaml.safe_load(spec)}
     engine, now = Engine(parse(manifest), RunCreated(CREATED, "w", "u")), CREATED
@@ -54,7 +54,7 @@ def ended(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
 
 def test_each_part_of_the_creation_time_has_a_variable() -> None:
     parts = " ".join(f"{{{{workflow.creationTimestamp.{letter}}}}}" for letter in "YymBbdAaHIMSpZzLs")
-    run = ended(f"""
+    run = run_spec(f"""
       entrypoint: main
       templates: [{{name: main, {POD}, args: ["{parts}"]}}}}]
     """)
@@ -63,7 +63,7 @@ def test_each_part_of_the_creation_time_has_a_variable() -> None:
 
 
 def test_a_template_s_patch_stands_over_the_workflow_s_and_both_read_inputs() -> None:
-    run = ended(f"""
+    run = run_spec(f"""
       entrypoint: main
       arguments: {{parameters: [{{name: x, value: five}}]}}
       podSpecPatch: |
@@ -92,14 +92,14 @@ def test_a_template_s_annotation_names_its_nodes() -> None:
         retryStrategy: {{limit: 1}}
         {POD}}}
     """
-    shown = {node.name: node.display_name for node in ended(spec).nodes.values()}
+    shown = {node.name: node.display_name for node in run_spec(spec).nodes.values()}
     assert shown == {"w": "w", "w[0]": "[0]", "w[0].a": "os-blue", "w[0].a(0)": "a(0)"}
-    wrong = ended(spec.replace("blue", "blue sky")).nodes["w[0].a"]
+    wrong = run_spec(spec.replace("blue", "blue sky")).nodes["w[0].a"]
     assert wrong.message == "displayName must match the regex ^[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]$"
 
 
 def test_an_attempt_after_one_without_exit_code_reads_0() -> None:
-    run = ended(
+    run = run_spec(
         f"""
       entrypoint: main
       templates:
@@ -119,7 +119,7 @@ def test_an_attempt_after_one_without_exit_code_reads_0() -> None:
 
 
 def test_failures_are_told_in_their_own_letters() -> None:
-    run = ended(
+    run = run_spec(
         f"""
       entrypoint: main
       onExit: bye

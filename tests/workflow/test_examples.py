@@ -71,7 +71,7 @@ def documents() -> dict[str, Document]:
     return found
 
 
-def answered(value: Any, address: str) -> Any:
+def with_address(value: Any, address: str) -> Any:
     """An object whose addresses are those of the server that stands for the Internet."""
     text = json.dumps(value)
     for outside, here in ADDRESSES.items():
@@ -98,18 +98,18 @@ def workflow(case: str, known: dict[str, Document]) -> Document:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Document]:
+def objects() -> dict[str, Document]:
     """All objects."""
     return documents()
 
 
 @pytest.fixture(scope="module")
-def library(known: dict[str, Document], address: str) -> Library:
+def library(objects: dict[str, Document], address: str) -> Library:
     """What examples refer to."""
-    objects = [one.value for one in known.values() if one.value["kind"] in KINDS and one.value["kind"] != "Workflow"]
-    objects = [answered(one, address) for one in objects]
+    values = [one.value for one in objects.values() if one.value["kind"] in KINDS and one.value["kind"] != "Workflow"]
+    values = [with_address(one, address) for one in values]
     images = {name: command.split() for name, command in IMAGES.items()}
-    return Library.from_objects([*objects, *yaml.safe_load_all(OBJECTS)], images)
+    return Library.from_objects([*values, *yaml.safe_load_all(OBJECTS)], images)
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +122,15 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def came(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, known: dict[str, Document],
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, objects: dict[str, Document],
     library: Library, address: str,
 ) -> dict[str, Came]:  # fmt: skip
     """The examples that are asked for, run side by side once, in the folder in which their containers would begin."""
     folder = tmp_path_factory.mktemp("examples")
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = {item.callspec.params["case"] for item in items if "came" in item.fixturenames}
-    sources = {case: workflow(case, known).value for case in EXPECTED if case in chosen}
+    chosen = {item.callspec.params["case"] for item in items if "outcomes" in item.fixturenames}
+    sources = {case: workflow(case, objects).value for case in EXPECTED if case in chosen}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
             patch.delenv(name, raising=False)
@@ -172,7 +172,7 @@ async def _run(case: str, source: dict[str, Any], library: Library, folder: Path
     helping = asyncio.create_task(_help(case, options))
     try:
         async with asyncio.timeout(LIMIT_S):
-            ended = await execute(answered(source, address), options)
+            ended = await execute(with_address(source, address), options)
     except ManifestError as error:
         return Came("refused", str(error))
     except TimeoutError:
@@ -193,16 +193,16 @@ async def _help(case: str, options: RunOptions) -> None:
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_it_ends_as_on_argo(case: str, came: dict[str, Came]) -> None:
-    assert came[case].phase == EXPECTED[case].phase, came[case].message
+def test_it_ends_as_on_argo(case: str, outcomes: dict[str, Came]) -> None:
+    assert outcomes[case].phase == EXPECTED[case].phase, outcomes[case].message
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_the_lint_does_not_accuse_it(case: str, known: dict[str, Document], library: Library) -> None:
-    assert [one for one in findings(workflow(case, known), library) if one.error] == []
+def test_the_lint_does_not_accuse_it(case: str, objects: dict[str, Document], library: Library) -> None:
+    assert [one for one in findings(workflow(case, objects), library) if one.error] == []
 
 
-def test_every_example_is_expected_or_needs_a_named_service(known: dict[str, Document]) -> None:
+def test_every_example_is_expected_or_needs_a_named_service(objects: dict[str, Document]) -> None:
     told = {case.partition("@")[0].partition("#")[0] for case in [*EXPECTED, *CLUSTER]}
     kinds = ("Workflow", "CronWorkflow", "WorkflowEventBinding")
-    assert {key.split("#")[0] for key in known if key.split("#")[1] in kinds} - told == set()
+    assert {key.split("#")[0] for key in objects if key.split("#")[1] in kinds} - told == set()

@@ -232,7 +232,9 @@ def view(ours: Status, field: str, wanted: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, server: str, request: pytest.FixtureRequest) -> dict[str, list[str]]:
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, server: str, request: pytest.FixtureRequest
+) -> dict[str, list[str]]:
     """All cases, run side by side once."""
     folder = tmp_path_factory.mktemp("expected")
     places = {**repository(folder), "server": server}
@@ -251,7 +253,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, server: str, request: pytest.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_ends_as_the_documentation_says(case: str, told: dict[str, list[str]]) -> None:
-    if case not in told:
+def test_it_ends_as_the_documentation_says(case: str, outcomes: dict[str, list[str]]) -> None:
+    if case not in outcomes:
         pytest.skip("MinIO cannot be built here")
-    assert not told[case], "\n".join(told[case])
+    assert not outcomes[case], "\n".join(outcomes[case])

@@ -100,7 +100,7 @@ def _everstep(*words: str, room: int = 0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit, timeout=100)
 
 
-def _made(folder: Path, said: int = 1) -> tuple[Path, list[str]]:
+def _make_workflow(folder: Path, said: int = 1) -> tuple[Path, list[str]]:
     """Where its steps say that they ran, and the words that run it; each prints so many bytes."""
     ran, file = folder / "ran", folder / "w.yaml"
     print_it = f"head -c {said} /dev/zero | tr '\\\\0' x || true"  # Its log may be full.
@@ -116,7 +116,7 @@ def _each_ran_once(ran: Path) -> None:
 def test_a_run_that_cannot_write_ends_in_one_line_and_is_taken_up_when_it_can(
     tmp_path: Path, room: int, full: str
 ) -> None:
-    ran, words = _made(tmp_path)
+    ran, words = _make_workflow(tmp_path)
     first = _everstep(*words, room=room)
     assert first.returncode == 75, first.stderr
     last = first.stderr.splitlines()[-1]
@@ -138,7 +138,7 @@ mount -o remount,size=20m none {runs}
 
 
 def test_a_run_on_a_full_file_system_is_taken_up_when_there_is_room(tmp_path: Path) -> None:
-    ran, words = _made(tmp_path, said=10_000)
+    ran, words = _make_workflow(tmp_path, said=10_000)
     runs = tmp_path / "runs"
     runs.mkdir()
     script = TMPFS.format(runs=runs, python=sys.executable)

@@ -11,30 +11,31 @@ import pytest
 
 from tests.once import made_once
 from tests.workflow.different import DIFFERENT, MACHINE
-from tests.workflow.golden_cases import Answer, answers
+from tests.workflow.golden_cases import Answer
+from tests.workflow.golden_cases import answers as find_answers
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES = sorted({f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.yaml")} - set(MACHINE))
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """All cases, run side by side once: by one of the processes that share the tests, while the others wait for it."""
 
     def make(folder: Path) -> None:
         paths = [GOLDEN / f"{case}.yaml" for case in CASES]
-        (folder / "answers.json").write_text(json.dumps(asyncio.run(answers(paths, folder / "runs"))))
+        (folder / "answers.json").write_text(json.dumps(asyncio.run(find_answers(paths, folder / "runs"))))
 
     known = made_once(tmp_path_factory, "golden", make) / "answers.json"
     return {case: Answer(*told) for case, told in json.loads(known.read_text()).items()}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_answered_as_by_argo(case: str, told: dict[str, Answer]) -> None:
+def test_it_is_answered_as_by_argo(case: str, answers: dict[str, Answer]) -> None:
     if case in DIFFERENT:
-        assert told[case].verdict == DIFFERENT[case][0], told[case]
+        assert answers[case].verdict == DIFFERENT[case][0], answers[case]
     else:
-        assert told[case] == Answer("agrees")
+        assert answers[case] == Answer("agrees")
 
 
 def test_every_difference_is_of_a_case_that_is_there() -> None:

@@ -82,7 +82,7 @@ def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
 def test_some_of_the_fuzzers_cases_come_to_what_is_expected(first: int) -> None:
     """`benchmarks/hardening/engine.py` runs 100,000."""
     for seed in range(first, first + 100):
-        fuzz.limited(seed)
+        fuzz.run_limited(seed)
 
 
 def test_the_fuzzer_finds_what_is_planted() -> None:
@@ -96,6 +96,6 @@ def test_the_fuzzer_finds_what_is_planted() -> None:
         return "never"
 
     with pytest.raises(fuzz.FindingError, match="seed 3: ZeroDivisionError"):
-        fuzz.limited(3, crashes)
+        fuzz.run_limited(3, crashes)
     with pytest.raises(fuzz.FindingError, match=r"seed 3: TimeoutError: longer than 0\.1 s"):
-        fuzz.limited(3, hangs, limit_s=0.1)
+        fuzz.run_limited(3, hangs, limit_s=0.1)

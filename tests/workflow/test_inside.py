@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
         yield kept
 
 
-def refused(folder: Path, name: str) -> bool:
+def is_refused(folder: Path, name: str) -> bool:
     """A slow, obvious model: walk the parts, follow each link, and never stand outside."""
     try:
         name.encode()
@@ -59,7 +59,7 @@ def refused(folder: Path, name: str) -> bool:
 
 @given(NAMES)
 def test_no_name_leads_out_of_its_folder(folder: Path, name: str) -> None:
-    if refused(folder, name):
+    if is_refused(folder, name):
         with pytest.raises(BadPathError, match=r"\A.+\Z"):
             resolve_inside(folder, name)
         return

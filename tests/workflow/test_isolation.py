@@ -48,7 +48,7 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    async def stopped() -> int:
+    async def stop_run() -> int:
         going = asyncio.create_task(execute(loop(LEAVES, ["a"]), RunOptions(name="w", runs=tmp_path / "runs")))
         await asyncio.to_thread(wait_until, (tmp_path / "a.pid").exists, "the daemon")
         pid = int(await asyncio.to_thread(wait_until, (tmp_path / "a.pid").read_text, "its pid"))
@@ -58,7 +58,7 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
             await going
         return pid
 
-    pid = asyncio.run(stopped())
+    pid = asyncio.run(stop_run())
     wait_until(lambda: not psutil.pid_exists(pid), "the daemon's end")
 
 

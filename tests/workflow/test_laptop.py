@@ -126,7 +126,7 @@ def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, t
     limit = {"activeDeadlineSeconds": 4} if why == "deadline" else {}
     main = {"name": "main", "inputs": {"artifacts": [source]}, "container": sh("true"), **limit}
 
-    async def ended() -> str:
+    async def end_run() -> str:
         going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
         await asyncio.to_thread(wait_until, silent.exists, "git's ssh")
         assert start_time(int(silent.read_text()))
@@ -135,7 +135,7 @@ def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, t
         async with asyncio.timeout(PATIENCE_S):
             return (await going).phase.value
 
-    assert asyncio.run(ended()) == "Failed"
+    assert asyncio.run(end_run()) == "Failed"
     assert start_time(int(silent.read_text())) is None
     assert not list((tmp_path / "runs").rglob(".load-*"))
 

@@ -34,7 +34,7 @@ WARNED = manifest_text("""
 """)
 
 
-def told(path: Path) -> list[Finding]:
+def findings_in(path: Path) -> list[Finding]:
     """What is found in a case."""
     documents = read(path)
     workflow = next(one for one in documents if one.value.get("kind") == "Workflow")
@@ -43,12 +43,12 @@ def told(path: Path) -> list[Finding]:
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_planted_mistake_is_found(case: str) -> None:
-    assert told(GOLDEN / "mistakes" / f"{case}.yaml")
+    assert findings_in(GOLDEN / "mistakes" / f"{case}.yaml")
 
 
 @pytest.mark.parametrize("case", [case for case in RIGHT if case not in REFUSED_BY_ARGO])
 def test_what_succeeded_on_argo_is_no_error(case: str) -> None:
-    assert [one for one in told(GOLDEN / f"{case}.yaml") if one.error] == []
+    assert [one for one in findings_in(GOLDEN / f"{case}.yaml") if one.error] == []
 
 
 def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:

@@ -74,7 +74,7 @@ def play(engine: Engine, ends: Mapping[str, str], log: list[Event], now: float) 
     return now
 
 
-def seen(engine: Engine) -> dict[str, Any]:
+def phases(engine: Engine) -> dict[str, Any]:
     """Phase and message of everything."""
     return {node.name: (node.phase, node.message, sorted(node.children)) for node in engine.nodes.values()}
 
@@ -100,5 +100,5 @@ def test_a_launcher_that_dies_after_any_event_is_followed_by_one_that_comes_to_t
         again.handle(event)
         now = event.time
     play(again, ends, [], now)
-    assert seen(again) == seen(undisturbed)
+    assert phases(again) == phases(undisturbed)
     assert again.phase == undisturbed.phase

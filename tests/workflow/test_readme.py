@@ -49,23 +49,23 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
     verbs = {command.split()[2]: command.replace("NAME", "w") for command, _ in lines(WHILE)}
     (folder / "hello.yaml").write_text(YAML.replace("command: [echo,", 'command: [sh, -c, "test -e go || sleep 600",'))
 
-    def shown(word: str) -> None:
+    def assert_shown(word: str) -> None:
         assert word in pasted("everstep workflow get w", folder).stdout
 
-    def started(times: int) -> None:
+    def wait_for_starts(times: int) -> None:
         log = folder / "runs/w/events.jsonl"
         wait_until(lambda: log.exists() and log.read_bytes().count(b"PodStarted") == times, "the step's start")
         wait_until((folder / "runs/w/workflow.json").exists, "what is shown of it")
 
     with subprocess.Popen("exec everstep workflow run hello.yaml -n w", shell=True, cwd=folder) as launcher:
-        started(1)
+        wait_for_starts(1)
         assert pasted(verbs["stop"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
-    shown("Failed")
+    assert_shown("Failed")
     with subprocess.Popen(f"exec {verbs['retry']}", shell=True, cwd=folder) as launcher:
-        started(2)
+        wait_for_starts(2)
         assert pasted(verbs["terminate"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     (folder / "go").touch()
     assert pasted(verbs["resume"], folder).returncode == 0
-    shown("Succeeded")
+    assert_shown("Succeeded")

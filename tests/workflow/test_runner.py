@@ -135,7 +135,7 @@ def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:
 
     gone = ProcessRunner().wait_until_gone
 
-    async def seen(other: int, process: subprocess.Popen[bytes]) -> None:
+    async def watch(other: int, process: subprocess.Popen[bytes]) -> None:
         descriptor = os.dup(0)
         os.close(descriptor)
         given_up = asyncio.create_task(gone(other, start_time(other)))
@@ -152,7 +152,7 @@ def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:
 
     with subprocess.Popen(["sleep", "600"]) as other, subprocess.Popen(["sleep", "600"]) as process:
         try:
-            asyncio.run(seen(other.pid, process))
+            asyncio.run(watch(other.pid, process))
         finally:
             other.kill()
             process.kill()

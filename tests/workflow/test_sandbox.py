@@ -68,7 +68,7 @@ spec:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The nodes of a run in a sandbox, its logs, and the processes that it left."""
     work, home = tmp_path / "work", tmp_path / "home"
     (work / "runs/other").mkdir(parents=True)
@@ -85,28 +85,28 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"code": code, "logs": logs, "nodes": {one["displayName"]: one for one in status["nodes"].values()}}
 
 
-def test_a_pod_sees_its_own_and_changes_nothing_else(told: dict[str, Any]) -> None:
-    look = told["logs"]["[0].look"].splitlines()
+def test_a_pod_sees_its_own_and_changes_nothing_else(outcome: dict[str, Any]) -> None:
+    look = outcome["logs"]["[0].look"].splitlines()
     assert look[0] == "pid 2"
     assert look[1] in ("processes 4", "processes 5")
     assert look[2].split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
     assert look[3] == "0", "the home is empty"
     assert look[4:] == ["cwd is read only", "w", "the log is read only", "the status is read only", "no privileges"]
-    assert told["nodes"]["look"]["outputs"]["parameters"][0]["value"] == "done"
+    assert outcome["nodes"]["look"]["outputs"]["parameters"][0]["value"] == "done"
     assert Path("runs/other/beside.json").read_text() == "a secret of another run"
     assert not Path("/dev/shm/mine").exists()
     wait_until(lambda: "sleep 600" not in _commands(), "the end of what the pod left behind")
 
 
-def test_a_link_that_a_pod_left_as_its_output_is_not_followed(told: dict[str, Any]) -> None:
-    assert told["nodes"]["link"]["phase"] == "Error"
-    assert "mine" not in str(told["nodes"]["link"].get("outputs"))
+def test_a_link_that_a_pod_left_as_its_output_is_not_followed(outcome: dict[str, Any]) -> None:
+    assert outcome["nodes"]["link"]["phase"] == "Error"
+    assert "mine" not in str(outcome["nodes"]["link"].get("outputs"))
 
 
-def test_several_containers_have_their_own_mounts_in_it(told: dict[str, Any]) -> None:
-    assert told["nodes"]["several"]["phase"] == "Succeeded", told["logs"]
-    assert told["logs"]["[0].several"] == "before\na\n"
-    assert told["code"] == 0
+def test_several_containers_have_their_own_mounts_in_it(outcome: dict[str, Any]) -> None:
+    assert outcome["nodes"]["several"]["phase"] == "Succeeded", outcome["logs"]
+    assert outcome["logs"]["[0].several"] == "before\na\n"
+    assert outcome["code"] == 0
 
 
 NETWORK = manifest_text("""
@@ -133,10 +133,10 @@ def test_it_is_refused_by_name_where_the_kernel_makes_none(
     monkeypatch.chdir(tmp_path)
     Path("w.yaml").write_text(NETWORK)
 
-    def refused(*_: Any, **__: Any) -> "subprocess.CompletedProcess[str]":
+    def refuse(*_: Any, **__: Any) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess([], 1, "", "sandbox: unshare: Operation not permitted")
 
-    monkeypatch.setattr(sandbox.subprocess, "run", refused)
+    monkeypatch.setattr(sandbox.subprocess, "run", refuse)
     assert main(["workflow", "run", "w.yaml", "--sandbox"]) == 2
     assert capsys.readouterr().err == (
         "everstep workflow run: --sandbox: this kernel cannot make one (sandbox: unshare: Operation not permitted); "

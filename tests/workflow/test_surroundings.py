@@ -212,7 +212,7 @@ def test_nothing_that_acts_is_left_of_a_text(text: str) -> None:
         assert shown == text
 
 
-def failed(folder: Path) -> Engine:
+def failed_run(folder: Path) -> Engine:
     """A run whose one pod has failed with these words, of which its name and its message have some, too."""
     step = {"name": "a", "template": "a", "withItems": ["\x1b[2J[/]"]}
     pod = {"name": "a", "container": {"image": "i", "command": ["true"]}}
@@ -230,7 +230,7 @@ def failed(folder: Path) -> Engine:
 def test_what_pods_say_is_text_in_the_live_view_and_in_plain_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = failed(tmp_path)
+    engine = failed_run(tmp_path)
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
     console.print(table(engine, tmp_path, 10, 400))

@@ -172,7 +172,7 @@ def test_a_stop_ends_an_artifact_that_comes_drop_by_drop(
     artifact = {"name": "a", "path": "/tmp/in", "http": {"url": drops.url}}
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
 
-    async def stopped() -> Any:
+    async def stop_run() -> Any:
         going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
         log = tmp_path / "runs/w/events.jsonl"
         await asyncio.to_thread(wait_until, lambda: log.exists() and "PodLoading" in log.read_text(), "the request")
@@ -180,7 +180,7 @@ def test_a_stop_ends_an_artifact_that_comes_drop_by_drop(
         async with asyncio.timeout(PATIENCE_S):
             return await going
 
-    assert asyncio.run(stopped()).message == "Stopped with strategy 'Stop'"
+    assert asyncio.run(stop_run()).message == "Stopped with strategy 'Stop'"
     assert drops.left.wait(PATIENCE_S)
     assert not list((tmp_path / "runs").rglob(".load-*"))
 
