@@ -18,7 +18,7 @@ from everstep.options import Submission
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import StoreError, absolute_uri, open_store
-from everstep.surroundings import archive_limits, checked_variables
+from everstep.shell_settings import archive_limits, checked_variables
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from everstep.runtime.launch.probe import Answer, probe_endpoint
-from everstep.runtime.net.door import Door, listen, server_of
 from everstep.runtime.net.tls import NAME, Credentials, credentials_of, mismatch_reason
 from everstep.runtime.net.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
+from everstep.runtime.net.token_gate import TokenGate, listen, server_of
 from tests.credentials import credentials
 
 SECONDS = 60.0
@@ -142,14 +142,14 @@ def test_a_job_in_clear_has_no_authority() -> None:
 @asynccontextmanager
 async def serve(told: Credentials) -> AsyncIterator[int]:
     """Somebody who answers as a master does, to whoever shows the token; the port."""
-    door = Door(told, say=lambda _: None)
+    gate = TokenGate(told, say=lambda _: None)
 
     async def handle(request: web.BaseRequest) -> web.Response:
-        return web.json_response({"error": "no such round"}, status=404 if door.admits(request) else 401)
+        return web.json_response({"error": "no such round"}, status=404 if gate.admits(request) else 401)
 
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    async with asyncio.timeout(SECONDS), door.serve(server_of(handle), listener):
+    async with asyncio.timeout(SECONDS), gate.serve(server_of(handle), listener):
         yield port
 
 

@@ -16,7 +16,7 @@ from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, Archive
 from tests.workflow.test_archives import GOOD_TAR, Place, good_zip
 
 INSIDE, ARCHIVES, WIRE, SURROUNDINGS, SERVICES = (
-    f"tests/workflow/test_{name}.py" for name in ("inside", "archives", "wire", "surroundings", "services")
+    f"tests/workflow/test_{name}.py" for name in ("inside", "archives", "wire", "inherited", "services")
 )
 PROVEN: dict[str, tuple[str, ...]] = {
     "artifact keys with ../, also from a parameter: an error in Argo's words, nothing outside is touched": (

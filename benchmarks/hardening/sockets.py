@@ -33,22 +33,22 @@ AT_ONCE = 4000
 DESCRIPTORS = 1024
 """Descriptors that the master may open: a shell's usual limit."""
 GROWTH_MIB = 100
-DOOR = "tests/test_door.py"
+GATE = "tests/test_token_gate.py"
 PROVEN: Mapping[str, tuple[str, ...]] = {
     "sockets: half heads, slow bodies, silent, wrong tokens, garbage: sent away, and keep nobody out": (
-        f"{DOOR}::sent_away", f"{DOOR}::keeps_nobody_out", f"{DOOR}::oldest_away", f"{DOOR}::has_shown_the_token",
+        f"{GATE}::sent_away", f"{GATE}::keeps_nobody_out", f"{GATE}::oldest_away", f"{GATE}::has_shown_the_token",
         "tests/master/test_server.py",
     ),
     "sockets: descriptors are kept for the job's own work; EMFILE is survived and told once a minute": (
-        f"{DOOR}::descriptor", f"{DOOR}::often", "tests/master/test_master_run.py::descriptor",
+        f"{GATE}::descriptor", f"{GATE}::often", "tests/master/test_master_run.py::descriptor",
         "tests/platform/test_process_platform.py::descriptor",
     ),
     "sockets: TLS between master, agents and peers: nobody without the token is believed or heard": (
-        "tests/test_tls.py", "tests/checkpoint/test_fetch_by_tls.py", f"{DOOR}::by_tls",
+        "tests/test_tls.py", "tests/checkpoint/test_fetch_by_tls.py", f"{GATE}::by_tls",
         "tests/agent/test_shard_server.py",
     ),
     "sockets: TLS: half handshakes, clear text, garbage: sent away, and keep nobody out": (
-        f"{DOOR}::shake_hands", f"{DOOR}::shaken_hands", f"{DOOR}::for_tls",
+        f"{GATE}::shake_hands", f"{GATE}::shaken_hands", f"{GATE}::for_tls",
     ),
     "sockets: TLS between two nodes: nothing on the wire is clear, also when one restores from the other": (
         "tests/launch/test_between_machines.py",

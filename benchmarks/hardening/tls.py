@@ -23,8 +23,8 @@ from benchmarks.acceptance import Line, is_asked, judge, parse_options
 from benchmarks.master import MIB, start_process
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.shard.fetch import read
-from everstep.runtime.net.door import Door, application_of, listen
 from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.protocol.messages import Holding
 
 JOB, TOKEN = "benchmark", "benchmark"
@@ -69,9 +69,9 @@ def _peer(pipe: Connection, size: int, tls: bool) -> None:
     async def serve() -> None:
         credentials, listener = credentials_of(TOKEN, JOB, tls=tls), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
-            door = Door(credentials)
-            app = application(cast(Any, _Holder(size)), door, threads)
-            async with door.serve(application_of(app), listener):
+            gate = TokenGate(credentials)
+            app = application(cast(Any, _Holder(size)), gate, threads)
+            async with gate.serve(application_of(app), listener):
                 pipe.send((listener.getsockname()[1], credentials.authority))
                 while await asyncio.to_thread(pipe.recv):
                     pipe.send(time.process_time())

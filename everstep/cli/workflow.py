@@ -15,7 +15,7 @@ from everstep.cli import run_views
 from everstep.errors import BadInput
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
-from everstep.surroundings import archive_limits, checked_variables, warn_missing_variables
+from everstep.shell_settings import archive_limits, checked_variables, warn_missing_variables
 
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine

@@ -16,7 +16,7 @@ from everstep.runtime.agent.life import AgentLifecycle, AgentStatus, LocalResour
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
-from everstep.runtime.net.door import Door, application_of, listen
+from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 from everstep.runtime.protocol.messages import JOB_HEADER
 
@@ -43,7 +43,7 @@ class Agent:
         """Run until there is a reason to leave, and return it."""
         settings, credentials = self._settings, self._dependencies.credentials
         self.client.heard = time.monotonic()
-        door, listener = Door(credentials), listen(settings.address, 0)
+        gate, listener = TokenGate(credentials), listen(settings.address, 0)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
@@ -59,7 +59,7 @@ class Agent:
             async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
                 self.client.session = session
                 await life.open()
-                async with door.serve(application_of(application(life.keeper, door, threads)), listener):
+                async with gate.serve(application_of(application(life.keeper, gate, threads)), listener):
                     return await life.run()
         finally:
             await life.close()

@@ -21,8 +21,8 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from everstep.runtime.net.door import BadBody, Door, read_body
 from everstep.runtime.net.tls_transport import TlsTransport
+from everstep.runtime.net.token_gate import BadBody, TokenGate, read_body
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import Holding
 
@@ -48,7 +48,7 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 Piece = memoryview | bytes
 
 
-def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = STALL_S) -> web.Application:
+def application(keeper: Keeper, gate: TokenGate, threads: Executor, stall_s: float = STALL_S) -> web.Application:
     """The server of one agent. Blocking calls run in `threads`. A peer that reads nothing for `stall_s` is
     disconnected."""
     senders = ThreadPoolExecutor(SENDERS, "everstep-send")
@@ -73,7 +73,7 @@ def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = 
         yield
         senders.shutdown(wait=False)
 
-    app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
+    app = web.Application(middlewares=[gate.guard("job", lambda why: web.Response(status=401, text=why))])
     app.cleanup_ctx.append(ends)
     shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
     app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])

@@ -16,8 +16,8 @@ from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.http_link import serve_coordinator
 from everstep.runtime.diagnosis.report import round_line, verdict_lines
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
-from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import TokenGate, listen
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
@@ -92,7 +92,7 @@ async def serve_admission(
         exclude_straggler=admission.exclude_straggler,
         on_round=lambda round_: say(round_line(round_)),
     )
-    async with serve_coordinator(coordinator, listen(host, port), Door(credentials)):
+    async with serve_coordinator(coordinator, listen(host, port), TokenGate(credentials)):
         checks = asyncio.create_task(_check_all(coordinator, admission, say))
         try:
             yield

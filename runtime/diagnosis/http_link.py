@@ -26,8 +26,8 @@ from everstep.runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, StageResult
-from everstep.runtime.net.door import END_S, BadBody, Door, application_of, read_body
 from everstep.runtime.net.tls import Credentials, mismatch_reason
+from everstep.runtime.net.token_gate import END_S, BadBody, TokenGate, application_of, read_body
 
 MAX_BODY_BYTES = 1 << 16
 ANSWER_TIMEOUT_S = 10.0
@@ -73,15 +73,15 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
 
 @asynccontextmanager
 async def serve_coordinator(
-    coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
+    coordinator: Coordinator, listener: socket.socket, gate: TokenGate, end_s: float = END_S
 ) -> AsyncIterator[None]:
-    """Serve the coordinator at `listener` while the block runs. The door checks the token. At the end, requests in
+    """Serve the coordinator at `listener` while the block runs. The gate checks the token. At the end, requests in
     progress have `end_s` to finish."""
-    guard = door.guard("check", lambda why: _json_response({"error": why}, 401))
+    guard = gate.guard("check", lambda why: _json_response({"error": why}, 401))
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.add_routes(_routes(coordinator))
     # A handler is cancelled with its connection. Otherwise a dead node would seem to wait until its poll times out.
-    async with door.serve(application_of(app, end_s=end_s, cancels=True), listener):
+    async with gate.serve(application_of(app, end_s=end_s, cancels=True), listener):
         yield
 
 

@@ -23,8 +23,8 @@ from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.job.topology import order_by_switch
-from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.net.token_gate import TokenGate, listen
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last arrival."""
@@ -130,9 +130,9 @@ async def _run_coordinator(options: MultiMachineCheck, me: Arrive) -> CheckOutco
         options.on_round(round_)
 
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=record)
-    door = Door(options.credentials)
+    gate = TokenGate(options.credentials)
     async with (
-        serve_coordinator(coordinator, _open_listener(options.endpoint, me.address), door, END_TIMEOUT_S),
+        serve_coordinator(coordinator, _open_listener(options.endpoint, me.address), gate, END_TIMEOUT_S),
         _measurement_process(options.box) as measuring,
     ):
         part = asyncio.create_task(check_node(coordinator, me, measuring, options.box))
@@ -147,7 +147,7 @@ async def _run_coordinator(options: MultiMachineCheck, me: Arrive) -> CheckOutco
         finally:
             part.cancel()
             await asyncio.gather(part, return_exceptions=True)
-    return CheckOutcome(over, verdicts, rounds, door.refused)
+    return CheckOutcome(over, verdicts, rounds, gate.refused)
 
 
 async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) -> list[str]:

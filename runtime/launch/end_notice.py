@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import web
 
 from everstep.runtime.master import Outcome
-from everstep.runtime.net.door import BadBody, Door, application_of, read_body
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import BadBody, TokenGate, application_of, read_body
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 
 SILENCE_S = 4.0
@@ -34,10 +34,10 @@ class EndNotice:
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer until nobody asks any more, then close the listener."""
-        door = Door(self.credentials)
-        app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
+        gate = TokenGate(self.credentials)
+        app = web.Application(middlewares=[gate.guard("job", lambda why: web.Response(status=401, text=why))])
         app.router.add_route("*", "/v1/{what:.*}", self._answer)
-        async with door.serve(application_of(app), listener):
+        async with gate.serve(application_of(app), listener):
             with suppress(TimeoutError):
                 while True:
                     self._asked.clear()

@@ -27,8 +27,8 @@ from everstep.runtime.master.reconcile import Reconciler
 from everstep.runtime.master.server import serving
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.master.telemetry import Telemetry
-from everstep.runtime.net.door import MOST_STRANGERS, RESERVED_DESCRIPTORS, listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import MOST_STRANGERS, RESERVED_DESCRIPTORS, listen
 from everstep.runtime.platform import NodeRequest, Platform
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import Store
@@ -85,8 +85,8 @@ async def run(
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _rare_garbage_collection(), listener or open_listener(host, port) as door:
-        address = f"{host}:{door.getsockname()[1]}"
+    with _rare_garbage_collection(), listener or open_listener(host, port) as bound:
+        address = f"{host}:{bound.getsockname()[1]}"
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
@@ -110,7 +110,7 @@ async def run(
                 reporter.on_telemetry(beat)
             return telemetry.newest_stored(beat.node)
 
-        async with serving(Endpoints(brain, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
+        async with serving(Endpoints(brain, credentials, on_telemetry), bound, nodes=_max_nodes(spec)):
             try:
                 return await _run_parts(brain, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.master.endpoints import Endpoints
-from everstep.runtime.net.door import BODY_S, MOST_STRANGERS, BadBody, Door, read_body, server_of
+from everstep.runtime.net.token_gate import BODY_S, MOST_STRANGERS, BadBody, TokenGate, read_body, server_of
 
 
 @contextlib.asynccontextmanager
@@ -17,7 +17,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve the endpoints at `listener` while the block runs. A request must send its body within `body_s`. `nodes` is
     the number of agents that may connect at once."""
-    door = Door(endpoints.credentials, strangers=max(MOST_STRANGERS, nodes))
+    gate = TokenGate(endpoints.credentials, strangers=max(MOST_STRANGERS, nodes))
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         async def read() -> bytes:
@@ -26,12 +26,12 @@ async def serving(
             except BadBody as error:
                 raise Refused(str(error)) from error
 
-        known = door.admits(request)
+        known = gate.admits(request)
         status, body = await endpoints.answer(request.method, request.path, request.headers, read)
         response = web.Response(body=body, status=status, content_type="application/json")
         if not known:
             response.force_close()
         return response
 
-    async with door.serve(server_of(handle), listener):
+    async with gate.serve(server_of(handle), listener):
         yield

@@ -12,8 +12,8 @@ from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs, vocabulary
 from everstep.steps.preprocess.build import build, remote_shelf, vocabulary_of
 from everstep.steps.preprocess.config import PAGE, Config
+from everstep.steps.preprocess.destination import OutputPlace, output_place
 from everstep.steps.preprocess.page import UNSPLIT
-from everstep.steps.preprocess.place import OutputPlace, output_place
 from everstep.steps.preprocess.shard import VALIDATION
 from everstep.steps.preprocess.workspace import workspace
 

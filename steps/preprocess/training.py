@@ -15,7 +15,7 @@ from everstep.steps.model.directory import MANIFEST
 from everstep.steps.preprocess import inputs
 from everstep.steps.preprocess.build import train_vocabulary
 from everstep.steps.preprocess.config import PAGE, Config
-from everstep.steps.preprocess.place import output_place
+from everstep.steps.preprocess.destination import output_place
 from everstep.steps.preprocess.vocabulary import Vocabulary
 
 FILE = "tokenizer.json"

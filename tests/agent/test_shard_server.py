@@ -16,8 +16,8 @@ from aiohttp import ClientSession, web
 
 from everstep.runtime.agent import peer_server
 from everstep.runtime.agent.peer_server import application
-from everstep.runtime.net.door import Door, application_of, listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.protocol.messages import Holding
 from tests.credentials import credentials
 
@@ -60,10 +60,10 @@ async def server_and_stalled_peer(
     keeper: OneShard, stall_s: float, told: Credentials
 ) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
-    door, listener = Door(told), listen("127.0.0.1", 0)
+    gate, listener = TokenGate(told), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
-        runner = application_of(application(cast(Any, keeper), door, threads, stall_s))
-        async with door.serve(runner, listener):
+        runner = application_of(application(cast(Any, keeper), gate, threads, stall_s))
+        async with gate.serve(runner, listener):
             with await asyncio.to_thread(_connected, listener.getsockname(), told.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
                 async with asyncio.timeout(60):
@@ -152,12 +152,12 @@ class Copies:
 def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) -> None:
     async def story() -> None:
         keeper = Copies(error)
-        door, listener = Door(Credentials("t")), listen("127.0.0.1", 0)
+        gate, listener = TokenGate(Credentials("t")), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
-            runner = application_of(application(cast(Any, keeper), door, threads))
+            runner = application_of(application(cast(Any, keeper), gate, threads))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
             body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
-            async with door.serve(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
+            async with gate.serve(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
                 answer = await session.post(url, data=body)
                 assert await answer.content.readexactly(1) == b"."
                 keeper.done.set()

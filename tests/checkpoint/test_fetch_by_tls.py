@@ -16,8 +16,8 @@ from everstep.runtime.checkpoint.node.peer_copies import _ask
 from everstep.runtime.checkpoint.shard import fetch as fetching
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, read
-from everstep.runtime.net.door import Door, application_of, listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.protocol.messages import Holding
 from tests.checkpoint.test_restoring import staged
 from tests.credentials import credentials
@@ -53,9 +53,9 @@ def peer(holder: Holder) -> Iterator[str]:
     listener, over = listen("127.0.0.1", 0), threading.Event()
 
     async def serve() -> None:
-        door = Door(credentials())
+        gate = TokenGate(credentials())
         with ThreadPoolExecutor(2) as threads:
-            async with door.serve(application_of(application(cast(Any, holder), door, threads)), listener):
+            async with gate.serve(application_of(application(cast(Any, holder), gate, threads)), listener):
                 await asyncio.to_thread(over.wait)
 
     address = f"127.0.0.1:{listener.getsockname()[1]}"

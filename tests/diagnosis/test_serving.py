@@ -19,8 +19,8 @@ from everstep.runtime.diagnosis.errors import (
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.http_link import HttpLink, serve_coordinator
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Together, Work
-from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import TokenGate, listen
 
 ONE = Arrive("node-1", "b", "127.0.0.1")
 
@@ -28,8 +28,8 @@ ONE = Arrive("node-1", "b", "127.0.0.1")
 class Served:
     """A coordinator behind a port, and ways to reach it."""
 
-    def __init__(self, http: aiohttp.ClientSession, port: int, coordinator: Coordinator, door: Door) -> None:
-        self.http, self.coordinator, self.door = http, coordinator, door
+    def __init__(self, http: aiohttp.ClientSession, port: int, coordinator: Coordinator, gate: TokenGate) -> None:
+        self.http, self.coordinator, self.gate = http, coordinator, gate
         self.place = f"127.0.0.1:{port}"
 
     def link(self, token: str = "secret") -> HttpLink:
@@ -48,10 +48,10 @@ class Served:
 
 @asynccontextmanager
 async def serve(**options: Any) -> AsyncIterator[Served]:
-    coordinator, door, listener = Coordinator(**options), Door(Credentials("secret")), listen("127.0.0.1", 0)
+    coordinator, gate, listener = Coordinator(**options), TokenGate(Credentials("secret")), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    async with serve_coordinator(coordinator, listener, door), aiohttp.ClientSession() as http:
-        yield Served(http, port, coordinator, door)
+    async with serve_coordinator(coordinator, listener, gate), aiohttp.ClientSession() as http:
+        yield Served(http, port, coordinator, gate)
 
 
 def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
@@ -60,7 +60,7 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
             assert (await end.post("arrive", b'{"node":"node-1","host":"b","address":"1.2.3.4"}', "wrong"))[0] == 401
             with pytest.raises(RefusedError, match="does not have this check's token"):
                 await end.link("wrong").arrive(ONE)
-            assert end.door.refused == 2
+            assert end.gate.refused == 2
             assert await end.coordinator.wait_for_arrivals({"node-1"}, 0.0) == {"node-1"}
 
     asyncio.run(story())

@@ -8,8 +8,8 @@ from everstep.runtime.agent.ports import free_port
 from everstep.runtime.launch.end_notice import EndNotice
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.master import Outcome
-from everstep.runtime.net.door import listen
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import listen
 
 TOKEN = "of the job"
 

@@ -15,7 +15,7 @@ from everstep.steps.corpus import Config as CorpusConfig
 from everstep.steps.corpus import archive
 from everstep.steps.corpus.run import run as make_corpus
 from everstep.steps.entry import StepError
-from everstep.steps.preprocess import Config, place, session
+from everstep.steps.preprocess import Config, destination, session
 from everstep.steps.preprocess.cleaning import digest_of
 from everstep.steps.preprocess.run import run
 from everstep.steps.preprocess.vocabulary import train
@@ -139,15 +139,15 @@ def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"input": str(inputs / "a.jsonl"), "output_prefix": str(tmp_path / "out/result"), "append_eod": True}
-    publish = place._Folder.publish
+    publish = destination._Folder.publish
 
-    def ended(self: place._Folder, file: Path) -> None:
+    def interrupt_publish(self: destination._Folder, file: Path) -> None:
         if file.suffix == ".idx":
             raise KeyboardInterrupt
         publish(self, file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(place._Folder, "publish", ended)
+        patch.setattr(destination._Folder, "publish", interrupt_publish)
         with pytest.raises(KeyboardInterrupt):
             run(config(tmp_path, inputs, **files))
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_file())

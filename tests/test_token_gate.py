@@ -1,4 +1,4 @@
-"""The door of every server: a stranger gets little room and little time, and whoever shows the token is let in."""
+"""The gate of every server: a stranger gets little room and little time, and whoever shows the token is let in."""
 
 import asyncio
 import errno
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from everstep.runtime.net import door as doors
-from everstep.runtime.net.door import MOST_ACCEPTS, TELL_S, Door, RateLimitedLog, listen, server_of
+from everstep.runtime.net import token_gate as gates
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token_gate import MOST_ACCEPTS, TELL_S, RateLimitedLog, TokenGate, listen, server_of
 from tests.credentials import credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
 from tests.master.shell import TroubledStore, in_virtual_time
@@ -31,10 +31,10 @@ Story = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    """A server behind a door, and ways to reach it."""
+    """A server behind a gate, and ways to reach it."""
 
-    def __init__(self, door: Door, port: int, lines: list[str], client: ssl.SSLContext | None) -> None:
-        self.door, self.port, self.lines = door, port, lines
+    def __init__(self, gate: TokenGate, port: int, lines: list[str], client: ssl.SSLContext | None) -> None:
+        self.gate, self.port, self.lines = gate, port, lines
         """Told to people."""
         self._client = client
 
@@ -55,7 +55,7 @@ class Served:
         return False
 
     async def until_answered(self) -> None:
-        """As an agent, which asks again: where a door waits for some tenths of a second, a busy machine is too late."""
+        """As an agent, which asks again: where a gate waits for some tenths of a second, a busy machine is too late."""
         while not await self.is_answered():
             pass
 
@@ -63,18 +63,18 @@ class Served:
 def serve(story: Story, strangers: int = 256, head_s: float = 10.0, told: Credentials = IN_CLEAR) -> None:
     async def run_story() -> None:
         async def handle(request: web.BaseRequest) -> web.Response:
-            known = door.admits(request)
+            known = gate.admits(request)
             response = web.Response(status=200 if known else 401)
             if not known:
                 response.force_close()
             return response
 
         lines: list[str] = []
-        door = Door(told, strangers=strangers, head_s=head_s, say=lines.append)
+        gate = TokenGate(told, strangers=strangers, head_s=head_s, say=lines.append)
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        async with asyncio.timeout(SECONDS), door.serve(server_of(handle), listener):
-            await story(Served(door, port, lines, told.client))
+        async with asyncio.timeout(SECONDS), gate.serve(server_of(handle), listener):
+            await story(Served(gate, port, lines, told.client))
 
     asyncio.run(run_story())
 
@@ -248,11 +248,11 @@ def test_without_a_descriptor_left_strangers_make_room() -> None:
 
 
 def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "_SHORT_S", 0.01)
+    monkeypatch.setattr(gates, "_SHORT_S", 0.01)
 
     async def story(end: Served) -> None:
         tries: list[float] = []
-        shown = end.door._seldom.log
+        shown = end.gate._seldom.log
         enough = asyncio.Event()
 
         def tell(what: str) -> None:
@@ -261,7 +261,7 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
             if len(tries) == 5:
                 enough.set()
 
-        monkeypatch.setattr(end.door._seldom, "log", tell)
+        monkeypatch.setattr(end.gate._seldom, "log", tell)
         loop = asyncio.get_running_loop()
         with descriptors(400), socket.socket() as waits:
             waits.setblocking(False)

@@ -56,7 +56,7 @@ _KEEPALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 15,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
 }
-_log = logging.getLogger("everstep.door")
+_log = logging.getLogger("everstep.token_gate")
 HTTP: Mapping[str, Any] = {
     "access_log": None,
     "logger": _log,
@@ -69,7 +69,7 @@ HTTP: Mapping[str, Any] = {
     # Compressed bodies are not unpacked: our agents compress nothing, and a small body stays small.
     "auto_decompress": False,
 }
-"""Arguments for every aiohttp server behind a door."""
+"""Arguments for every aiohttp server behind a gate."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -115,7 +115,7 @@ class RateLimitedLog:
         self._counts.clear()
 
 
-class Door:
+class TokenGate:
     """The gate of one server, on one event loop.
 
     Invariant: at most `strangers` connections have not shown the token, none of them for longer than `head_s`.
@@ -317,12 +317,12 @@ async def read_body(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
 
 
 def server_of(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
-    """A server with one handler for everything, to run behind a door."""
+    """A server with one handler for everything, to run behind a gate."""
     return web.ServerRunner(web.Server(handler, **HTTP), shutdown_timeout=END_S)
 
 
 def application_of(app: web.Application, *, end_s: float = END_S, cancels: bool = False) -> web.AppRunner:
-    """A runner of an application, behind a door. `cancels`: a handler ends with its connection."""
+    """A runner of an application, behind a gate. `cancels`: a handler ends with its connection."""
     return web.AppRunner(app, shutdown_timeout=end_s, handler_cancellation=cancels, **HTTP)
 
 

@@ -26,8 +26,8 @@ from everstep.runtime.workflow.pods import inherited
 from everstep.runtime.workflow.pods.local_runs import render
 from everstep.runtime.workflow.run.run_folder import read_inputs
 from everstep.runtime.workflow.run.view import _PlainView, table
+from everstep.shell_settings import checked_variables
 from everstep.steps.reuse import STEPS
-from everstep.surroundings import checked_variables
 from tests.harness import ROOT
 from tests.workflow.running import log, manifest_text, ran, sh
 
