@@ -39,13 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         below = verbs.add_parser(name, help=text, description=text)
         for one in positional:
             below.add_argument(one.rstrip("+"), nargs="+" if one.endswith("+") else None, help=POSITIONAL[one])
-        below.add_argument(
-            "--runs",
-            type=Path,
-            default=Path("runs"),
-            metavar="DIR",
-            help="directory of the run folders (default: runs)",
-        )
+        below.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="directory of run folders")
         return below
 
     ran = verb("run", "run a workflow here, to its end", "file+")
@@ -67,12 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--work-dir", type=Path, default=None, metavar="DIR", help="the pods' working directory; empty: this one"
     )
     checked = verb("lint", "report what is wrong with a workflow before it runs", "file+")
-    checked.add_argument(
-        "--format",
-        choices=["text", "json", "sarif"],
-        default="text",
-        help="text for people, json or sarif for programs",
-    )
+    checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
     for below in (ran, checked):
         below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
                            help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
@@ -95,9 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     stopped = _add_selector(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
     stopped.add_argument(
-        "--message",
-        default="",
-        help="message of the suspended steps that --node-field-selector selects, which then fail",
+        "--message", default="", help="message of the suspended steps that --node-field-selector fails"
     )
     verb("terminate", "stop a run at once, without its exit handler", "name")
     set_ = _add_selector(verb("set", "set a suspended step's outputs, or end it", "name"))
