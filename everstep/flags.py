@@ -78,14 +78,21 @@ def read_flags(config: type[C], values: argparse.Namespace) -> C:
     })  # fmt: skip
 
 
+def add_action(parser: argparse.ArgumentParser, config: type[C], act: Callable[[C], int]) -> None:
+    """Add the dataclass's flags and what is done with them: `values.act(values)` returns the exit code.
+
+    `values.prog` is the command with its verbs.
+    """
+    add_flags(parser, config)
+    parser.set_defaults(act=lambda values: act(read_flags(config, values)), prog=parser.prog)
+
+
 def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, tuple[type[Any], Callable[[Any], int]]]) -> None:
     """Add verbs below a command: by name, the dataclass of its flags, whose docstring is its help, and what it does."""
     below = parser.add_subparsers(dest="what", metavar="VERB", required=True)
     for name, (config, act) in verbs.items():
         text = inspect.getdoc(config) or ""
-        verb = below.add_parser(name, help=text.partition("\n")[0], description=text)
-        add_flags(verb, config)
-        verb.set_defaults(act=lambda values, config=config, act=act: act(read_flags(config, values)))
+        add_action(below.add_parser(name, help=text.partition("\n")[0], description=text), config, act)
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:
