@@ -80,7 +80,7 @@ class _Flash:
                 if one.commit is not None:
                     yield verify_shards(open_shards(*sources_in(store, one.folder, one.commit)))
             except RestoreError as error:
-                print(f"everstep: {one.folder} is passed over: {error}", file=sys.stderr)
+                print(f"everstep: {one.folder} is skipped: {error}", file=sys.stderr)
 
 
 class DdpCheckpointer(_Flash):

@@ -28,7 +28,7 @@ class Status:
     output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
     """For people, or programs."""
     namespace: Annotated[str, Flag("-n")] = ""
-    """Where the run is, if it is on a cluster (kube context)."""
+    """Namespace of the run, if it is on a cluster (kube context)."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 

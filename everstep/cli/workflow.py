@@ -238,14 +238,14 @@ def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
     folder = run_views.run_folder(flags.runs, flags.name)
     holder = launcher_pid(folder)
     if holder is None:
-        raise BadInput(f"{flags.name}: nobody runs it; `everstep workflow resume {flags.name}` takes it up")
+        raise BadInput(f"{flags.name}: no process runs it; `everstep workflow resume {flags.name}` resumes it")
     try:
         request = submit_request(folder, wish)
     except ControlRequestError as error:
         raise BadInput(str(error)) from None
     while request.exists():
         if launcher_pid(folder) is None and _withdraw(folder, request):
-            raise BadInput(f"{flags.name}: process {holder} has ended meanwhile")
+            raise BadInput(f"{flags.name}: process {holder} has already ended")
         time.sleep(0.05)
     if why := take_refusal(request):
         raise BadInput(f"{flags.name}: {why}")

@@ -50,10 +50,10 @@ class SpecError(ValueError):
 _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
-    "faultTolerant": "not needed: every job is; say restartPolicy: Never for one that is not",
+    "faultTolerant": "not needed: every job is elastic; write restartPolicy: Never for one that is not",
     "template": "not built: nodes run `everstep`'s agent; give a role its resources",
     "schedulerName": "not built: pods go to the cluster's own scheduler",
-    "replicaType": "not needed: the name of the role says it",
+    "replicaType": "not needed: the role's name defines it",
     "timeLimit": "not built: give the step's Argo template an activeDeadlineSeconds",
 }
 """Fields of other systems that a reader of theirs may try here."""
@@ -127,7 +127,7 @@ class _Reading:
         for key in said.path[:-1]:
             if key not in inside and said.path[0] == "replicaSpecs":
                 if key != "replicaSpecs":
-                    self.refuse(("replicaSpecs",), f"{said.by} is about {key}; there is {', '.join(inside)}")
+                    self.refuse(("replicaSpecs",), f"{said.by} refers to {key}; there is {', '.join(inside)}")
                 return
             inside = inside.setdefault(key, {})
             if not isinstance(inside, dict):
@@ -247,7 +247,7 @@ def _loaded(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int], pa
     for key, value in node.value:
         name = loader.construct_object(key)
         if not isinstance(name, str) or name in found:
-            what = "stands here twice" if isinstance(name, str) else "is no name for a field"
+            what = "appears twice" if isinstance(name, str) else "is not a valid field name"
             raise yaml.MarkedYAMLError(problem=f"{name}: {what}", problem_mark=key.start_mark)
         lines[(*path, name)] = key.start_mark.line + 1
         found[name] = _loaded(loader, value, lines, (*path, name))

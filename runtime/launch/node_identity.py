@@ -85,9 +85,9 @@ def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> 
             f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} to the one that it has"
         )
     if answer is Answer.IN_TLS:
-        raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {TLS_HINT}")
+        raise ValueError(f"{ip}:{port}: the master there speaks TLS; {TLS_HINT}")
     if answer is Answer.IN_CLEAR:
-        raise ValueError(f"{ip}:{port}: what is there does not speak TLS; {TLS_HINT}, or choose another port")
+        raise ValueError(f"{ip}:{port}: the server there does not speak TLS; {TLS_HINT}, or choose another port")
     return answer is Answer.NOBODY
 
 

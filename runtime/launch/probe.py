@@ -24,7 +24,7 @@ class Answer(StrEnum):
     NOBODY = "nobody"
     MASTER = "this job's master"
     NOT_ALLOWED = "a master with another token"
-    IN_TLS = "a master that speaks TLS, and was spoken to in clear"
+    IN_TLS = "a master that speaks TLS, but received plain text"
     IN_CLEAR = "something that does not speak TLS"
     SILENT = "something that accepts connections and does not answer"
     OTHER = "something else"

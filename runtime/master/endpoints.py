@@ -91,7 +91,7 @@ class Endpoints:
         """Answer one request. The body is read only after the token was verified."""
         if not self._bearer.is_shown(headers):
             self._unauthorized += 1
-            return _error_reply(401, "the Authorization header has not this job's token")
+            return _error_reply(401, "the Authorization header does not have this job's token")
         job = headers.get(JOB_HEADER, self._brain.spec.job)
         try:
             if job != self._brain.spec.job:
@@ -133,7 +133,7 @@ class Endpoints:
         if seat := assignments.seat_for(self._brain.state, join):
             return _json_reply(seat)
         if leaves(self._brain.state):
-            raise UnknownNode(f"{join.node} has no place in this job any more")
+            raise UnknownNode(f"{join.node} no longer belongs to this job")
         return Reply(204)
 
     async def _post_heartbeat(self, read: Read) -> Reply:

@@ -158,7 +158,7 @@ def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record
     if not needed_count:
         notes.append(f"{prefix} has no journal: no rounds and restarts.")
     if unknown > MOST_NOTES:
-        notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are no records this version knows")
+        notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are not records that this version knows")
 
 
 def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[str, Any]]:
@@ -170,7 +170,7 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
             except ValueError:
                 torn += 1
     if torn:
-        notes.append(f"{prefix}/telemetry: {torn} unreadable lines were passed over.")
+        notes.append(f"{prefix}/telemetry: {torn} unreadable lines were skipped.")
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:

@@ -67,7 +67,7 @@ async def node_backend(
             yield place
         return
     if ignored := config.scheduler_flags():
-        _print_line(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
+        _print_line(f"{', '.join(ignored)}: ignored, as nodes are processes of this machine")
     from everstep.runtime.platform.process import ProcessPlatform
 
     async def stopped() -> bool:

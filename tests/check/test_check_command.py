@@ -135,7 +135,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[
     [
         ("--nodes 0", "--nodes 0, --min-nodes 0: at least 1"),
         ("--nodes 2 --min-nodes 3", "not more than the nodes"),
-        ("--nodes 2 --rdzv-endpoint a:1", "give one of them"),
+        ("--nodes 2 --rdzv-endpoint a:1", "give only one of them"),
         ("--nnodes 2", "need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR"),
         ("--rdzv-endpoint a --nnodes 2 --node-rank 0", "--rdzv-endpoint a: write HOST:PORT"),
         ("--rdzv-endpoint a:70000 --nnodes 2 --node-rank 0", "write HOST:PORT"),

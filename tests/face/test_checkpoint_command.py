@@ -111,7 +111,7 @@ def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     told = shown(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
-    assert "000002-000000005 is passed over: store jobs/j" in told
+    assert "000002-000000005 is skipped: store jobs/j" in told
     assert "iteration 3 of" in told
     assert "damaged" in shown(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
 

@@ -226,6 +226,6 @@ def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path
     assert names(tmp_path) == []
     code, told = ended(*arguments)
     assert code == 0, told
-    assert "of 40 tasks were done by an earlier command" in told
+    assert "of 40 tasks were already done by an earlier command" in told
     assert_right(given, tmp_path)
     assert names(tmp_path) == FILES

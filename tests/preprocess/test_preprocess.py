@@ -182,7 +182,7 @@ def test_a_step_that_is_ended_leaves_no_process_and_no_dataset(
     wait_until(lambda: not family(mark), "the end of every process", DEADLINE_S)
     assert not list((tmp_path / "store").glob("datasets/*/dataset.json"))
     if sent == signal.SIGTERM:
-        assert told.splitlines()[-1] == "preprocess: told to end"
+        assert told.splitlines()[-1] == "preprocess: asked to stop"
         for kept in (tmp_path / "store/datasets").iterdir():  # Finished shards are for the next one to take.
             assert kept.name.startswith("~shards-")
             assert list(kept.glob("*.done"))
