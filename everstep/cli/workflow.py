@@ -187,12 +187,12 @@ def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callab
     """Wrap `show` so that it prints the run's name first; a run that is refused prints no name."""
     unsaid = [name]
 
-    def shown(engine: "Engine", folder: Path) -> None:
+    def show_with_name(engine: "Engine", folder: Path) -> None:
         if unsaid:
             print(unsaid.pop(), file=sys.stderr)
         show(engine, folder)
 
-    return shown
+    return show_with_name
 
 
 def _lint(flags: Lint) -> int:

@@ -126,7 +126,7 @@ def without_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> 
 
 
 def refusal_summary(refusals: Iterable[Refusal]) -> str:
-    """Which checkpoints are passed over, and why, in one line."""
+    """Which checkpoints are skipped, and why, in one line."""
     why: dict[tuple[int, int], list[str]] = {}
     for refusal in refusals:
         why.setdefault((refusal.round, refusal.iteration), []).append(refusal.why)

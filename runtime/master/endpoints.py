@@ -171,12 +171,12 @@ class Endpoints:
         self._brain.feed(ShardStored(report))
         await self._brain.wait_until_durable()
 
-        def committed(state: State) -> str:
+        def manifest_key(state: State) -> str:
             checkpoint = state.checkpoints.get(place)
             return checkpoint.manifest if checkpoint else ""
 
-        await self._brain.wait_until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
-        return await self._ack(committed(self._brain.state))
+        await self._brain.wait_until(key, lambda state: bool(manifest_key(state)), COMMIT_POLL_S)
+        return await self._ack(manifest_key(self._brain.state))
 
     async def _post_unrestored(self, read: Read) -> Reply:
         await self._brain.report_unrestored(request_validation.parse_message(Unrestored, await read()))

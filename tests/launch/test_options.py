@@ -293,7 +293,7 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
     (tmp_path / "roles.yaml").write_text(f"{SPEC}{spec}\n")
     given = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
     if kept is None:
-        with pytest.raises(ValueError, match="with keep_last 0 every checkpoint stays"):
+        with pytest.raises(ValueError, match="with keep_last 0 every checkpoint is kept"):
             read(*given)
         return
     job = job_of(read(*given), "llama-1")
@@ -314,7 +314,7 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
         (["--role=ps", "--max-restarts=3"], "line 2: patience.maxRestarts: 2 here, but --max-restarts says 3"),
         (["--role=ps", "--rdzv-conf=join_timeout=0.5,last_call_timeout=7", "--on-hang=fail"], "but --on-hang says"),
         (["--role=ps", "--nnodes=4", "--node-rank=1", "--master-addr=h"], "replicaSpecs.ps.replicas: 1 here"),
-        (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no numbers"),
+        (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no ranks"),
         (["--role=ps"], "give only --rdzv-endpoint HOST:PORT"),
         (["--role=ps", "--standalone"], "--standalone, but 4 nodes are requested"),
     ],
