@@ -122,9 +122,7 @@ def _check_locally(flags: Check, box: "SwitchboxSpec | None") -> int:
     nodes = 2 if flags.nodes is None else flags.nodes
     least = nodes if flags.min_nodes is None else flags.min_nodes
     if not 1 <= least <= nodes:
-        raise BadInput(
-            f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes"
-        )
+        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes")
     verdicts, rounds = asyncio.run(
         check_one_machine(
             [f"local-{index}" for index in range(nodes)],

@@ -46,7 +46,7 @@ def run(flags: Scale) -> int:
     name, nodes, role = flags.job, flags.nodes, flags.role
     if flags.namespace:
         _edit(name, flags.namespace, role, nodes)
-        print(f"{name}: {nodes} {role} nodes requested; the step's log says what follows", file=sys.stderr)
+        print(f"{name}: {nodes} {role} nodes requested; the step's log shows what follows", file=sys.stderr)
         return 0
     job = find(flags.runs, name)
     if ended := job.state.ended:

@@ -126,7 +126,7 @@ class Stop(Resume):
 
 @dataclass(frozen=True, kw_only=True)
 class Set(Resume):
-    """Give a suspended step its outputs, or its end."""
+    """Set a suspended step's outputs, or end it."""
 
     phase: Literal["", "Succeeded", "Failed", "Error"] = ""
     message: str = ""
