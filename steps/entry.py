@@ -173,7 +173,7 @@ def disk_error_line(error: OSError, store: str) -> str | None:
 
 def _help(step: str, config_type: type[Any]) -> str:
     example = f"python -m everstep.steps.{step} --store runs/store --outputs /tmp/out"
-    return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nExample: {example}"
+    return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nexample:\n  {example}"
 
 
 def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:

@@ -4,7 +4,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from everstep.errors import BadInput
+from everstep.flags import with_dashes
 from everstep.runtime.display.flaghelp import Flags
+from everstep.runtime.exit_codes import ExitCode
 from everstep.version import VERSION
 
 VERBS = {
@@ -41,11 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verb, text in VERBS.items():
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == called:
-            module = importlib.import_module(f"everstep.cli.{verb}")
-            module.configure(below)
-            below.set_defaults(run=module.run)
-    chosen = parser.parse_args(words)
-    return chosen.run(chosen)
+            importlib.import_module(f"everstep.cli.{verb}").configure(below)
+    chosen = parser.parse_args(with_dashes(words))
+    try:
+        return chosen.act(chosen)
+    except BadInput as error:
+        print(f"{chosen.prog}: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
 
 
 if __name__ == "__main__":

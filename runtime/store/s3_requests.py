@@ -7,7 +7,6 @@ of the object, which makes the PUT unconditional.
 import http.client
 import math
 import os
-import random
 import socket
 import ssl
 import time
@@ -27,6 +26,7 @@ from urllib3.exceptions import HTTPError
 
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError
 from everstep.runtime.store.s3_settings import Settings
+from everstep.runtime.system.backoff import backoff
 
 ATTEMPTS = 6
 """Attempts for one request; the pauses between them add up to 3 s at most."""
@@ -127,6 +127,7 @@ class Requests:
         longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
         sent = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
             try:
@@ -136,12 +137,12 @@ class Requests:
             except (OSError, http.client.HTTPException) as error:
                 if attempt == ATTEMPTS:
                     self._raise_unreachable(error)
-                self._wait(attempt, "")
+                self._wait(pauses, "")
                 continue
             if answer.status in (200, 204, 206, *wanted):
                 return answer
             if attempt < ATTEMPTS and (answer.status in RETRIED_STATUSES or answer.code in RETRIED_CODES):
-                self._wait(attempt, answer.headers.get("retry-after", ""))
+                self._wait(pauses, answer.headers.get("retry-after", ""))
                 continue
             self._raise_refused(method, key, answer.status, answer.code, answer.message)
         raise AssertionError("the last attempt returns or raises")
@@ -248,9 +249,9 @@ class Requests:
             raise
         self._idle.append(connection)
 
-    def _wait(self, attempt: int, told: str) -> None:
-        """Wait before the next attempt: exponential backoff with jitter. `told` is the server's Retry-After."""
-        pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+    def _wait(self, pauses: Iterator[float], told: str) -> None:
+        """Wait before the next attempt. `told` is the server's Retry-After."""
+        pause = next(pauses)
         with suppress(ValueError):
             pause = max(pause, min(float(told or 0), 10.0))
         self._pause(pause)

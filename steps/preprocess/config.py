@@ -2,7 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
+from everstep.flags import Flag
 from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.masters import Kind, kind_of
@@ -27,9 +29,9 @@ CLEANING = ("ftfy", "min_length", "max_length", "deduplicate", "validation_share
 class Config:
     """Tokenize text on Spark into Megatron indexed datasets."""
 
-    input: str = ""
+    input: Annotated[str, Flag(is_joined=True)] = ""
     """What the corpus step made; with --output-prefix: files, globs, folders, s3://, separated by commas."""
-    jsonl_keys: str = "text"
+    jsonl_keys: Annotated[str, Flag(is_joined=True)] = "text"
     """Keys of the texts in each document; each becomes a dataset of its own."""
     num_docs: int = 0
     """Documents in the input, to estimate the time left; 0: unknown."""

