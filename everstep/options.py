@@ -17,7 +17,7 @@ class Submission:
     output: Annotated[Literal["", "yaml"], Flag("-o")] = ""
     """yaml: print the manifest that would run, and do nothing else."""
     name: str = ""
-    """Name of the run; an unfinished run of that name goes on where it stopped (Argo: is watched). Empty: made up."""
+    """Name of the run; an unfinished run of that name continues (Argo: is watched). Empty: generated."""
     store: str = "runs/store"
     """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (Argo needs that)."""
     runs: str = "runs"
@@ -25,12 +25,12 @@ class Submission:
     env: tuple[str, ...] = ()
     """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
     sandbox: bool = False
-    """Local: shut the steps' processes in: they see no home and no other process, write only to folders of their own
+    """Local: isolate the steps' processes: they see no home and no other process, write only to folders of their own
     and the store, and have no privileges."""
     no_network: bool = False
-    """With --sandbox: without a network, either."""
+    """With --sandbox: no network either."""
     watch: bool = False
-    """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
+    """Argo: show the run until it ends (the default). Ctrl-C leaves it running."""
     detach: bool = False
     """Argo: submit, and do not wait."""
     logs: bool = False
@@ -53,12 +53,12 @@ class Submission:
         if self.watch and self.detach:
             raise BadInput("--watch and --detach: give only one of them")
         if self.detach and self.logs:
-            raise BadInput("--logs and --detach: without waiting there are no logs to print")
+            raise BadInput("--logs and --detach: logs can only be printed while waiting")
         if self.no_network and not self.sandbox:
             raise BadInput("--no-network: needs --sandbox, too")
         if target != "local" and self.sandbox:
             raise BadInput(
-                f"--sandbox: only for the target local; pods of a cluster are shut in (target {target}, {reason})"
+                f"--sandbox: only for target local; pods of a cluster are isolated anyway (target {target}, {reason})"
             )
         if target == "local":
             plain = Submission()
@@ -71,6 +71,6 @@ class Submission:
             raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
         elif not self.store.startswith("s3://"):
             raise BadInput(
-                f"target argo ({reason}): pods on many nodes share no folder: give --store s3://bucket/prefix "
+                f"target argo ({reason}): pods on different nodes share no folder: give --store s3://bucket/prefix "
                 "(or --target local)"
             )

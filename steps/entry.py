@@ -143,7 +143,7 @@ def main(
         print(f"{step}: {error}", file=sys.stderr)
         sys.exit(error.code)
     except Terminated:
-        print(f"{step}: told to end", file=sys.stderr)
+        print(f"{step}: asked to stop", file=sys.stderr)
         sys.exit(TERMINATED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

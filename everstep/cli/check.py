@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 EPILOG = """\
-Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: up to a
-quarter of faulty nodes are named exactly. Of two or three nodes that only fail together some stay undecided, by name.
+Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: the
+faulty nodes are named exactly, if at most a quarter is faulty. Of two or three nodes that fail only together, some stay
+undecided and are named, too.
 
 Exit codes: 0 healthy, 2 bad input, 3 this node is not fit (or too few are), 75 the coordinator went away.
 
@@ -51,13 +52,13 @@ class Check:
     rdzv_id: str = "none"
     """Name of this check, the same on all machines."""
     join_timeout: Annotated[float, Flag(metavar="S")] = 600.0
-    """Wait so long for the others."""
+    """Seconds to wait for the others."""
     topology: Annotated[str | None, Flag(metavar="FILE")] = None
     """Lines `asw-0 psw-0 192.168.0.0`: pairs share a switch (rank 0)."""
     timeout: Annotated[float, Flag(metavar="S")] = 300.0
-    """For a node's part in one round."""
+    """Seconds for a node's part in one round."""
     exclude_straggler: bool = False
-    """A node slower than twice the median is not fit."""
+    """Treat a node slower than twice the median as unfit."""
     switchbox_check: bool = False
     """Measure the links between this machine's CUDA devices too."""
     box_pairs: str = "0:1 2:4 3:5 6:7"
@@ -103,7 +104,9 @@ def _check(flags: Check) -> int:
         box = parse_switchbox(flags.box_pairs, flags.min_bandwidth, flags.min_channels)
     endpoint = flags.rdzv_endpoint or os.environ.get("DLROVER_MASTER_ADDR", "")
     if flags.nodes is not None and flags.rdzv_endpoint:
-        raise BadInput("--nodes checks processes of this machine, --rdzv-endpoint several machines: give one of them")
+        raise BadInput(
+            "--nodes checks processes of this machine, --rdzv-endpoint several machines: give only one of them"
+        )
     if endpoint and flags.nodes is None:
         return _check_across_machines(_across_options(flags, endpoint, os.environ, box))
     if flags.nnodes is not None:
@@ -119,7 +122,7 @@ def _check_locally(flags: Check, box: "SwitchboxSpec | None") -> int:
     nodes = 2 if flags.nodes is None else flags.nodes
     least = nodes if flags.min_nodes is None else flags.min_nodes
     if not 1 <= least <= nodes:
-        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: at least 1, and not more than the nodes, are needed")
+        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes")
     verdicts, rounds = asyncio.run(
         check_one_machine(
             [f"local-{index}" for index in range(nodes)],

@@ -53,7 +53,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Drop:
-    """Remove checkpoints, whole or damaged: no training begins from them any more."""
+    """Remove checkpoints, whole or damaged, so that no training starts from them."""
 
     uri: Annotated[tuple[str, ...], Flag(metavar="URI", is_positional=True)]
     """One checkpoint: STORE/jobs/JOB/checkpoints/NAME."""
@@ -61,7 +61,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class CollectGarbage:
-    """Remove what killed writers left, and checkpoints that were never whole, when old."""
+    """Remove what killed writers left and checkpoints that were never whole, if old."""
 
     uri: _Uri
     """A store, or STORE/jobs/JOB."""
@@ -147,7 +147,7 @@ def _export(flags: Export) -> int:
         raise BadInput(f"{flags.uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
     path = Path(flags.target)
     if path.exists():
-        raise BadInput(f"{flags.target}: there is something already; give a new name")
+        raise BadInput(f"{flags.target}: something exists there already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
     for entry in reversed(committed):
@@ -158,7 +158,7 @@ def _export(flags: Export) -> int:
         except RestoreError as error:
             if entry is committed[0]:
                 raise
-            print(f"everstep checkpoint export: {entry.folder} is passed over: {error}", file=sys.stderr)
+            print(f"everstep checkpoint export: {entry.folder} is skipped: {error}", file=sys.stderr)
         else:
             print(f"{flags.target}: iteration {entry.iteration} of {entry.folder}", file=sys.stderr)
             break
@@ -173,7 +173,9 @@ def _drop(flags: Drop) -> int:
     for uri in flags.uri:  # Nothing is removed before all of them are known.
         store, entries = _stored_below(uri)
         if len(entries) != 1 or not parse_folder(uri.rstrip("/")):
-            raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
+            raise BadInput(
+                f"{uri}: does not name a single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it"
+            )
         dropped.append((store, entries[0]))
     for store, entry in dropped:
         delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
@@ -191,7 +193,7 @@ def _gc(flags: CollectGarbage) -> int:
     places = [f"jobs/{job}/"] if jobs else _PREFIXES
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
-        raise BadInput(f"{flags.uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
+        raise BadInput(f"{flags.uri}: nothing of Everstep's is there; give STORE or STORE/jobs/JOB")
     removed = size = 0
     verb = "would be removed" if flags.dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):

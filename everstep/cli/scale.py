@@ -30,7 +30,7 @@ class Scale:
     role: str = "worker"
     """Role of the nodes."""
     namespace: Annotated[str, Flag("-n")] = ""
-    """Where the run is, if it is on a cluster (kube context)."""
+    """Namespace of the run, if it is on a cluster (kube context)."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -46,7 +46,7 @@ def run(flags: Scale) -> int:
     name, nodes, role = flags.job, flags.nodes, flags.role
     if flags.namespace:
         _edit(name, flags.namespace, role, nodes)
-        print(f"{name}: {nodes} {role} nodes asked for; the step's log says what follows", file=sys.stderr)
+        print(f"{name}: {nodes} {role} nodes requested; the step's log shows what follows", file=sys.stderr)
         return 0
     job = find(flags.runs, name)
     if ended := job.state.ended:
@@ -84,9 +84,9 @@ def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:
         raise BadInput(f"{name}: refused: {_reason(error.read())}") from None
     except OSError as error:
         why = getattr(error, "reason", error)
-        mend = f"`everstep workflow resume {name.partition('/')[0]}` takes the run up; scale it then"
+        mend = f"`everstep workflow resume {name.partition('/')[0]}` resumes the run; then scale it"
         raise BadInput(
-            f"{name}: no master answers at {master} ({why}); its nodes may train on without; {mend}"
+            f"{name}: no master answers at {master} ({why}); its nodes may continue without it; {mend}"
         ) from None
 
 

@@ -28,7 +28,7 @@ class Status:
     output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
     """For people, or programs."""
     namespace: Annotated[str, Flag("-n")] = ""
-    """Where the run is, if it is on a cluster (kube context)."""
+    """Namespace of the run, if it is on a cluster (kube context)."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -80,7 +80,7 @@ def text(status: dict[str, Any]) -> str:
     now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
     lines = [f"{status['job']}: {now['type']} since {now['lastTransitionTime']}", f"  {status['reason']}"]
     if round_:
-        start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from nothing"
+        start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from the beginning"
         lines.append(f"  round {round_['number']}: {round_['nodes']} nodes, {round_['workers']} workers, {start}")
     if checkpoint:
         lines.append(f"  newest checkpoint: iteration {checkpoint['iteration']}  {checkpoint['manifest']}")
@@ -94,7 +94,7 @@ def text(status: dict[str, Any]) -> str:
         [c["type"], c["status"], c["lastTransitionTime"], c["reason"], c["message"]] for c in status["conditions"]
     ]
     nodes = [[n["name"], n["host"], n["ip"] or "-", _phase(n), _ranks(n["ranks"])] for n in status["nodes"]]
-    lines += ["", *_table(["CONDITION", "HOLDS", "SINCE", "REASON", "MESSAGE"], conditions)]
+    lines += ["", *_table(["CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"], conditions)]
     lines += ["", *_table(["NODE", "HOST", "IP", "PHASE", "RANKS"], nodes)]
     if status["error"]:
         lines += ["", status["error"].rstrip()]
@@ -103,8 +103,8 @@ def text(status: dict[str, Any]) -> str:
 
 def _overdue(pod: dict[str, str]) -> str:
     return (
-        f"the step's pod {pod['name']} should have ended at {pod['since']} and node {pod['host']} does not say so; "
-        f"Argo waits for it: when that machine is off for good, kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
+        f"the step's pod {pod['name']} should have ended at {pod['since']}, but node {pod['host']} has not said so. "
+        f"Argo waits. If that machine is off for good: kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
     )
 
 

@@ -22,7 +22,7 @@ class Templates:
     image: str = IMAGE
     """Image of the steps, as the cluster pulls it."""
     service_account: Annotated[str, Flag(metavar="NAME")] = "everstep"
-    """Of the pods; NAME-train, NAME-spark: of those with more rights."""
+    """Account of the pods; with more rights: NAME-train, NAME-spark."""
     store_secret: Annotated[str, Flag(metavar="NAME")] = "everstep-store"
     """Secret with the store's AWS_* variables; empty: the pods have them by other means."""
 

@@ -187,12 +187,12 @@ def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callab
     """Wrap `show` so that it prints the run's name first; a run that is refused prints no name."""
     unsaid = [name]
 
-    def shown(engine: "Engine", folder: Path) -> None:
+    def show_with_name(engine: "Engine", folder: Path) -> None:
         if unsaid:
             print(unsaid.pop(), file=sys.stderr)
         show(engine, folder)
 
-    return shown
+    return show_with_name
 
 
 def _lint(flags: Lint) -> int:
@@ -238,14 +238,14 @@ def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
     folder = run_views.run_folder(flags.runs, flags.name)
     holder = launcher_pid(folder)
     if holder is None:
-        raise BadInput(f"{flags.name}: nobody runs it; `everstep workflow resume {flags.name}` takes it up")
+        raise BadInput(f"{flags.name}: no process runs it; `everstep workflow resume {flags.name}` resumes it")
     try:
         request = submit_request(folder, wish)
     except ControlRequestError as error:
         raise BadInput(str(error)) from None
     while request.exists():
         if launcher_pid(folder) is None and _withdraw(folder, request):
-            raise BadInput(f"{flags.name}: process {holder} has ended meanwhile")
+            raise BadInput(f"{flags.name}: process {holder} has already ended")
         time.sleep(0.05)
     if why := take_refusal(request):
         raise BadInput(f"{flags.name}: {why}")

@@ -14,10 +14,10 @@ _Parameters = Annotated[tuple[str, ...], Flag("-p", metavar="NAME=VALUE")]
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """The runs, newest last."""
+    """List the runs, newest last."""
 
     runs: _Folder = Path("runs")
-    """Where the run folders are."""
+    """Directory of the run folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class Manifest(List):
     """What is read of a manifest."""
 
     file: Annotated[tuple[Path, ...], Flag(is_positional=True)]
-    """YAML, or the .py of a pipeline; objects that it refers to may stand in more files."""
+    """YAML, or a pipeline's .py; further files may hold objects that it refers to."""
     with_: _Folders = ()
     """WorkflowTemplates, ConfigMaps and Secrets that it refers to."""
     image: Annotated[tuple[str, ...], Flag(metavar="NAME=COMMAND")] = ()
-    """The command of an image, for containers that name none."""
+    """The command of an image, for containers without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,10 @@ class Run(Manifest):
     path: _Folders = ()
     """Programs that images would bring, added to every pod's PATH."""
     env: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
-    """A variable of this shell to pass to pods, too; NAME* matches several."""
+    """A variable of this shell to pass to pods; NAME* matches several."""
     sandbox: bool = False
-    """Shut pods in: they see no home, no other process, write only to folders of their own, and have no privileges."""
+    """Isolate pods: they see no home directory and no other process, write only to their own folders, and have no
+    privileges."""
     no_network: bool = False
     """With --sandbox: pods have no network either."""
     work_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
@@ -60,10 +61,10 @@ class Run(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class Lint(Manifest):
-    """Say what is wrong with a workflow, before it runs anywhere."""
+    """Report what is wrong with a workflow before it runs."""
 
     format: Literal["text", "json", "sarif"] = "text"
-    """For people, or programs."""
+    """text for people, json or sarif for programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +72,12 @@ class OneRun(List):
     """A run by its name."""
 
     name: Annotated[str, Flag(is_positional=True)]
-    """Of the run."""
+    """Name of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Get(OneRun):
-    """What a run's steps do, or did."""
+    """Show what a run's steps do, or did."""
 
     output: Annotated[Literal["", "json", "yaml"], Flag("-o")] = ""
     """The whole Workflow with its status."""
@@ -84,7 +85,7 @@ class Get(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(OneRun):
-    """What a run's pods have printed."""
+    """Show what a run's pods have printed."""
 
     pod: Annotated[str, Flag(is_positional=True)] = ""
     """Only this pod, or steps whose name begins with it."""
@@ -99,15 +100,15 @@ class Terminate(OneRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(OneRun):
-    """Let suspended steps go on; take up a run that lost its launcher."""
+    """Let suspended steps continue, or continue a run that lost its launcher."""
 
     node_field_selector: Annotated[str, Flag(metavar="FIELD=VALUE,...")] = ""
-    """Only such steps."""
+    """Only steps that match."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retry(Resume):
-    """Take up a run that failed or was stopped: what did not succeed runs again."""
+    """Continue a run that failed or was stopped: steps that did not succeed run again."""
 
     restart_successful: bool = False
     """Also rerun steps of --node-field-selector, and those after them."""
@@ -120,12 +121,12 @@ class Stop(Resume):
     """Stop a run with all its processes; its exit handler still runs."""
 
     message: str = ""
-    """Message of the suspended steps that --node-field-selector fails."""
+    """Message of the suspended steps that --node-field-selector selects, which then fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Set(Resume):
-    """Give a suspended step its outputs, or its end."""
+    """Set a suspended step's outputs, or end it."""
 
     phase: Literal["", "Succeeded", "Failed", "Error"] = ""
     message: str = ""

@@ -297,7 +297,7 @@ def _open_subfolder(at: int, name: str, here: Path, make: bool) -> int:
 
 def _symlink_error(path: Path) -> StoreError:
     return StoreError(
-        f"{path}: is a symbolic link, and a store follows none; put the files there, or mount their place"
+        f"{path}: is a symbolic link, which a store does not follow; put the files there, or mount their folder"
     )
 
 

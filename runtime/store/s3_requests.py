@@ -6,6 +6,7 @@ of the object, which makes the PUT unconditional.
 
 import http.client
 import math
+import os
 import socket
 import ssl
 import time
@@ -72,7 +73,7 @@ class Upload(NamedTuple):
 
 
 class Requests:
-    """Requests for the objects of one bucket. Thread-safe. `pause` waits that many seconds."""
+    """Requests for the objects of one bucket. Thread-safe, also after a fork. `pause` waits that many seconds."""
 
     def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
@@ -80,16 +81,20 @@ class Requests:
             self._trust = ssl.create_default_context(cafile=settings.ca_file) if settings.secure else None
         except OSError as error:
             raise StoreError(f"AWS_CA_BUNDLE or SSL_CERT_FILE {settings.ca_file}: cannot be used ({error})") from None
+        self._open_pools()
+
+    def _open_pools(self) -> None:
         waiting = Retry(
             ATTEMPTS - 1, backoff_factor=FIRST_PAUSE_S, status_forcelist=sorted(RETRIED_STATUSES), raise_on_status=False
         )
+        self._process = os.getpid()
         self._minio = Minio(
-            settings.host,
-            access_key=settings.access_key,
-            secret_key=settings.secret_key,
-            session_token=settings.session_token,
-            secure=settings.secure,
-            region=settings.region,
+            self._settings.host,
+            access_key=self._settings.access_key,
+            secret_key=self._settings.secret_key,
+            session_token=self._settings.session_token,
+            secure=self._settings.secure,
+            region=self._settings.region,
             http_client=PoolManager(
                 timeout=Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
                 retries=waiting,
@@ -97,6 +102,11 @@ class Requests:
             ),
         )
         self._idle: deque[http.client.HTTPConnection] = deque()
+
+    def _leave_parents_pools(self) -> None:
+        """In a forked process, open pools of its own: on the parent's connections, answers of both would mix."""
+        if self._process != os.getpid():
+            self._open_pools()
 
     def send(
         self,
@@ -167,6 +177,7 @@ class Requests:
     @contextmanager
     def _explain_errors(self, prefix: str) -> Iterator[None]:
         """Turn minio's errors of a listing into StoreError."""
+        self._leave_parents_pools()
         try:
             yield
         except S3Error as error:
@@ -220,6 +231,7 @@ class Requests:
     @contextmanager
     def _connection(self, host: str) -> Iterator[http.client.HTTPConnection]:
         """An idle connection or a new one. It is kept for reuse unless the block raises."""
+        self._leave_parents_pools()
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -22,7 +22,7 @@ MAX_TAILS = 8
 """The most running steps whose newest line is fetched."""
 TAKEN_UP_S = 30.0
 """A working controller takes up a new workflow much sooner."""
-UNSEEN = "no controller has taken it up yet: does Argo's workflow-controller run, and does it watch this namespace?"
+UNSEEN = "no controller has started it yet: does Argo's workflow-controller run, and does it watch this namespace?"
 OFFLOADED = "its controller keeps the steps in a database: only an Argo Server shows them, see ARGO_SERVER"
 
 

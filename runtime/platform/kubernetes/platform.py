@@ -128,7 +128,7 @@ class KubernetesPlatform:
             pod = await self._api.retry(lambda: self._api.get("pods", name))
             if has_ended(pod) or node_of(pod).name != request.name:
                 raise OSError(
-                    f"pod {name} is there already and {'has ended' if has_ended(pod) else 'not ours'}"
+                    f"pod {name} already exists and {'has ended' if has_ended(pod) else 'is not ours'}"
                 ) from None
         return self._known.on_created(pod)
 

@@ -66,7 +66,7 @@ class ProcessRunner:
         while len(answers) < len(requests):
             claim, _, answer = process.stdout.readline().rstrip("\n").partition("\t")
             if not answer:
-                raise RunnerError("the process that starts pods has ended; take the run up again")
+                raise RunnerError("the process that starts pods has ended; resume the run")
             answers[claim] = answer
         return answers
 

@@ -44,7 +44,7 @@ LOCK_POLL_S = 0.3
 """How often to try locks that other runs hold."""
 REQUEST_POLL_S = 0.2
 SHARED_FOLDERS = (
-    "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
+    "this kernel has no namespaces: pods share this machine's folders, and their commands' paths are rewritten"
 )
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
@@ -307,7 +307,7 @@ class _Executor:
             self._status.write()
         except OSError as error:  # The event loop calls this and would drop the error.
             self._unwritten = error
-        print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
+        print("stopping; interrupt again to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
 
     async def _end_pod(self, node: Node, grace_s: float) -> None:

@@ -30,7 +30,7 @@ class CannotWriteError(OSError):
 def check_name(name: str) -> None:
     """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
     if name in RESERVED:
-        raise ManifestError(f"name {name!r}: all runs have that folder; choose another name")
+        raise ManifestError(f"name {name!r}: that folder is shared by all runs; choose another name")
     if not NAME.fullmatch(name) or len(name) > 63:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
@@ -46,7 +46,7 @@ def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: San
     if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
         raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
     if known.exists() and read_inputs(folder).sandbox != sandbox:
-        raise ManifestError(f"name {name}: {folder} has a run with other flags of its sandbox; give the same")
+        raise ManifestError(f"name {name}: {folder} has a run with other sandbox flags; give the same ones")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -107,7 +107,7 @@ def explain_write_errors(runs: Path, name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE_ERRNOS:
             raise
-        mend = f"make room, then take the run up: everstep workflow resume {name} --runs {runs}"
+        mend = f"free some space, then resume the run: everstep workflow resume {name} --runs {runs}"
         raise CannotWriteError(f"{error.filename or runs / name}: {error.strerror}; {mend}") from error
 
 
@@ -118,7 +118,7 @@ def lock(folder: Path) -> Iterator[None]:
     try:
         descriptor = file_lock.open_locked(path, os.O_RDWR | os.O_CREAT, wait_s=LOCK_WAIT_S, mode=0o644)
     except BlockingIOError:
-        raise ManifestError(f"name {folder.name}: process {path.read_text() or 'unknown'} runs it already") from None
+        raise ManifestError(f"name {folder.name}: process {path.read_text() or 'unknown'} already runs it") from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     try:
