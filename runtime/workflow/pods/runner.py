@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from everstep.runtime.system.processes import start_time, wait_for_end
+from everstep.runtime.system.processes import kill_processes, start_time, wait_for_end
 
 
 class RunnerError(OSError):
@@ -93,3 +93,9 @@ class ProcessRunner:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+
+
+def kill_leftovers(run_dir: Path) -> None:
+    """SIGKILL every process that a pod of this run has left, including daemons that it started."""
+    run = f"EVERSTEP_RUN_DIR={run_dir}".encode()
+    kill_processes(lambda variables: run in variables and any(one.startswith(b"ARGO_NODE_ID=") for one in variables))
