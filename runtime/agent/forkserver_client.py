@@ -16,6 +16,8 @@ from contextlib import suppress
 
 import msgspec
 
+from everstep.runtime.system.processes import wait_for_end
+
 LARGEST_PACKET = 1 << 18
 _NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
 
@@ -218,8 +220,5 @@ class ForkServer:
         for pidfd in pidfds.values():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            dead = asyncio.Event()
-            self._loop.add_reader(pidfd, dead.set)
-            await dead.wait()
-            self._loop.remove_reader(pidfd)
+            await wait_for_end(pidfd)
             os.close(pidfd)

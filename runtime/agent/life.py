@@ -10,7 +10,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
@@ -106,8 +107,7 @@ class AgentLifecycle:
         self._is_known = False
         self._seated_at = 0.0
         self._iterations: dict[int, int] = {}
-        self._posting: set[asyncio.Task[None]] = set()
-        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._background = Background()
         self._outputs = dependencies.make_outputs(resources.folder)
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
@@ -137,9 +137,9 @@ class AgentLifecycle:
             self._run_rounds,
             self._poll_directives,
             self._sender.run,
-            self._watch_master,
+            lambda: self._shutdown.leave_without_master(self._client),
             self._watch_notice,
-            self._wait_for_failure,
+            self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
         tasks = [asyncio.create_task(part()) for part in parts]
@@ -155,9 +155,9 @@ class AgentLifecycle:
         except (NotUnderstood, NotAllowed) as error:
             ending = Ending(ExitCode.BAD_INPUT, str(error))
         finally:
-            for task in [*tasks, *self._posting]:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._posting, return_exceptions=True)
+            await asyncio.gather(*tasks, self._background.cancel(), return_exceptions=True)
         self._dependencies.note(f"leaves: {ending.reason}")
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
@@ -265,7 +265,7 @@ class AgentLifecycle:
                 running -= 1
                 if not running:
                     self._progress.end()
-                    self._post_in_background(self._report_finished(seat))
+                    self._background.start(self._report_finished(seat))
 
     def _first_failure_in(self, round_: int) -> WorkerEnd | None:
         """The first failure among the queued worker exits: it may be why the round broke."""
@@ -323,13 +323,13 @@ class AgentLifecycle:
             return
         match action:
             case Action.LEAVE:
-                self._fail(Leave(0, directive.reason or "the master said so", by_master=True))
+                self._background.fail(Leave(0, directive.reason or "the master said so", by_master=True))
             case Action.REJOIN:
                 self._events.put_nowait(_RoundOver(directive.round, directive.reason))
             case Action.DUMP:
-                self._post_in_background(self._dump_stacks(directive))
+                self._background.start(self._dump_stacks(directive))
             case Action.PERSIST:
-                self._post_in_background(self._persist_newest())
+                self._background.start(self._persist_newest())
 
     async def _dump_stacks(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node while they hang."""
@@ -354,9 +354,6 @@ class AgentLifecycle:
             except (RuntimeError, OSError) as error:
                 self._say(str(error))
 
-    async def _watch_master(self) -> None:
-        await self._shutdown.leave_without_master(self._client)
-
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(self._client, self._talk, lambda: self._is_known, self._save_newest)
 
@@ -377,7 +374,7 @@ class AgentLifecycle:
 
     def _on_persisted(self, holding: Holding) -> None:
         """Report a persisted shard. Called in a thread of the keeper."""
-        self._loop.call_soon_threadsafe(lambda: self._post_in_background(self._report_persisted(holding)))
+        self._loop.call_soon_threadsafe(lambda: self._background.start(self._report_persisted(holding)))
 
     def _on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
         """Report failed sources to the master, once per round. Called in any thread."""
@@ -390,7 +387,7 @@ class AgentLifecycle:
                 msgspec.structs.replace(refusal, why=refusal.why[:_LONGEST_WHY])
                 for refusal in refusals[:_MOST_REFUSALS]
             )
-            self._post_in_background(self._client.report_unrestored(Unrestored(self._settings.node, seat.round, few)))
+            self._background.start(self._client.report_unrestored(Unrestored(self._settings.node, seat.round, few)))
 
     async def _report_persisted(self, holding: Holding) -> None:
         manifest = await self._sender.report_persisted(holding)
@@ -399,21 +396,3 @@ class AgentLifecycle:
 
     def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return self._loop.run_in_executor(self._resources.threads, call, *arguments)
-
-    def _post_in_background(self, story: Coroutine[Any, Any, None]) -> None:
-        """Run a report to the master in the background. An exception in it ends the agent."""
-        task = asyncio.create_task(story)
-        self._posting.add(task)
-        task.add_done_callback(self._on_posted)
-
-    def _on_posted(self, task: asyncio.Task[None]) -> None:
-        self._posting.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(error)
-
-    async def _wait_for_failure(self) -> None:
-        await self._failed

@@ -14,6 +14,7 @@ from everstep.runtime.agent.output import Pipe
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.launch.master_main import REFUSED, MasterConfig
 from everstep.runtime.launch.probe import MASTER_MODULE
+from everstep.runtime.system.processes import wait_for_end
 
 _PAUSE_S = 1.0
 _NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
@@ -73,14 +74,10 @@ class Master:
         assert process.stdin is not None, "asked for a pipe"
         with suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(msgspec.json.encode(self._hosting))
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
         pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(pidfd, ended.set)
         try:
-            await ended.wait()
+            await wait_for_end(pidfd)
         finally:
-            loop.remove_reader(pidfd)
             os.close(pidfd)
             lines.close()
         return process.wait()

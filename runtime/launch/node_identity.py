@@ -11,8 +11,8 @@ from pathlib import Path
 from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch import endpoint
+from everstep.runtime.launch.job import Launch
 from everstep.runtime.launch.local_state import LocalState
-from everstep.runtime.launch.options import Launch
 from everstep.runtime.launch.probe import Answer, is_master, listening_process, probe_endpoint, process_text
 from everstep.runtime.net.tls import TLS_HINT, Credentials, credentials_of
 from everstep.runtime.store import Store, open_store
@@ -46,7 +46,7 @@ def identify_node(
         job = _job_name(options.run_id)
         credentials = Credentials(endpoint.token_of(environment, None, job))
         private = None if options.store else scratch.make_store_folder()
-        store = open_store(options.store or str(private), bytes_per_s=options.persist_bytes_per_s)
+        store = open_store(options.store or str(private), bytes_per_s=options.saving.bytes_per_s)
         return NodeIdentity(
             job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private
         )
@@ -59,7 +59,7 @@ def identify_node(
     hosts = options.endpoint.is_host
     if hosts is None:
         hosts = options.rendezvous.is_host if options.rendezvous.is_host is not None else endpoint.is_this_machine(host)
-    store = open_store(options.store, bytes_per_s=options.persist_bytes_per_s) if options.store else None
+    store = open_store(options.store, bytes_per_s=options.saving.bytes_per_s) if options.store else None
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         newest_host, _, at = moved.address.rpartition(":")

@@ -13,20 +13,22 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep.runtime.agent.logs import LogPlan, parse_streams
 from everstep.runtime.checkpoint.node.persist_interval import share_of
-from everstep.runtime.diagnosis.switchbox import SwitchboxSpec, parse_switchbox
+from everstep.runtime.diagnosis.switchbox import parse_switchbox
 from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
 from everstep.runtime.launch.affinity import Cpus, cpus_of
+from everstep.runtime.launch.job import Endpoint, Launch, NodeCheck, Saving
 from everstep.runtime.launch.job_spec import ROLE, read_spec
 from everstep.runtime.launch.log_layout import check_name
-from everstep.runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
+from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
 _DYNAMIC_PORT = 29400
+_SEVERAL_ROLES = "--job-spec: nodes of several roles have no ranks of their own; give only --rdzv-endpoint HOST:PORT"
 _DEVICES = """
 import sys, torch
 kind = sys.argv[1]
@@ -35,83 +37,6 @@ if kind == "auto":
 kind = "cuda" if kind == "gpu" else kind
 print(len(__import__("os").sched_getaffinity(0)) if kind == "cpu" else getattr(torch, kind).device_count())
 """
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where the nodes of the job find its master."""
-
-    host: str
-    port: int
-    is_host: bool | None
-    """This node hosts the master; None: if `host` is this machine."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One node's part in a job, as the user asked for it."""
-
-    spec: JobSpec | None
-    """--job-spec combined with the flags; None: the flags alone describe the job."""
-    role: str
-    """This node's role, to the master."""
-    nodes: int
-    """Nodes of all roles."""
-    min_nodes: int
-    node_unit: int
-    """The size of a round is a multiple of this, unless a spec says it for each role."""
-    slots: int
-    """Workers on this node."""
-    index: int
-    """The node number that the user asked for; -1: any."""
-    endpoint: Endpoint | None
-    """None: this node is alone, and its master listens on loopback."""
-    run_id: str
-    role_name: str
-    workers_endpoint: tuple[str, int] | None
-    """MASTER_ADDR and MASTER_PORT if the command line fixes them."""
-    local_addr: str
-    rendezvous: Rendezvous
-    max_restarts: int
-    command: tuple[str, ...]
-    """As `everstep.runtime.agent.script` reads it."""
-    plain: bool
-    """Workers are started by exec."""
-    preload: tuple[str, ...]
-    signals: tuple[signal.Signals, ...]
-    shutdown_s: float
-    virtual_local_rank: bool
-    threads: str
-    """OMP_NUM_THREADS for the workers; empty: it stays unset."""
-    sets_threads: bool
-    """The user has not set OMP_NUM_THREADS and several workers share the node: it becomes 1, and a line says so."""
-    logs: LogPlan
-    logs_specs: str
-    """Entry point of the class that lays out the logs; empty: torch's default layout."""
-    events: str
-    """Name of torch's handler that gets the launch's events."""
-    backend: str
-    """The rendezvous backend, as torch names it in events."""
-    entry_point: str
-    """The workers' entry point, as torch names it in events."""
-    cpus: Cpus
-    tls: bool
-    """TLS between machines."""
-    check: bool
-    """Nodes are checked before they join."""
-    exclude_straggler: bool
-    box: SwitchboxSpec | None
-    """Pairs of this node's devices whose links are measured; None: none are."""
-    store: str
-    persist_interval: int
-    checkpoint_overhead: float
-    persist_bytes_per_s: float
-    keep_last: int
-    keep_every: int
-    cooldown_s: float
-    hang: Hang
-    environment: Mapping[str, str]
-    """Variables for the workers, besides the ranks."""
 
 
 def read_launch(
@@ -126,21 +51,13 @@ def read_launch(
     """
     _refuse(flags)
     _check_numbers(flags)
-    least, most = _parse_nodes(flags.nnodes)
-    if flags.node_unit < 1 or (not flags.job_spec and most - most % flags.node_unit < least):
-        raise ValueError(f"--node-unit {flags.node_unit}: no multiple of it is within --nnodes {flags.nnodes}")
-    slots = _parse_slots(flags.nproc_per_node, count_devices or device_count)
-    spec, role = read_spec(flags, (least, most), slots) if flags.job_spec else (None, ROLE)
+    spec, role, least, most, slots = _size(flags, count_devices or device_count)
     if spec is not None:
-        least = sum(each.min_nodes for each in spec.roles.values())
-        most, slots = sum(each.nodes for each in spec.roles.values()), spec.roles[role].slots
         flags = argparse.Namespace(**{**vars(flags), "rdzv_id": spec.job, "max_restarts": spec.patience.max_restarts})
     elastic = least < most or spec is not None
     meeting, index, run_id, workers_meet = _endpoint(flags, environment, most, elastic)
     if index >= 0 and spec is not None and len(spec.roles) > 1:
-        raise ValueError(
-            "--job-spec: nodes of several roles have no ranks of their own; give only --rdzv-endpoint HOST:PORT"
-        )
+        raise ValueError(_SEVERAL_ROLES)
     static = meeting is not None and not _is_dynamic(flags, elastic) and "DLROVER_MASTER_ADDR" not in environment
     sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
     command, plain = _command(flags, environment)
@@ -174,20 +91,53 @@ def read_launch(
         entry_point=_entry_point(flags, environment),
         cpus=bind(flags.numa_binding, slots) if flags.numa_binding else (),
         tls=not flags.no_tls,
-        check=flags.network_check,
-        exclude_straggler=flags.exclude_straggler,
-        box=parse_switchbox(flags.box_pairs, flags.min_bandwidth, flags.min_channels)
-        if flags.switchbox_check
-        else None,
+        check=_node_check(flags),
         store=flags.store,
-        persist_interval=flags.persist_interval,
-        checkpoint_overhead=share_of(flags.checkpoint_overhead),
-        persist_bytes_per_s=flags.persist_bytes_per_s,
-        keep_last=flags.keep_last,
-        keep_every=flags.keep_every,
+        saving=_saving(flags),
         cooldown_s=flags.cooldown,
         hang=spec.hang if spec is not None else Hang(_hang_policy(flags), flags.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": flags.signals_to_handle},
+    )
+
+
+class _Size(NamedTuple):
+    spec: JobSpec | None
+    role: str
+    least: int
+    """Nodes of all roles, as `most`."""
+    most: int
+    slots: int
+    """Workers on this node."""
+
+
+def _size(flags: argparse.Namespace, count_devices: Callable[[str], int]) -> _Size:
+    """How large the job is: by --job-spec, else by the flags. Raises ValueError."""
+    least, most = _parse_nodes(flags.nnodes)
+    if flags.node_unit < 1 or (not flags.job_spec and most - most % flags.node_unit < least):
+        raise ValueError(f"--node-unit {flags.node_unit}: no multiple of it is within --nnodes {flags.nnodes}")
+    slots = _parse_slots(flags.nproc_per_node, count_devices)
+    if not flags.job_spec:
+        return _Size(None, ROLE, least, most, slots)
+    spec, role = read_spec(flags, (least, most), slots)
+    roles = spec.roles.values()
+    return _Size(
+        spec, role, sum(each.min_nodes for each in roles), sum(each.nodes for each in roles), spec.roles[role].slots
+    )
+
+
+def _node_check(flags: argparse.Namespace) -> NodeCheck:
+    pairs = (flags.box_pairs, flags.min_bandwidth, flags.min_channels)
+    box = parse_switchbox(*pairs) if flags.switchbox_check else None
+    return NodeCheck(flags.network_check, flags.exclude_straggler, box)
+
+
+def _saving(flags: argparse.Namespace) -> Saving:
+    return Saving(
+        persist_interval=flags.persist_interval,
+        overhead=share_of(flags.checkpoint_overhead),
+        bytes_per_s=flags.persist_bytes_per_s,
+        keep_last=flags.keep_last,
+        keep_every=flags.keep_every,
     )
 
 

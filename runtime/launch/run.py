@@ -28,13 +28,12 @@ from everstep.runtime.job.records import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch.events import EventLog, LaunchMetadata, logger_of
 from everstep.runtime.launch.failure import copy_error_file, failure_lines
-from everstep.runtime.launch.job import job_of
+from everstep.runtime.launch.job import Launch, job_of
 from everstep.runtime.launch.local_state import LocalState, remove_store
 from everstep.runtime.launch.log_layout import SpecifiedLogs, load
 from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
 from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
-from everstep.runtime.launch.options import Launch
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.system.own_folder import own_folder
@@ -159,7 +158,7 @@ class _Node:
     async def _run_agent(self) -> Ending:
         """Check the node if asked to, then run the agent."""
         options, place = self._options, self._identity
-        if not options.check:
+        if not options.check.is_wanted:
             return await self._agent.run()
         checked = AdmissionClient(
             place.node,
@@ -168,7 +167,7 @@ class _Node:
             place.credentials,
             self._check_address,
             options.rendezvous.connect_s,
-            options.box,
+            options.check.box,
         )
         try:
             return await run_checked(self._agent, checked, ExitCode.NO_QUORUM)
@@ -268,9 +267,11 @@ class _Node:
     def _master_config(self, host: str, port: int) -> MasterConfig:
         options, place = self._options, self._identity
         spec, admission = job_of(options, place.job), None
-        if options.check:
+        if options.check.is_wanted:
             window_s, timeout_s = spec.patience.join_window_s, spec.patience.join_timeout_s
-            admission = Admission(options.nodes, options.min_nodes, window_s, timeout_s, options.exclude_straggler)
+            admission = Admission(
+                options.nodes, options.min_nodes, window_s, timeout_s, options.check.exclude_straggler
+            )
             spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + TIMEOUT_S))
         return MasterConfig(
             spec=spec,
@@ -334,8 +335,8 @@ class _Node:
             node=place.node,
             store=place.store,
             credentials=place.credentials,
-            persist_interval=self._options.persist_interval,
-            overhead=self._options.checkpoint_overhead,
+            persist_interval=self._options.saving.persist_interval,
+            overhead=self._options.saving.overhead,
             on_persisted=on_persisted,
             on_unrestored=on_unrestored,
             workers=self._options.slots,

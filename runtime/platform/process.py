@@ -238,11 +238,7 @@ async def _wait_for_death(entry: Registration) -> None:
         await asyncio.sleep(_SHORT_S)  # The end of an unwatched process would never be reported.
     if pidfd is None:
         return
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(pidfd, ended.set)
     try:
-        await ended.wait()
+        await processes.wait_for_end(pidfd)
     finally:
-        loop.remove_reader(pidfd)
         os.close(pidfd)

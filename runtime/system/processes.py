@@ -4,6 +4,7 @@ A session or a process group loses processes that detach themselves; inherited v
 them. A pid may have been reused by the time of a kill, so processes are killed by a pidfd that was checked.
 """
 
+import asyncio
 import errno
 import os
 import select
@@ -44,6 +45,16 @@ def start_time(pid: int) -> int | None:
     except _GONE_ERRORS:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+async def wait_for_end(pidfd: int) -> None:
+    """Wait on the running event loop until the process has ended. The descriptor stays open."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)  # Else the loop would take the next descriptor of this number for this one.
 
 
 def find_processes(belongs: Belongs) -> Iterator[int]:

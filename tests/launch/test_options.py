@@ -14,8 +14,8 @@ import pytest
 from everstep.runtime.agent.logs import Streams
 from everstep.runtime.job.spec import Hang, HangPolicy, Placement
 from everstep.runtime.launch.flags import Parser
-from everstep.runtime.launch.job import job_of
-from everstep.runtime.launch.options import Endpoint, Launch, read_launch
+from everstep.runtime.launch.job import Endpoint, Launch, job_of
+from everstep.runtime.launch.options import read_launch
 from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
 
 

@@ -65,7 +65,7 @@ async def answer(path: Path, runs: Path) -> Answer:
     if "refused" in wanted:
         return Answer("accepted", wanted["refused"].rpartition("desc = ")[2])
     if "unfinished" in wanted:
-        said = [node["message"] for node in status["nodes"].values() if "for ever" in node.get("message", "")]
+        said = [node["message"] for node in status["nodes"].values() if "forever" in node.get("message", "")]
         return Answer("endless", said[0]) if said else Answer("phase", f"{status['phase']}, where Argo never ends")
     return compare(wanted, status)
 

@@ -5,7 +5,8 @@ Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard libr
 SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies, mounts};
 `retries` and `wait_s` of a containerSet; `capture`, a file for the last `capture_bytes` of main's standard output, all
 of which goes to the log; `shut_in`, in a sandbox. The mounts of a container are its own: `spawner` binds them. REPORT
-gets [[name, code, blamed], ...].
+gets [[name, code, blamed], ...]. The loop that keeps the last bytes of an output stands in `spawner`, too: neither
+program can import the other.
 """
 
 import json

@@ -1,6 +1,5 @@
 """Runs pods behind a Protocol: here as processes of this machine, started by the `spawner`."""
 
-import asyncio
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from everstep.runtime.system.processes import start_time
+from everstep.runtime.system.processes import kill_processes, start_time, wait_for_end
 
 
 class RunnerError(OSError):
@@ -76,14 +75,10 @@ class ProcessRunner:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
         try:
             if start_time(pid) == began:
-                loop.add_reader(descriptor, ready.set)
-                await ready.wait()
+                await wait_for_end(descriptor)
         finally:
-            loop.remove_reader(descriptor)  # Else the loop takes the next descriptor of this number for one it watches.
             os.close(descriptor)
 
     def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
@@ -98,3 +93,9 @@ class ProcessRunner:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+
+
+def kill_leftovers(run_dir: Path) -> None:
+    """SIGKILL every process that a pod of this run has left, including daemons that it started."""
+    run = f"EVERSTEP_RUN_DIR={run_dir}".encode()
+    kill_processes(lambda variables: run in variables and any(one.startswith(b"ARGO_NODE_ID=") for one in variables))

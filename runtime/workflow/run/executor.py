@@ -30,10 +30,10 @@ from everstep.runtime.workflow.engine.events import (
 from everstep.runtime.workflow.engine.nodes import Node, Phase
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
-from everstep.runtime.workflow.pods import clock, process_cleanup, readiness
+from everstep.runtime.workflow.pods import clock, readiness
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
 from everstep.runtime.workflow.pods.processes import has_namespaces
-from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner
+from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, kill_leftovers
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
@@ -190,7 +190,7 @@ class _Executor:
                     break
                 await self._wait_for_change()
             await self._end_remaining_pods()
-            await asyncio.to_thread(process_cleanup.kill_leftovers, self._folder)
+            await asyncio.to_thread(kill_leftovers, self._folder)
             self._open_gates()
             self._launch.remove_leftovers()
         finally:
