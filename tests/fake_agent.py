@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
@@ -111,16 +112,9 @@ class Node:
         folder.mkdir(exist_ok=True)
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
-        settings = {
-            "job": "job",
-            "node": name,
-            "store": store,
-            "credentials": Credentials("secret"),
-            "persist_interval": interval,
-            **more,
-        }
-        settings |= {"on_persisted": self._on_persisted, "on_unrestored": self.refused.put}
-        self._keeper = Keeper(directory=self.shm, **{"unreachable_s": 0.0, **settings})
+        credentials = more.pop("credentials", Credentials("secret"))
+        options = KeeperOptions("job", name, **{"persist_interval": interval, "unreachable_s": 0.0, **more})
+        self._keeper = Keeper(options, store, credentials, self._on_persisted, self.refused.put, self.shm)
         self._server: http.server.ThreadingHTTPServer | None = None
         self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")

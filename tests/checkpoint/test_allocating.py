@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import KeeperError
-from everstep.runtime.checkpoint.node.slots import SlotTable
+from everstep.runtime.checkpoint.node.core.slots import SlotTable
 from everstep.runtime.checkpoint.shard import segment as segment_module
-from everstep.runtime.checkpoint.shard.segment import PAGE, SegmentFile
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.protocol.messages import Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
@@ -206,7 +207,7 @@ def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
     def told(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
         wanted.append(((slots + copies) * capacity, others))
 
-    monkeypatch.setattr("everstep.runtime.checkpoint.node.segments.require_room", told)
+    monkeypatch.setattr("everstep.runtime.checkpoint.node.work.require_room", told)
     slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
     gate.open.release(8)
     assert slots == [4, 4]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.node.persist_interval import FIRST, PRIOR_S, Cadence, young_daly
+from everstep.runtime.checkpoint.node.core.persist_interval import FIRST, PRIOR_S, Cadence, young_daly
 
 
 class Training:

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.node.segments import COPY_SLOTS
-from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.node.core.segments import COPY_SLOTS
+from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, SlotTable
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose_restore

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
-from everstep.runtime.checkpoint.node import round_restore
+from everstep.runtime.checkpoint.node import work
+from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.checkpoint.node.segments import Held, Segments, copies_of
-from everstep.runtime.checkpoint.node.slots import Identity
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding, Restore
@@ -283,7 +282,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
         assert staged.wait(PATIENCE_S)
         looked.set()
 
-    monkeypatch.setattr(round_restore, "check_shard", late)
+    monkeypatch.setattr(work, "check_shard", late)
     node = make_node(interval=1, store=store)
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)
@@ -452,60 +451,6 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
 
 
-def staged(segments: Segments, held: Held) -> Held:
-    """With a whole state in its first slot."""
-    segments.changed.wait_for(lambda: not held.table.absent())
-    assert held.table.acquire(Identity(1, 1)) == 0
-    held.table.stage(0, 4096)
-    return held
-
-
-def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        old, new = (staged(segments, segments.for_worker(0, capacity)) for capacity in (4096, 8192))
-        old.table.pin(0)
-        segments.forget_earlier(0)
-        assert segments.to_fetch_into(0, 4096) is old
-        segments.unpin(old, 0)
-        assert segments.all() == [old, new]
-        assert old.file.path.exists()
-
-
-def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer_one_is_written(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        read, written = (staged(segments, segments.to_fetch_into(copies_of(shard), 4096)) for shard in (0, 1))
-        newer = written.table.acquire(Identity(2, 1))
-        assert newer is not None
-        for copy in (read, written):
-            copy.table.pin(0)
-        segments.forget_copies(2)
-        written.table.stage(newer, 4096)
-        assert segments.all() == [read, written]
-        for copy in (read, written):
-            segments.unpin(copy, 0)
-        assert segments.all() == [written]
-
-
-def test_memory_that_is_still_coming_for_a_copy_is_not_let_go_of(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        coming = segments.to_fetch_into(copies_of(0), 4096)
-        segments.forget_copies(2)
-        assert segments.all() == [coming]
-        assert segments.changed.wait_for(lambda: not coming.table.absent(), PATIENCE_S)
-
-
-def test_whoever_waits_for_a_segment_that_is_given_up_is_woken(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        given_up = segments.to_fetch_into(0, 4096)
-        segments.for_worker(0, 0)
-        assert given_up not in segments.all()
-        assert segments.changed.wait(PATIENCE_S)
-
-
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
     node.begin(1)
     state = make_state(1) | {"log": [1.5]}
@@ -523,10 +468,7 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     old.keeper.announce(0, 100)
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
-    again = Keeper(
-        job="job", node=old.name, store=old.store, credentials=Credentials(""), persist_interval=1, directory=shm,
-        on_persisted=print, on_unrestored=print,
-    )  # fmt: skip
+    again = Keeper(KeeperOptions("job", old.name, 1), old.store, Credentials(""), print, print, shm)
     assert os.listdir(shm) == [name + "0-7"]
     again.close()
 

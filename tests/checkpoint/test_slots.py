@@ -5,7 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.node.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
+from everstep.runtime.checkpoint.node.core.slots import (
+    TRANSITIONS,
+    Identity,
+    SlotError,
+    SlotEvent,
+    SlotState,
+    SlotTable,
+)
 from tests.examples import examples
 
 
@@ -15,8 +22,11 @@ def table_in(state: SlotState) -> SlotTable:
     table = SlotTable(2)
     if state is not SlotState.FREE:
         assert table.acquire(Identity(1, 1)) == 0
-    if state is SlotState.WHOLE:
+    if state in (SlotState.WHOLE, SlotState.SPOILT):
         table.stage(0, 10)
+    if state is SlotState.SPOILT:
+        table.pin(0)
+        table.spoil(0, "other bytes")
     return table
 
 
@@ -28,11 +38,13 @@ def test_an_event_that_the_table_does_not_list_raises(state: SlotState, event: S
         SlotEvent.ALLOCATE: lambda: table.allocated(0),
         SlotEvent.STAGE: lambda: table.stage(0, 10),
         SlotEvent.ABANDON: lambda: table.abandon(0),
-        SlotEvent.DROP: lambda: table.drop(0),
+        SlotEvent.SPOIL: lambda: table.spoil(0, "other bytes"),
+        SlotEvent.DROP: lambda: table.unpin(0) if state is SlotState.SPOILT else table.drop(0),
     }[event]
     if (state, event) in TRANSITIONS:
         apply()
-        assert table[0].state is TRANSITIONS[state, event]
+        reached = TRANSITIONS[state, event]
+        assert table[0].state is (SlotState.FREE if reached is SlotState.SPOILT else reached), "nobody reads it"
     else:
         with pytest.raises(SlotError, match=f"no {event} now"):
             apply()
@@ -62,6 +74,20 @@ def test_a_pinned_slot_is_not_handed_out_until_it_is_let_go() -> None:
     assert table.acquire(Identity(1, 3)) is None
     table.unpin(0)
     assert table.acquire(Identity(1, 3)) == 0
+
+
+def test_what_proves_wrong_is_offered_to_nobody_and_written_when_its_last_reader_ends() -> None:
+    table = table_in(SlotState.WHOLE)
+    for _ in range(2):
+        table.pin(0)
+    table.spoil(0, "other bytes")
+    assert (table.whole(), table.find(Identity(1, 1)), table[0].flaw) == ([], None, "other bytes")
+    table.unpin(0)
+    assert table[0].state is SlotState.SPOILT
+    with pytest.raises(SlotError):
+        table.pin(0)
+    table.unpin(0)
+    assert table[0].state is SlotState.FREE
 
 
 def test_after_a_rollback_the_later_round_is_the_newer_state() -> None:

@@ -1,40 +1,41 @@
-"""The agent's side of checkpoints: who may write which slot, what is held whole, what goes to the store, where a round
-starts from.
+"""The keeper of a node's staged states: the shell around `keeper_state`, which decides.
 
 Runs in the agent's process. Every method may be called from any thread; `acquire`, `fetched`, `flush`, `holdings` and
-`keep` may block. One thread computes digests, one persists, one fetches at the beginning of each round,
-one a local rank sees to the copy of its shard. What cannot be done raises KeeperError (or SegmentError: no shared
-memory), one line for the worker.
+`keep` may block. Each call is an event: under one lock it is handled, and what was decided is begun in that order, none
+of which takes long. What does (memory, digests, copies) threads do without the lock, and tell by another event. What
+cannot be done raises KeeperError (or SegmentError: no shared memory), one line for the worker.
 """
 
+import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
-from everstep.runtime.checkpoint.node.peer_copies import Sender, receive
-from everstep.runtime.checkpoint.node.persist import Persister
-from everstep.runtime.checkpoint.node.persist_interval import Cadence
-from everstep.runtime.checkpoint.node.round_restore import UNREACHABLE_S, Around, Beginning
-from everstep.runtime.checkpoint.node.segments import Held, Segments, segment_prefix
-from everstep.runtime.checkpoint.node.slots import Identity
-from everstep.runtime.checkpoint.shard.digests import Digests, seal
+from everstep.runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.node.core import events
+from everstep.runtime.checkpoint.node.core.events import Action, Event
+from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions, KeeperState
+from everstep.runtime.checkpoint.node.core.slots import Identity
+from everstep.runtime.checkpoint.node.work import SegmentFiles, Workers, segment_prefix
+from everstep.runtime.checkpoint.shard.digests import Digests
+from everstep.runtime.checkpoint.shard.fetch import describe
 from everstep.runtime.checkpoint.shard.segment import Beacon
+from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol import worker_link
 from everstep.runtime.protocol.keeper import Place
 from everstep.runtime.protocol.messages import Holding, Refusal, Seat
-from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import Store
 
 _SHM = Path("/dev/shm")
 _log = logging.getLogger("everstep.checkpoint")
-SLOTS = 3
-"""Of each segment: one is written, one is read, one is whole."""
-_ALL_COPIED = 3
-"""A rank that stages its third state of a round knows that all have staged two and copied one to the peers of it."""
 
 
 class Keeper:
@@ -42,169 +43,93 @@ class Keeper:
 
     def __init__(
         self,
-        *,
-        job: str,
-        node: str,
+        options: KeeperOptions,
         store: Store,
         credentials: Credentials,
-        persist_interval: int,
         on_persisted: Callable[[Holding], None],
         on_unrestored: Callable[[tuple[Refusal, ...]], None],
-        overhead: float = 0.0,
-        workers: int = 1,
-        persists: bool = True,
         directory: Path = _SHM,
-        slots: int = SLOTS,
-        unreachable_s: float = UNREACHABLE_S,
     ) -> None:
         """`on_persisted` is called in a thread when a shard lies whole in the store, `on_unrestored` when no source
-        gives what the round begins from: the agent tells the master.
-
-        With an `overhead` (a share of the time) the interval is measured (see `cadence`). `workers` are the local ranks
-        of this node; without `persists` the store is not there for other nodes to read.
-        """
-        self._node, self._cadence, self._persists = node, Cadence(persist_interval, overhead), persists
-        self._overhead, self._thinned = overhead, ""
-        """Why workers do not stage every iteration."""
-        self._changed = threading.Condition()
-        self._segments = Segments(self._changed, directory, segment_prefix(job, node), slots)
-        self._segments.reclaim()
-        self._beginning: Beginning | None = None
-        self._sealing = threading.Lock()
-        self._writing: dict[int, tuple[Held, int]] = {}
-        self._lives: dict[int, int] = {}
-        """Deaths of each local rank: a wait that began before one ends with it."""
+        gives what the round begins from: the agent tells the master."""
+        self._overhead, self._credentials = options.overhead, credentials
+        self._on_persisted, self._on_unrestored = on_persisted, on_unrestored
+        self._state = KeeperState(options, partial(_key, options.job))
+        self._lock = threading.Lock()
+        """Held while an event is handled and what follows from it is begun; never while bytes are copied, compared,
+        digested or sent."""
+        self._earlier = threading.Condition(self._lock)
+        """A deadline has come nearer."""
+        self._deadline: float | None = None
+        """For which the clock waits."""
         self._closed = False
-        self._address = ""
-        """Where peers read this node's memory, as the last join told it."""
-        self._sender = Sender(self._segments, credentials, self._holding)
-        self._around = Around(
-            self._changed, self._segments, store, credentials, node, workers, self._digest, self._sender.send,
-            on_unrestored, unreachable_s,
-        )  # fmt: skip
-        self._persister = Persister(
-            self._changed, self._segments, store, job, on_persisted, self._digest, self._cadence
-        )
-        threading.Thread(target=self._digest_newest, name="everstep-digest", daemon=True).start()
+        self._files = SegmentFiles(directory, segment_prefix(options.job, options.node))
+        self._workers = Workers(self._files, store, credentials, self._feed)
+        self._tickets = itertools.count()
+        self._asked: dict[int, Future[Any]] = {}
+        """Who waits, by ticket."""
+        self._came: dict[int, Callable[[], None]] = {}
+        """Who is told, by ticket, that a copy gets on."""
+        threading.Thread(target=self._tick, name="everstep-keeper", daemon=True).start()
 
     @property
     def skipped(self) -> int:
         """Persists that the interval asked for and that a newer state took the place of."""
-        return self._persister.skipped
+        return self._state.skipped
 
     def interval(self) -> tuple[int, str]:
         """Iterations between two states that go to the store, and why so many; (0, "") where none does."""
-        if not self._persists:
-            return 0, ""
-        iterations, why = self._cadence.interval
-        return iterations, f"{why}; {self._thinned}" if self._thinned else why
+        return self._state.interval()
 
     def new_round(self, seat: Seat) -> None:
         """A round begins, its workers are not started yet: fetch `seat.restore` into own memory, in a thread."""
-        with self._changed:
-            for local_rank in list(self._writing):
-                self._abandon(local_rank)
-            if self._beginning is not None:
-                self._beginning.end()
-            self._sender.begin(seat.peer)
-            self._persister.begin(seat.round)
-            restore = seat.restore
-            self._segments.begin(seat.round, (restore.round, restore.iteration) if restore else (0, 0))
-            self._beginning = Beginning(seat, self._around)
-            self._cadence.round(seat.restart_count, time.monotonic())
-            self._changed.notify_all()
+        self._ask(lambda ticket: events.BeginRound(ticket, seat)).result()
 
-    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> worker_link.Segment:
         """Make room for a worker's slots; the same capacity again finds the old segment with all that it holds. Their
         memory may still be coming: who acquires one waits for it.
 
         `sharded`: what the worker stages is its rank's own shard; else it is the same on every rank.
         """
-        with self._changed:
-            self._check_open()
-            held = self._segments.for_worker(local_rank, capacity, sharded, self._sender.has_peer)
-            return Segment(str(held.file.path), held.file.slots, held.file.capacity, self._overhead)
+        return self._ask(lambda ticket: events.Announce(ticket, local_rank, capacity, sharded)).result()
 
-    def acquire(self, local_rank: int, iteration: int) -> Slot:
+    def acquire(self, local_rank: int, iteration: int) -> worker_link.Slot:
         """A slot that may be overwritten; blocks until there is one. KeeperError when the worker died meanwhile, or
         there is no memory for it."""
-        waited_s = 0.0
-        with self._changed:
-            life = self._lives.get(local_rank, 0)
-            while (slot := self._try_acquire(local_rank, iteration)) is None:
-                held, began = self._segments.current(local_rank), time.monotonic()
-                coming = held is not None and held.table.absent()
-                self._changed.wait()
-                waited_s += time.monotonic() - began if coming else 0.0
-                if self._lives.get(local_rank, 0) != life:
-                    raise KeeperError(f"worker {local_rank} died while it waited for a slot")
-        return Slot(slot.slot, slot.offset, waited_s)
+        return self._ask(lambda ticket: events.Acquire(ticket, local_rank, iteration, waits=True)).result()
 
-    def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
+    def try_acquire(self, local_rank: int, iteration: int) -> worker_link.Slot | None:
         """The same without waiting."""
-        with self._changed:
-            return self._try_acquire(local_rank, iteration)
+        return self._ask(lambda ticket: events.Acquire(ticket, local_rank, iteration, waits=False)).result()
 
-    def staged(self, local_rank: int, message: Staged) -> None:
+    def staged(self, local_rank: int, message: worker_link.Staged) -> None:
         """A worker's stage is whole: offer it, digest it, persist it when it is due. Never blocks for long."""
-        with self._changed:
-            self._seat()
-            held, slot = self._writing.get(local_rank, (None, -1))
-            if held is None or slot != message.slot or message.size > held.file.capacity:
-                raise KeeperError(f"slot {message.slot} is not what worker {local_rank} was given to write")
+        with self._lock:
+            given = self._state.given(local_rank)
+            data = self._files.data(given)[: message.size] if given else None
+        flaw = ""
+        if data is not None:  # Only that worker writes it.
             try:
-                Digests(held.file.slot(slot)[: message.size])
+                Digests(data)
             except RestoreError as error:
-                raise KeeperError(f"iteration {message.iteration} of worker {local_rank}: {error}") from None
-            identity = self._identity(held, message.iteration)
-            if held.table[slot].identity != identity:
-                raise KeeperError(f"slot {slot} was given to worker {local_rank} for another iteration")
-            del self._writing[local_rank]
-            held.table.stage(slot, message.size)
-            assert self._beginning is not None
-            stages = self._beginning.staged(local_rank)
-            self._segments.forget_earlier(local_rank)
-            whole = held.table.find(identity)
-            if held.sharded and whole is not None:
-                self._sender.send(local_rank, held, whole)
-            if stages == _ALL_COPIED:
-                self._segments.forget_copies(identity.round)
-            self._thinned = message.thinned
-            self._cadence.staged(message.iteration, time.monotonic())
-            due = self._cadence.due(message.iteration)
-            if self._to_store(held) and (message.persist or (due and held.sharded)):
-                self._persister.ask(local_rank, identity)  # All ranks put the same iterations, however slow a store is.
-            elif self._to_store(held) and due:
-                self._persister.want(local_rank, identity)
-            self._changed.notify_all()
+                flaw = str(error)
+        told = (message.slot, message.iteration, message.size, message.persist, message.thinned)
+        self._ask(lambda ticket: events.Stage(ticket, local_rank, *told, flaw)).result()
 
     def worker_died(self, local_rank: int) -> None:
         """What it was writing is forgotten; its newest whole state goes to the store unasked."""
-        with self._changed:
-            self._abandon(local_rank)
-            held = self._segments.current(local_rank)
-            if held and self._beginning and not self._closed and self._to_store(held):
-                self._persist_newest(local_rank)
-            self._changed.notify_all()
+        self._ask(lambda ticket: events.BuryWorker(ticket, local_rank)).result()
 
-    def fetched(self, local_rank: int) -> Fetched:
+    def fetched(self, local_rank: int) -> worker_link.Fetched:
         """Where the state lies that this round starts from; blocks until it does, or the round ends because no source
         has it. All local ranks read the same."""
-        with self._changed:
-            beginning = self._beginning
-            if beginning is None:
-                raise KeeperError(f"worker {local_rank} asks what to start from before any round began")
-            answer = self._changed.wait_for(
-                lambda: beginning.answer(local_rank) or beginning.error or self._over(beginning)
-            )
-            if not isinstance(answer, Fetched):
-                raise KeeperError(beginning.error or "the round ended while its state was fetched")
-            return answer
+        return self._ask(lambda ticket: events.AwaitStart(ticket, local_rank)).result()
 
     def near(self, local_rank: int) -> Place | None:
         """Where that will be, if its bytes are right."""
-        with self._changed:
-            return self._beginning.near(local_rank) if self._beginning else None
+        with self._lock:
+            near = self._state.near(local_rank)
+            return self._place(near) if near else None
 
     def flush(self, local_rank: int, iteration: int) -> str:
         """Persist `iteration` of this round and wait for its commit (or a later one's): the manifest's key.
@@ -212,73 +137,39 @@ class Keeper:
         If it was overwritten meanwhile, the newest of this round takes its place. "" at once on a node that does not
         persist. KeeperError when the store refuses or the round ends.
         """
-        with self._changed:
-            self._seat()
-            beginning, held = self._beginning, self._segments.current(local_rank)
-            if held is None or not self._to_store(held):
-                return ""
-            identity = self._identity(held, iteration)
-            if not self._persister.under_way(identity):
-                # Not of a shard: all ranks must put the same iteration.
-                identity = identity if held.sharded else self._segments.or_newer(identity, local_rank)
-                self._persister.ask(local_rank, identity)
-            self._changed.wait_for(lambda: self._persister.outcome(identity) or self._over(beginning))
-            outcome = self._persister.outcome(identity)
-            if outcome is None:
-                raise KeeperError(f"the round ended before iteration {identity.iteration} was committed")
-            if outcome.error:
-                raise KeeperError(outcome.error)
-            return outcome.manifest
+        return self._ask(lambda ticket: events.Flush(ticket, local_rank, iteration)).result()
 
     def persist_newest(self) -> None:
         """Copy the newest state of this round to the store, also on a node that does not persist it. Does not wait."""
-        with self._changed:
-            self._seat()
-            for local_rank in {held.local_rank for held in self._segments.staged()}:
-                self._persist_newest(local_rank)
+        self._ask(events.PersistNewest).result()
 
     def committed(self, holding: Holding, manifest: str) -> None:
         """The master made the checkpoint visible."""
-        with self._changed:
-            identity = Identity(holding.round, holding.iteration, holding.shard, holding.shards)
-            self._persister.committed(identity, manifest)
-            self._changed.notify_all()
+        identity = Identity(holding.round, holding.iteration, holding.shard, holding.shards)
+        self._feed(events.Committed(identity, manifest))
 
     def holdings(self, address: str) -> tuple[Holding, ...]:
         """What can be served from this node's memory now, at `address`; missing digests are computed first."""
-        found = []
-        with self._changed:
-            self._address = address
-            whole = [(held, slot) for held in self._segments.all() for slot in held.table.whole()]
-            for held, slot in whole:
-                held.table.pin(slot)
-        for held, slot in whole:
-            try:
-                found.append(self._holding(held, slot))
-            except RestoreError as error:
-                self._tell_damaged(held, slot, error)
-            self._unpin(held, slot)
-        return tuple(found)
+        return self._ask(lambda ticket: events.ListHoldings(ticket, address)).result()
 
     def keep(self, source: Holding, came: Callable[[], None]) -> None:
-        """Fetch a copy of a peer's shard into this node's memory; returns when it is held. Raises KeeperError."""
-        with self._changed:
-            self._check_open()
-        receive(source, self._around, came)
+        """Fetch a copy of a peer's shard into this node's memory; returns when it is held. Raises KeeperError.
+
+        `came` is called whenever it gets on: memory or bytes have come.
+        """
+        self._ask(lambda ticket: events.KeepCopy(ticket, source), came).result()
 
     @contextmanager
     def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
         """The bytes of a held shard, not overwritten while open. Raises KeyError when it is not held."""
-        with self._changed:
-            found = self._segments.serve(round, iteration, shard)
-            if found is None:
-                raise KeyError((round, iteration, shard))
-            held, slot = found
-            held.table.pin(slot)
+        ticket = next(self._tickets)
+        data = self._ask(lambda _: events.Read(ticket, round, iteration, shard), ticket=ticket).result()
+        if data is None:
+            raise KeyError((round, iteration, shard))
         try:
-            yield held.data(slot)
+            yield data
         finally:
-            self._unpin(held, slot)
+            self._feed(events.ReaderGone(ticket))
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         """Iteration and phase that the worker shows; (0, "") before it announced anything."""
@@ -290,125 +181,120 @@ class Keeper:
 
     def close(self) -> None:
         """Remove all shared memory; every wait ends."""
-        with self._changed:
+        self._feed(events.Close())
+        self._workers.close()
+        with self._lock:
             self._closed = True
-            self._persister.close()
-            self._segments.unlink()
-            self._changed.notify_all()
+            self._earlier.notify()
 
     def _beacon(self, local_rank: int) -> Beacon:
-        with self._changed:
-            held = self._segments.current(local_rank)
-        return held.file.read_beacon() if held else Beacon()
+        with self._lock:
+            current = self._state.segments.current(local_rank)
+            file = self._files[current.number] if current and current.made else None
+        return file.read_beacon() if file else Beacon()
 
-    def _seat(self) -> Seat:
-        self._check_open()
-        if self._beginning is None:
-            raise KeeperError("no round has begun on this node")
-        return self._beginning.seat
+    # Events in, actions out
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise KeeperError("this node is leaving")
+    def _ask(
+        self,
+        question: Callable[[int], events.Question],
+        came: Callable[[], None] = lambda: None,
+        ticket: int | None = None,
+    ) -> Future[Any]:
+        """The answer, when it comes. Whoever asks waits for it without the lock."""
+        ticket = next(self._tickets) if ticket is None else ticket
+        future = self._asked[ticket] = Future()
+        self._came[ticket] = came
+        self._feed(question(ticket))
+        return future
 
-    def _identity(self, held: Held, iteration: int) -> Identity:
-        """What a worker's stage of that iteration is in this round."""
-        seat = self._seat()
-        if not held.sharded:
-            return Identity(seat.round, iteration)
-        return Identity(seat.round, iteration, seat.first_rank + held.local_rank, seat.world_size)
+    def _feed(self, event: Event) -> None:
+        """Handle it, and begin what follows. What the master is to be told it is told without the lock."""
+        told: list[Callable[[], None]] = []
+        with self._lock:
+            todo = deque([event])
+            while todo:
+                for action in self._state.handle(todo.popleft(), time.monotonic()):
+                    if made := self._begin(action, told):
+                        todo.append(made)
+            deadline = self._state.next_deadline()
+            if deadline is not None and (self._deadline is None or deadline < self._deadline):
+                self._earlier.notify()
+        for tell in told:
+            tell()
 
-    def _to_store(self, held: Held) -> bool:
-        """Does this node put what this segment holds into the store in this round?"""
-        return self._persists and (held.sharded or self._seat().persists)
+    def _begin(self, action: Action, told: list[Callable[[], None]]) -> Event | None:
+        match action:
+            case events.Answer(ticket, reply):
+                self._asked.pop(ticket).set_result(self._reply(reply))
+                self._came.pop(ticket, None)
+            case events.Refuse(ticket, why, memory):
+                self._asked.pop(ticket).set_exception(SegmentError(why) if memory else KeeperError(why))
+                self._came.pop(ticket, None)
+            case events.MakeSegment():
+                return self._files.make(action)
+            case events.EndAllocation():
+                self._files.end_allocation(action)
+            case events.RemoveSegment(segment):
+                self._files.remove(segment)
+            case events.TellPersisted(holding):
+                told.append(partial(self._on_persisted, holding))
+            case events.TellUnrestored(refusals):
+                told.append(partial(self._on_unrestored, refusals))
+            case events.GotOn(ticket):
+                self._came[ticket]()
+            case events.Warn(text):
+                _log.warning("%s", text)
+            case events.Fetch(ticket=ticket) if ticket is not None:
+                self._workers.do(action, self._came[ticket])
+            case _:
+                self._workers.do(action, lambda: None)
+        return None
 
-    def _persist_newest(self, local_rank: int) -> None:
-        """Put the newest state of this round; of a sharded one the newest two, for a rank that was killed may have
-        staged one iteration less than this one."""
-        held = self._segments.current(local_rank)
-        if not self._persists or held is None:
-            return
-        newest = self._segments.newest(local_rank, self._seat().round)
-        for identity in reversed(newest[: 1 + held.sharded]):
-            if not held.sharded:
-                self._persister.want(local_rank, identity)
-            elif not self._persister.under_way(identity):
-                self._persister.ask(local_rank, identity)
-
-    def _over(self, beginning: Beginning | None) -> bool:
-        return self._closed or self._beginning is not beginning
-
-    def _try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
-        self._check_open()
-        held = self._segments.current(local_rank)
-        if held is None or not held.file.slots:
-            raise KeeperError(f"worker {local_rank} has announced no state to stage")
-        if self._sender.busy(local_rank):
-            return None
-        if local_rank in self._writing:
-            earlier, given = self._writing.pop(local_rank)
-            earlier.table.abandon(given)
-        slot = held.table.acquire(self._identity(held, iteration))
-        if slot is None:
-            if held.broken:
-                raise KeeperError(held.broken)
-            return None
-        self._writing[local_rank] = (held, slot)
-        return Slot(slot, held.file.slot_offset(slot), 0.0)
-
-    def _abandon(self, local_rank: int) -> None:
-        self._lives[local_rank] = self._lives.get(local_rank, 0) + 1
-        if local_rank in self._writing:
-            held, slot = self._writing.pop(local_rank)
-            held.table.abandon(slot)
-
-    def _unpin(self, held: Held, slot: int) -> None:
-        with self._changed:
-            self._segments.unpin(held, slot)
-
-    def _holding(self, held: Held, slot: int) -> Holding:
-        """What others are told of a pinned slot."""
-        digest, facts = self._digest(held, slot), held.table[slot]
-        assert facts.identity is not None
-        place = {"node": self._node, "address": self._address, "index": max(held.local_rank, 0)}
-        return Holding(*facts.identity, size=facts.size, digest=digest, **place)
-
-    def _digest(self, held: Held, slot: int) -> str:
-        """The digest of a pinned slot, computed when it is not known."""
-        with self._sealing:
-            if not held.table[slot].digest:
-                digest = seal(held.data(slot))
-                with self._changed:
-                    held.table.digested(slot, digest)
-        return held.table[slot].digest
-
-    def _digest_newest(self) -> None:
-        """The digest thread: of each segment the newest state, so that damage after the stage can be found."""
+    def _tick(self) -> None:
+        """The clock: says when a deadline has come."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._undigested())
+            with self._lock:
+                self._deadline = self._state.next_deadline()
+                left = None if self._deadline is None else self._deadline - time.monotonic()
+                if not self._closed and (left is None or left > 0):
+                    self._earlier.wait(left)
                 if self._closed:
                     return
-                held, slot = self._undigested()[0]
-                held.table.pin(slot)
-            try:
-                self._digest(held, slot)
-            except RestoreError as error:
-                self._tell_damaged(held, slot, error)
-                self._unpin(held, slot)
-                with self._changed:
-                    self._changed.wait_for(lambda held=held, slot=slot: self._closed or not held.table[slot].pins)
-                    if (held, slot) in self._undigested():
-                        held.table.drop(slot)
-                        self._changed.notify_all()
-            else:
-                self._unpin(held, slot)
+                due = self._deadline is not None and self._deadline <= time.monotonic()
+            if due:
+                self._feed(events.Tick())
 
-    def _tell_damaged(self, held: Held, slot: int, error: RestoreError) -> None:
-        identity = held.table[slot].identity
-        assert identity is not None
-        _log.warning("iteration %d of round %d is damaged in memory: %s", identity.iteration, identity.round, error)
+    # What an answer is for who asked
 
-    def _undigested(self) -> list[tuple[Held, int]]:
-        newest = ((held, held.table.newest()) for held in self._segments.all())
-        return [(held, slot) for held, slot in newest if slot is not None and not held.table[slot].digest]
+    def _reply(self, reply: events.Reply) -> object:
+        match reply:
+            case events.Granted(where, waited_s):
+                return worker_link.Slot(where.slot, self._files[where.segment].slot_offset(where.slot), waited_s)
+            case events.Where():
+                return self._files.data(reply)
+            case events.Start():
+                return self._start(reply)
+            case int():
+                file = self._files[reply]
+                return worker_link.Segment(str(file.path), file.slots, file.capacity, self._overhead)
+        return reply
+
+    def _place(self, where: events.Where) -> Place:
+        file = self._files[where.segment]
+        return Place(str(file.path), file.slot_offset(where.slot), where.size)
+
+    def _start(self, start: events.Start) -> worker_link.Fetched:
+        of, shown = (start.round, start.iteration), (self._credentials.token, self._credentials.authority)
+        if not start.iteration and start.where is None:
+            return worker_link.Fetched("", 0, 0, 0, 0, "", "")
+        if start.where is None:
+            return worker_link.Fetched("", 0, 0, *of, "", f"{start.shards[0].shards} shards", start.shards, *shown)
+        source = describe(start.source) if start.source else "memory"
+        return worker_link.Fetched(
+            *self._place(start.where), *of, start.digest, source, start.shards, *shown, start.why
+        )
+
+
+def _key(job: str, identity: Identity) -> str:
+    return shard_key(job, identity.round, identity.iteration, identity.shard)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+SLOTS = 3
+"""Of each segment: one is written, one is read, one is whole."""
 KEPT_SHARDED = 2
 """Newest whole states of a sharded one that are never overwritten: a peer's copies may be one behind (see `copies`)."""
 
@@ -31,6 +33,8 @@ class SlotState(StrEnum):
     WRITING = "writing"
     """Torn until it is whole: never offered to anybody."""
     WHOLE = "whole"
+    SPOILT = "spoilt"
+    """Its bytes proved wrong while somebody read them: offered to nobody, and free when the last reader ends."""
 
 
 class SlotEvent(StrEnum):
@@ -41,8 +45,10 @@ class SlotEvent(StrEnum):
     STAGE = "stage"
     ABANDON = "abandon"
     """The writer died or gave up."""
+    SPOIL = "spoil"
+    """The content proved wrong."""
     DROP = "drop"
-    """The content proved wrong, or is held twice."""
+    """The content is not to be used: it is wrong, rolled back, or held twice."""
 
 
 TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
@@ -51,7 +57,9 @@ TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
     (SlotState.WHOLE, SlotEvent.ACQUIRE): SlotState.WRITING,
     (SlotState.WRITING, SlotEvent.STAGE): SlotState.WHOLE,
     (SlotState.WRITING, SlotEvent.ABANDON): SlotState.FREE,
+    (SlotState.WHOLE, SlotEvent.SPOIL): SlotState.SPOILT,
     (SlotState.WHOLE, SlotEvent.DROP): SlotState.FREE,
+    (SlotState.SPOILT, SlotEvent.DROP): SlotState.FREE,
 }
 
 
@@ -69,7 +77,9 @@ class SlotFacts:
     digest: str = ""
     """xxh3_128 of its head, which has the digests of its data; empty until somebody computed it."""
     pins: int = 0
-    """Readers at work; a pinned slot is never written."""
+    """Readers at work. Invariant: a slot with readers is never written."""
+    flaw: str = ""
+    """What proved wrong."""
 
 
 class SlotTable:
@@ -139,6 +149,13 @@ class SlotTable:
         """The writer is dead or gave up: what it wrote is forgotten."""
         self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ABANDON))
 
+    def spoil(self, slot: int, why: str) -> None:
+        """The content proved wrong: who reads it may end, nobody else begins to."""
+        state = self._transition(slot, SlotEvent.SPOIL)
+        self._slots[slot] = replace(self._slots[slot], state=state, flaw=why)
+        if not self._slots[slot].pins:
+            self.drop(slot)
+
     def drop(self, slot: int) -> None:
         """The content is not to be used."""
         self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.DROP))
@@ -160,12 +177,17 @@ class SlotTable:
         if not self._slots[slot].pins:
             raise SlotError(f"slot {slot} has no reader")
         self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins - 1)
+        if self._slots[slot].state is SlotState.SPOILT and not self._slots[slot].pins:
+            self.drop(slot)
 
     def _next(self, slot: int, event: SlotEvent) -> SlotState:
-        facts = self._slots[slot]
-        if facts.pins:
+        if self._slots[slot].pins:
             raise SlotError(f"slot {slot} is being read: no {event} now")
+        return self._transition(slot, event)
+
+    def _transition(self, slot: int, event: SlotEvent) -> SlotState:
+        state = self._slots[slot].state
         try:
-            return TRANSITIONS[facts.state, event]
+            return TRANSITIONS[state, event]
         except KeyError:
-            raise SlotError(f"slot {slot} is {facts.state}: no {event} now") from None
+            raise SlotError(f"slot {slot} is {state}: no {event} now") from None
