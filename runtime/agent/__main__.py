@@ -19,7 +19,7 @@ from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
-from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient

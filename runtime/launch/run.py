@@ -19,7 +19,7 @@ from everstep.runtime.agent.logs import LaunchLogs
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient

@@ -1,4 +1,4 @@
-"""The world around one node's KeeperState: workers, memory, a store, peers and a master, in virtual time.
+"""The world around one node's KeeperCore: workers, memory, a store, peers and a master, in virtual time.
 
 It knows what the bytes of every slot really are: torn from the moment that somebody may write them. Each action is
 compared with that, whatever the keeper believes.
@@ -7,15 +7,15 @@ compared with that, whatever the keeper believes.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from everstep.runtime.checkpoint.node.core import events
-from everstep.runtime.checkpoint.node.core.keeper_core import KeeperOptions, KeeperState
+from everstep.runtime.checkpoint.node.core import actions, events
+from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, KeeperOptions
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
 from tests.fake_agent import seat
 
 NODE, PEER = "worker-0-0", "worker-1-0"
 Slot = tuple[int, int]
-READS = events.Seal | events.Check | events.PutObject
+READS = actions.ComputeDigest | actions.CheckDigest | actions.PutObject
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Worker:
     alive: bool = False
     announced: bool = False
     iteration: int = 0
-    granted: tuple[events.Where, int] | None = None
+    granted: tuple[actions.Location, int] | None = None
     """The slot that it writes, and for which iteration."""
 
 
@@ -44,13 +44,15 @@ class World:
     ready: dict[int, int] = field(default_factory=dict)
     """Slots of it that have memory."""
     bytes: dict[Slot, Identity | None] = field(default_factory=dict)
-    works: list[events.Work] = field(default_factory=list)
+    works: list[actions.Work] = field(default_factory=list)
     """Under way."""
     waiting: dict[int, events.Question] = field(default_factory=dict)
     """Questions that are not answered, by ticket."""
     readers: dict[int, Slot] = field(default_factory=dict)
     """Peers that read, by ticket."""
-    staged: dict[int, list[Identity]] = field(default_factory=lambda: {0: [], 1: []})
+    staged: dict[int, set[Identity]] = field(default_factory=lambda: {0: set(), 1: set()})
+    arrived: dict[int, set[Identity]] = field(default_factory=lambda: {0: set(), 1: set()})
+    """States that were staged in a rank's segments or fetched into them."""
     damaged: set[Identity] = field(default_factory=set)
     persisted: list[Holding] = field(default_factory=list)
     """Told, and not committed yet."""
@@ -61,7 +63,7 @@ class World:
 
     def __post_init__(self) -> None:
         options = KeeperOptions("job", NODE, persist_interval=2, workers=2, unreachable_s=3.0)
-        self.state = KeeperState(options, lambda identity: "/".join(map(str, identity)))
+        self.core = KeeperCore(options, lambda identity: "/".join(map(str, identity)))
 
     # What the keeper is asked and told
 
@@ -77,54 +79,54 @@ class World:
         answers: dict[int, object] = {}
         todo: list[events.Event] = [event]
         while todo:
-            for action in self.state.handle(todo.pop(0), self.now):
+            for action in self.core.handle(todo.pop(0), self.now):
                 if made := self.perform(action, answers):
                     todo.append(made)
         return answers
 
-    def perform(self, action: events.Action, answers: dict[int, object]) -> events.Event | None:
+    def perform(self, action: actions.Action, answers: dict[int, object]) -> events.Event | None:
         match action:
-            case events.Answer(ticket, reply):
+            case actions.Answer(ticket, reply):
                 self.answered(self.waiting.pop(ticket), reply)
                 answers[ticket] = reply
-            case events.Refuse(ticket):
+            case actions.Refuse(ticket):
                 self.waiting.pop(ticket)
                 answers[ticket] = "refused"
-            case events.MakeSegment(segment, slots=slots, capacity=capacity):
+            case actions.MakeSegment(segment, slots=slots, capacity=capacity):
                 self.memory[segment], self.ready[segment] = capacity, 0
                 self.bytes |= {(segment, slot): None for slot in range(slots)}
-                return events.Made(segment)
-            case events.EndAllocation(segment):
+                return events.SegmentMade(segment)
+            case actions.EndAllocation(segment):
                 assert not [
-                    work for work in self.works if isinstance(work, events.Allocate) and work.segment == segment
+                    work for work in self.works if isinstance(work, actions.AllocateSlot) and work.segment == segment
                 ]
-            case events.RemoveSegment(segment):
+            case actions.RemoveSegment(segment):
                 assert self.closed or segment not in {slot[0] for slot in self.read() | self.written()}
                 del self.memory[segment]
-            case events.TellPersisted(holding):
+            case actions.ReportPersisted(holding):
                 self.persisted.append(holding)
                 self.stored.add(identity_of(holding))
-            case events.TellUnrestored():
+            case actions.ReportUnrestored():
                 self.unrestored = True
-            case events.GotOn(ticket):
-                assert isinstance(self.waiting[ticket], events.KeepCopy)
-            case events.Warn():
+            case actions.ReportProgress(ticket):
+                assert isinstance(self.waiting[ticket], events.CopyShard)
+            case actions.Warn():
                 pass
             case _:
                 self.begin_work(action)
         return None
 
-    def answered(self, question: events.Question, reply: events.Reply) -> None:
+    def answered(self, question: events.Question, reply: actions.Reply) -> None:
         match question, reply:
-            case events.Acquire(local_rank=rank, iteration=iteration), events.Granted(where):
+            case events.Acquire(local_rank=rank, iteration=iteration), actions.SlotGrant(where):
                 self.write(where)
                 self.workers[rank].granted = where, iteration
-            case events.Read(ticket=ticket, round=round_, iteration=iteration, shard=shard), events.Where():
+            case events.OpenShard(ticket=ticket, round=round_, iteration=iteration, shard=shard), actions.Location():
                 content = self.content(reply)
                 assert content is not None
                 assert content[:3] == (round_, iteration, shard)
                 self.readers[ticket] = reply[:2]
-            case events.AwaitStart(), events.Start(where=where) if where is not None:
+            case events.WaitForRestore(), actions.StartState(location=where) if where is not None:
                 content = self.content(where)
                 assert content is not None
                 assert content[:2] == (reply.round, reply.iteration) == self.start
@@ -142,14 +144,14 @@ class World:
 
     def read(self) -> set[Slot]:
         """Slots that somebody reads."""
-        return {work.where[:2] for work in self.works if isinstance(work, READS)} | set(self.readers.values())
+        return {work.location[:2] for work in self.works if isinstance(work, READS)} | set(self.readers.values())
 
     def written(self) -> set[Slot]:
         """Slots that somebody writes."""
-        fetched = {work.where[:2] for work in self.works if isinstance(work, events.Fetch)}
+        fetched = {work.location[:2] for work in self.works if isinstance(work, actions.FetchShard)}
         return fetched | {worker.granted[0][:2] for worker in self.workers if worker.granted}
 
-    def write(self, where: events.Where) -> None:
+    def write(self, where: actions.Location) -> None:
         """Somebody may write there from now on."""
         slot = where[:2]
         assert slot not in self.read() | self.written()
@@ -158,20 +160,20 @@ class World:
         assert where.size <= self.memory[where.segment]
         self.bytes[slot] = None
 
-    def content(self, where: events.Where) -> Identity | None:
+    def content(self, where: actions.Location) -> Identity | None:
         assert where.segment in self.memory
         return self.bytes[where[:2]]
 
-    def begin_work(self, work: events.Work) -> None:
+    def begin_work(self, work: actions.Work) -> None:
         match work:
-            case events.Seal(where=where) | events.Check(where=where):
+            case actions.ComputeDigest(location=where) | actions.CheckDigest(location=where):
                 assert self.content(where) is not None
-            case events.PutObject(where=where, key=key):
+            case actions.PutObject(location=where, key=key):
                 assert key == "/".join(map(str, self.content(where) or ()))
-            case events.Fetch(where=where):
+            case actions.FetchShard(location=where):
                 self.write(where)
-            case events.AskPeer(holding=holding):
-                assert self.state.segments.find(identity_of(holding))
+            case actions.RequestPeerCopy(holding=holding):
+                assert self.core.segments.find(identity_of(holding))
         self.works.append(work)
 
     # What may happen
@@ -181,29 +183,30 @@ class World:
         work = self.works.pop(which % len(self.works))
         why = "" if well else "something is wrong"
         match work:
-            case events.Allocate(segment):
+            case actions.AllocateSlot(segment):
                 self.ready[segment] += well
-                slot = self.ready[segment] - 1
-                self.feed(events.Allocated(segment, slot) if well else events.NotAllocated(segment, why))
-            case events.Seal(number, where):
+                self.feed(events.AllocationEnded(segment, why))
+            case actions.ComputeDigest(number, where):
                 self.note_damage(where, well)
-                self.feed(events.Sealed(number, "digest" if well else "", why))
-            case events.Check(number, where):
+                self.feed(events.DigestEnded(number, "digest" if well else "", why))
+            case actions.CheckDigest(number, where):
                 self.note_damage(where, well)
-                self.feed(events.Checked(number, why))
-            case events.PutObject(number):
-                self.feed(events.Put(number, why))
-            case events.AskPeer(number):
-                self.feed(events.PeerAnswered(number, why, silent=not well and flaw is Flaw.UNREACHABLE))
-            case events.Fetch(number, where, source):
+                self.feed(events.CheckEnded(number, why))
+            case actions.PutObject(number):
+                self.feed(events.PutEnded(number, why))
+            case actions.RequestPeerCopy(number):
+                self.feed(events.PeerCopyEnded(number, why, silent=not well and flaw is Flaw.UNREACHABLE))
+            case actions.FetchShard(number, where, source):
                 if well:
                     self.bytes[where[:2]] = identity_of(source)
                     self.known.add(identity_of(source))
-                    self.feed(events.Fetched(number))
+                    if segment := self.core.segments.get(where.segment):
+                        self.arrived.setdefault(segment.local_rank, set()).add(identity_of(source))
+                    self.feed(events.FetchEnded(number))
                 else:
-                    self.feed(events.NotFetched(number, refusal(source, flaw)))
+                    self.feed(events.FetchEnded(number, refusal(source, flaw)))
 
-    def note_damage(self, where: events.Where, well: bool) -> None:
+    def note_damage(self, where: actions.Location, well: bool) -> None:
         if not well and (content := self.bytes[where[:2]]) is not None:
             self.damaged.add(content)
 
@@ -223,7 +226,7 @@ class World:
         if worker.granted:
             self.bytes[worker.granted[0][:2]] = None
         self.workers[rank] = Worker()
-        assert self.ask(lambda ticket: events.BuryWorker(ticket, rank)) is None
+        self.feed(events.WorkerDied(rank))
 
     def stage(self, rank: int, persist: bool, flaw: str = "") -> None:
         """That worker has written what it was granted."""
@@ -234,9 +237,10 @@ class World:
         if not flaw:
             self.bytes[where[:2]], worker.granted, worker.iteration = identity, None, iteration
             self.known.add(identity)
-            self.staged[rank] = sorted({*self.staged[rank], identity})
+            self.staged[rank].add(identity)
+            self.arrived[rank].add(identity)
         told = (rank, where.slot, iteration, where.size, persist, "", flaw)
-        answer = self.ask(lambda ticket: events.Stage(ticket, *told))
+        answer = self.ask(lambda ticket: events.CommitStage(ticket, *told))
         assert (answer == "refused") == bool(flaw or self.closed)
 
     def settle(self) -> None:
@@ -249,8 +253,8 @@ class World:
                 del self.readers[ticket]
                 self.feed(events.ReaderGone(ticket))
             elif self.persisted:
-                self.feed(events.Committed(identity_of(self.persisted.pop()), "manifest"))
-            elif (deadline := self.state.next_deadline()) is not None:
+                self.feed(events.CheckpointCommitted(identity_of(self.persisted.pop()), "manifest"))
+            elif (deadline := self.core.next_deadline()) is not None:
                 assert deadline <= self.now + 60
                 self.now = max(deadline, self.now)
                 self.feed(events.Tick())

@@ -42,7 +42,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     checkpointer.save(7, saved)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    place = node.keeper.fetched(0)
+    place = node.keeper.wait_for_restore(0)
     link = node.link(2)
     ahead = map_segment_ahead(link)
     assert ahead is not None

@@ -47,4 +47,4 @@ def test_a_stage_of_another_iteration_than_the_slot_was_given_for_is_refused(nod
         file.seek(slot.offset)
         file.write(whole)
     with pytest.raises(KeeperError, match="for another iteration"):
-        node.keeper.staged(0, Staged(slot.slot, 3, len(whole), False))
+        node.keeper.commit_stage(0, Staged(slot.slot, 3, len(whole), False))

@@ -1,170 +1,161 @@
-"""The segments of a node: whose slots there are, who reads which, and which files may go. Pure: no IO, no lock.
+"""The segments of a node: which slots there are, who reads which, and which files may go.
 
-Invariant: a segment goes only when nobody writes or reads it (or the node leaves), and, if it holds a whole state that
-may be needed, only after a newer segment of its rank holds what takes its place.
+Invariant: a segment goes only when nobody reads or writes it (or the node leaves). If it holds a state that may be
+needed, it goes only after a newer segment of its rank holds the states that replace it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 
 from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.node.core.events import (
-    Action,
-    Allocate,
+from everstep.runtime.checkpoint.node.core.actions import (
+    AllocateSlot,
     EndAllocation,
+    Location,
     MakeSegment,
     RemoveSegment,
-    Seal,
-    Sealed,
-    Warn,
-    Where,
 )
-from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, SlotState, SlotTable
+from everstep.runtime.checkpoint.node.core.events import AllocationEnded, SegmentMade
+from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, SLOTS, Identity, SlotTable
+from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.checkpoint.shard.sizes import round_to_pages
+from everstep.runtime.protocol.messages import Seat
 
 COPY_SLOTS = 2
-"""Of each shard that is copied from another node: the last one whole while the next one comes."""
-LEAVING = "this node is leaving"
+"""Slots for copies of one shard of another node: the last complete copy, and the next one on its way."""
 
 
 def copies_of(shard: int) -> int:
-    """The number, in place of a local rank, of the segment with copies of that shard of another node."""
+    """The number, in place of a local rank, of the segment for copies of that shard of another node."""
     return -1 - shard
 
 
 class Reader(StrEnum):
     """Who reads a slot."""
 
-    SEAL = "seal"
-    """Digests are computed."""
+    DIGEST = "digest"
+    """Its digests are computed."""
     PERSIST = "persist"
-    """It goes, or will go, to the store."""
+    """It is on its way to the store, or waits for that."""
     COPY = "copy"
     """The peer is asked to fetch it."""
     RESTORE = "restore"
-    """It is checked before a round begins from it."""
+    """It is verified before a round starts from it."""
     START = "start"
-    """A round begins from it, and has not staged enough to do without."""
+    """A round starts from it and has not staged enough to do without it."""
     LIST = "list"
-    """A master will be told of it."""
+    """The master will be told of it."""
     PEER = "peer"
     """Another agent reads it."""
 
 
 @dataclass(eq=False)
 class Segment:
-    """One segment and what its slots are worth."""
+    """A segment and what its slots hold."""
 
     number: int
     local_rank: int
-    """Whose worker writes it; negative for copies of another node's shard (`copies_of`)."""
+    """Of the worker that writes it; negative for copies of another node's shard (`copies_of`)."""
     slots: int
-    """Of its file; 0: it has a control page only."""
+    """Of its file; 0: a control page only."""
     capacity: int
     """Bytes of a slot."""
     table: SlotTable
     sharded: bool = False
-    """Is it some rank's own shard?"""
-    told: bool = False
-    """Does a worker know of it? It writes to no other one until it is told so."""
-    outlived: bool = False
-    """A newer segment has what this one was kept for: it goes as soon as nobody is at work with it."""
-    broken: str = ""
-    """Why its other slots cannot have their memory."""
-    made: bool = False
-    """Has it its file?"""
+    """It holds a rank's own shard."""
+    announced: bool = False
+    """A worker knows of it, and writes to no other segment until it announces again."""
+    superseded: bool = False
+    """A newer segment has what this one was kept for. It goes as soon as it has neither readers nor writers."""
+    has_file: bool = False
+    error: str = ""
+    """Why its remaining slots cannot be allocated."""
 
-    def idle(self) -> bool:
-        """Nothing worth keeping, nobody at work."""
-        return not self.table.whole() and not self.busy()
+    def is_empty(self) -> bool:
+        """Nothing worth keeping, and neither readers nor writers."""
+        return not self.table.complete() and not self.is_busy()
 
-    def busy(self) -> bool:
-        """Somebody writes to it or reads it."""
+    def is_busy(self) -> bool:
+        """It has readers or writers."""
         return bool(self.table.writing()) or any(self.table[slot].pins for slot in range(len(self.table)))
 
     def states(self) -> list[Identity]:
-        """The whole states in it, the newest first."""
-        return [identity for slot in self.table.whole() if (identity := self.table[slot].identity)]
+        """The complete states in it, the newest first."""
+        return [identity for slot in self.table.complete() if (identity := self.table[slot].identity)]
 
-    def where(self, slot: int) -> Where:
-        """The whole state in that slot."""
-        return Where(self.number, slot, self.table[slot].size)
+    def location(self, slot: int) -> Location:
+        """The bytes of the state in that slot."""
+        return Location(self.number, slot, self.table[slot].size)
 
 
 @dataclass(eq=False)
 class Pin:
-    """A reader of a whole slot, which is not written until the reader ends."""
+    """A reader of a slot. Invariant: the slot is not written until the reader ends."""
 
     segment: Segment
     slot: int
     reader: Reader
 
     @property
-    def where(self) -> Where:
-        """What is read."""
-        return self.segment.where(self.slot)
+    def location(self) -> Location:
+        """The bytes that are read."""
+        return self.segment.location(self.slot)
 
     @property
     def identity(self) -> Identity:
-        """Which state that is."""
+        """The state that is read."""
         identity = self.segment.table[self.slot].identity
         assert identity is not None
         return identity
 
     @property
     def digest(self) -> str:
-        """Of it; empty until it was computed."""
+        """Its digest; empty until it was computed."""
         return self.segment.table[self.slot].digest
 
     @property
     def flaw(self) -> str:
-        """What proved wrong with it."""
+        """Why it is not to be used; empty if it is."""
         return self.segment.table[self.slot].flaw
 
 
-@dataclass
 class Segments:
-    """All segments of a node. A rank has a second one for a while when its state changed its size: the first keeps what
-    can be restored until the second holds a whole state."""
+    """All segments of a node. A rank whose state changed its size has a second one for a while: the first keeps what
+    can be restored until the second holds a state."""
 
-    slots: int
-    act: Callable[[Action], None]
-    """Decide so."""
-    works: "count[int]" = field(default_factory=count)
-    """Numbers of works."""
-    pins: dict[Pin, None] = field(default_factory=dict)
-    """Who reads what now, the earliest first. Invariant: a slot's `pins` are as many as there are of it here."""
-    _wanted: dict[object, Segment] = field(default_factory=dict)
-    """What each fetch waits for that has no slot yet. Invariant: it goes for no other fetch: two that want slots of
-    different sizes would remove each other's for ever."""
-    _of_rank: dict[int, list[Segment]] = field(default_factory=dict)
-    _numbered: dict[int, Segment] = field(default_factory=dict)
-    _numbers: "count[int]" = field(default_factory=lambda: count(1))
-    _seal: tuple[int, Pin] | None = None
-    """The work that computes digests, and of what: one at a time."""
-    _round: int = 0
-    _start: tuple[int, int] = (0, 0)
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self.seat: Seat | None = None
+        """Of this round; None before the first."""
+        self.pins: dict[Pin, None] = {}
+        """All present readers, the earliest first. Invariant: a slot's `pins` count its entries here."""
+        self._claimed: dict[object, Segment] = {}
+        """The segment of each fetch that waits for a slot. Invariant: such a segment is not removed for another fetch;
+        two that want slots of different sizes would remove each other's for ever."""
+        self._by_rank: dict[int, list[Segment]] = {}
+        """The segments of each local rank, the current one last."""
+        self._by_number: dict[int, Segment] = {}
+        self._numbers = count(1)
 
     def all(self) -> list[Segment]:
         """Every segment."""
-        return [segment for every in self._of_rank.values() for segment in every]
+        return [segment for segments in self._by_rank.values() for segment in segments]
 
     def of_workers(self) -> list[Segment]:
-        """Those that this node's workers write."""
+        """The segments that this node's workers write."""
         return [segment for segment in self.all() if segment.local_rank >= 0]
 
-    def numbered(self, number: int) -> Segment | None:
-        """The segment of that number, if it is there."""
-        return self._numbered.get(number)
+    def get(self, number: int) -> Segment | None:
+        """The segment of that number, if it still exists."""
+        return self._by_number.get(number)
 
     def current(self, local_rank: int) -> Segment | None:
-        """The segment that the rank writes to."""
-        return next(reversed(self._of_rank.get(local_rank, ())), None)
+        """The segment that the rank's worker writes."""
+        return next(reversed(self._by_rank.get(local_rank, ())), None)
 
     def find(self, identity: Identity, local_rank: int | None = None) -> tuple[Segment, int] | None:
-        """Where a state lies whole."""
+        """Segment and slot of a complete state."""
         for segment in self.all():
             slot = segment.table.find(identity)
             if slot is not None and local_rank in (None, segment.local_rank):
@@ -172,24 +163,52 @@ class Segments:
         return None
 
     def find_shard(self, round: int, iteration: int, shard: int) -> tuple[Segment, int] | None:  # noqa: A002
-        """Where a shard lies whole; callers need not know the shard count."""
+        """Segment and slot of a complete shard; callers need not know the shard count."""
         for segment in self.all():
-            for slot in segment.table.whole():
+            for slot in segment.table.complete():
                 identity = segment.table[slot].identity
                 if identity and identity[:3] == (round, iteration, shard):
                     return segment, slot
         return None
 
     def newest(self, local_rank: int, round: int) -> list[Identity]:  # noqa: A002
-        """The rank's whole states of that round, the newest first."""
-        every = self._of_rank.get(local_rank, ())
-        found = [segment.table[slot].identity for segment in every for slot in segment.table.whole()]
-        return sorted({one for one in found if one and one.round == round}, reverse=True)
+        """The rank's complete states of that round, the newest first."""
+        states = {state for segment in self._by_rank.get(local_rank, ()) for state in segment.states()}
+        return sorted((state for state in states if state.round == round), reverse=True)
 
-    def or_newer(self, identity: Identity, local_rank: int) -> Identity:
-        """That state if it lies whole, else the rank's newest of the same round that came after it, if there is one."""
-        whole = self.newest(local_rank, identity.round)
-        return identity if identity in whole or not whole else max(whole[0], identity)
+    def same_or_newer(self, identity: Identity, local_rank: int) -> Identity:
+        """That state if it is complete, otherwise the rank's newest of the same round, if that is newer."""
+        complete = self.newest(local_rank, identity.round)
+        return identity if identity in complete or not complete else max(complete[0], identity)
+
+    # The round
+
+    def begin(self, seat: Seat) -> None:
+        """A round begins: invalidate copies of states that it rolls back.
+
+        Otherwise they would stay as the newest ones, and this round's copies would overwrite what it started from.
+        """
+        self.seat = seat
+        for segment in self.all():
+            for slot in segment.table.complete() if segment.local_rank < 0 else ():
+                identity = segment.table[slot].identity
+                if identity and self.is_rolled_back(identity):
+                    segment.table.invalidate(slot, "it is rolled back")
+
+    def is_rolled_back(self, identity: Identity) -> bool:
+        """Whether an earlier round staged it, after the state that this round started from."""
+        if self.seat is None:
+            return False
+        restore = self.seat.restore
+        start = (restore.round, restore.iteration) if restore else (0, 0)
+        return start < identity[:2] and identity.round < self.seat.round
+
+    def identify(self, segment: Segment, iteration: int) -> Identity:
+        """The state that a worker stages in this round."""
+        assert self.seat is not None
+        if not segment.sharded:
+            return Identity(self.seat.round, iteration)
+        return Identity(self.seat.round, iteration, self.seat.first_rank + segment.local_rank, self.seat.world_size)
 
     # Readers
 
@@ -205,186 +224,143 @@ class Segments:
         del self.pins[pin]
         pin.segment.table.unpin(pin.slot)
 
-    def seal_next(self) -> bool:
-        """Have digests computed: first of what somebody reads, then of each segment's newest state, so that damage
-        after the stage can be found. Was there any to do?"""
-        if self._seal is not None:
-            return False
-        wanted = [(pin.segment, pin.slot) for pin in self.pins]
-        newest = ((segment, segment.table.newest()) for segment in self.all())
-        wanted += [(segment, slot) for segment, slot in newest if slot is not None]
-        for segment, slot in wanted:
-            facts = segment.table[slot]
-            if facts.state is SlotState.WHOLE and not facts.digest:
-                pin = self.pin(segment, slot, Reader.SEAL)
-                self._seal = next(self.works), pin
-                self.act(Seal(self._seal[0], pin.where))
-                return True
-        return False
-
-    def sealed(self, event: Sealed) -> None:
-        """A digest is known, or the bytes are no shard."""
-        assert self._seal is not None
-        assert self._seal[0] == event.work
-        pin, self._seal = self._seal[1], None
-        if event.flaw:
-            iteration, round_ = pin.identity.iteration, pin.identity.round
-            self.act(Warn(f"iteration {iteration} of round {round_} is damaged in memory: {event.flaw}"))
-            pin.segment.table.spoil(pin.slot, event.flaw)
-        elif not pin.flaw:
-            pin.segment.table.digested(pin.slot, event.digest)
-        self.unpin(pin)
-
     # Memory
 
-    def for_worker(self, local_rank: int, capacity: int, sharded: bool = False, peer: bool = False) -> Segment:
-        """The segment that the rank's worker writes to from now on, with slots of exactly that capacity (0: a control
-        page only). One more slot for a sharded state, of which the two newest are kept. With a `peer` there must be
-        room for copies of its shard, too, which come later and are about as large.
+    def get_for_worker(self, local_rank: int, capacity: int, sharded: bool = False, copied: bool = False) -> Segment:
+        """The segment that the rank's worker writes from now on, with slots of exactly that capacity (0: a control
+        page only). A new one's slots are allocated one after the other.
 
-        Of a new one the slots get their memory one after the other.
+        A sharded state has one more slot, as its two newest are kept. If it is `copied` to a peer, there must be room
+        for copies of the peer's shard, too, which come later and are about as large.
         """
-        segment = self._fitting(self._of_rank.get(local_rank, [])[-1:], capacity, self.slots + sharded)
+        slots = SLOTS + sharded
+        segment = self._find_fitting(self._by_rank.get(local_rank, [])[-1:], capacity, slots)
         if segment is None:
-            if (current := self.current(local_rank)) is not None and current.idle():
+            if (current := self.current(local_rank)) is not None and current.is_empty():
                 self._remove(current)
-            segment = self._make(local_rank, capacity, self.slots + sharded, sharded, peer)
-            self._of_rank.setdefault(local_rank, []).append(segment)
-        segment.told, segment.sharded = True, sharded
+            segment = self._make(local_rank, capacity, slots, sharded, copied)
+            self._by_rank.setdefault(local_rank, []).append(segment)
+        segment.announced, segment.sharded = True, sharded
         return segment
 
-    def to_fetch_into(self, fetch: object, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
-        """A segment to fetch a state into that fills `capacity`: any of the rank's, or a new one behind that which the
-        worker was told of. Its first slots may have their memory, or will. It stays until `want_no_more`. Raises
-        SegmentError when the one that it waited for gets no memory."""
-        if (wanted := self._wanted.pop(fetch, None)) is not None and wanted.broken:
-            raise SegmentError(wanted.broken)
-        slots = COPY_SLOTS if local_rank < 0 else self.slots + sharded
-        every = self._of_rank.setdefault(local_rank, [])
-        segment = self._fitting(every, capacity, slots)
+    def claim(self, fetch: object, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+        """A segment to fetch a state of exactly that capacity into: any of the rank's, or a new one behind the one that
+        the worker knows. Its slots may not be allocated yet. It is not removed until `release`. Raises SegmentError if
+        the segment claimed before cannot be allocated."""
+        if (claimed := self._claimed.pop(fetch, None)) is not None and claimed.error:
+            raise SegmentError(claimed.error)
+        slots = COPY_SLOTS if local_rank < 0 else SLOTS + sharded
+        of_rank = self._by_rank.setdefault(local_rank, [])
+        segment = self._find_fitting(of_rank, capacity, slots)
         if segment is None:
-            if every and every[-1].idle() and not every[-1].told and every[-1] not in self._wanted.values():
-                self._remove(every[-1])
+            last = of_rank[-1] if of_rank else None
+            if last and last.is_empty() and not last.announced and last not in self._claimed.values():
+                self._remove(last)
             segment = self._make(local_rank, capacity, slots, sharded)
-            every.insert(len(every) - (bool(every) and every[-1].told), segment)
-        self._wanted[fetch] = segment
+            of_rank.insert(len(of_rank) - (bool(of_rank) and of_rank[-1].announced), segment)
+        self._claimed[fetch] = segment
         return segment
 
-    def want_no_more(self, fetch: object) -> None:
-        """It has its slot, or needs none."""
-        self._wanted.pop(fetch, None)
+    def release(self, fetch: object) -> None:
+        """The fetch has its slot, or needs none."""
+        self._claimed.pop(fetch, None)
 
-    def _fitting(self, among: list[Segment], capacity: int, slots: int) -> Segment | None:
-        """The newest with so many slots of that capacity; none that cannot get memory for them."""
-        same = (one for one in reversed(among) if one.capacity == round_to_pages(capacity) and len(one.table) == slots)
-        segment = next((one for one in same if not one.broken), None)
-        if segment is not None:
-            segment.outlived = False
-        return segment
+    def _find_fitting(self, segments: list[Segment], capacity: int, slots: int) -> Segment | None:
+        """The newest with so many slots of that capacity that can be allocated."""
+        for segment in reversed(segments):
+            if (segment.capacity, len(segment.table)) == (round_to_pages(capacity), slots) and not segment.error:
+                segment.superseded = False
+                return segment
+        return None
 
-    def _make(self, local_rank: int, capacity: int, count_: int, sharded: bool, peer: bool = False) -> Segment:
-        """A new one."""
-        slots = count_ if capacity else 0
-        copies = self._copies_to_come(local_rank) if sharded and peer else 0
-        number = next(self._numbers)
-        suffix = f".{number}" if self._of_rank.get(local_rank) else ""
+    def _make(self, local_rank: int, capacity: int, slots: int, sharded: bool, copied: bool = False) -> Segment:
+        number, capacity = next(self._numbers), round_to_pages(capacity)
+        table = SlotTable(slots, KEPT_SHARDED if sharded else 1, absent=slots if capacity else 0)
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
-        table = SlotTable(count_, KEPT_SHARDED if sharded else 1, slots)
-        segment = Segment(number, local_rank, slots, round_to_pages(capacity), table, sharded)
-        self._numbered[number] = segment
-        self.act(MakeSegment(number, name + suffix, slots, round_to_pages(capacity), copies))
+        name += f".{number}" if self._by_rank.get(local_rank) else ""
+        segment = Segment(number, local_rank, slots if capacity else 0, capacity, table, sharded)
+        self._by_number[number] = segment
+        copies = self._missing_copy_slots(local_rank) if sharded and copied else 0
+        self._tx.act(MakeSegment(number, name, segment.slots, capacity, copies))
         return segment
 
-    def _copies_to_come(self, local_rank: int) -> int:
-        """Slots for copies of the peer's shards, as many as this node has of its own, that are not made yet."""
-        ranks = {one.local_rank for one in self.of_workers() if one.sharded} | {local_rank}
-        copied = {one.local_rank for one in self.all() if one.local_rank < 0}
+    def _missing_copy_slots(self, local_rank: int) -> int:
+        """Slots not made yet for copies of the peer's shards, of which there are as many as this node has of its
+        own."""
+        ranks = {segment.local_rank for segment in self.of_workers() if segment.sharded} | {local_rank}
+        copied = {segment.local_rank for segment in self.all() if segment.local_rank < 0}
         return COPY_SLOTS * max(len(ranks) - len(copied), 0)
 
-    def made(self, number: int) -> None:
-        """It has its file: its slots get their memory one after the other."""
-        if segment := self._numbered.get(number):
-            segment.made = True
-            self._allocate(segment)
+    def end_making(self, event: SegmentMade) -> None:
+        """The segment has its file, so its slots are allocated one after the other; or it cannot be made, and is
+        gone."""
+        segment = self._by_number.get(event.segment)
+        if segment is None:
+            return
+        if event.error:
+            del self._by_number[event.segment]
+            self._by_rank[segment.local_rank].remove(segment)
+            segment.error = event.error
+        else:
+            segment.has_file = True
+            self._allocate_next(segment)
 
-    def not_made(self, number: int, why: str) -> None:
-        """It has none, and is not there any more."""
-        if segment := self._numbered.pop(number, None):
-            segment.broken = why
-            self._of_rank[segment.local_rank].remove(segment)
-
-    def allocated(self, number: int, slot: int) -> None:
-        """A slot has its memory."""
-        if segment := self._numbered.get(number):
-            segment.table.allocated(slot)
-            self._allocate(segment)
-        else:  # It went meanwhile.
-            self.act(EndAllocation(number))
-
-    def not_allocated(self, number: int, why: str) -> None:
-        """It gets no more memory. Its worker writes to no other one, so that it is told when it wants to."""
-        self.act(EndAllocation(number))
-        if segment := self._numbered.get(number):
-            segment.broken = why
-            if segment.idle() and not segment.told:
-                self._remove(segment)
-
-    def _allocate(self, segment: Segment) -> None:
-        self.act(Allocate(segment.number) if segment.table.absent() else EndAllocation(segment.number))
-
-    # What goes
-
-    def outlive_earlier(self, local_rank: int) -> None:
-        """If the current segment holds a whole state, earlier ones of nothing newer are not needed any more.
-
-        Of a sharded state it must hold two: when this rank has staged the second, every rank has staged the first.
-        """
-        *earlier, current = self._of_rank[local_rank]
-        whole = current.states()
-        if len(whole) > current.sharded:
-            kept = whole[current.sharded]
-            for segment in earlier:
-                segment.outlived = all(identity[:2] <= kept[:2] for identity in segment.states())
-
-    def outlive_copies(self, round: int) -> None:  # noqa: A002
-        """Copies of rounds before that one are not needed any more: newer ones lie somewhere else now."""
-        for segment in self.all():
-            newest = segment.table.newest()
-            identity = segment.table[newest].identity if newest is not None else None
-            past = identity is None or identity.round < round
-            coming = segment.table.absent() or segment.table.writing()  # Newer ones.
-            if segment.local_rank < 0 and past and not coming:
-                segment.outlived = True
-
-    def remove_outlived(self) -> bool:
-        """Remove what nobody needs and nobody is at work with; was there any?"""
-        gone = [segment for segment in self.all() if segment.outlived and not segment.busy()]
-        for segment in gone:
+    def end_allocation(self, event: AllocationEnded) -> None:
+        """The next slot is allocated, or no more slots can be. The worker of an announced segment writes to no other
+        one, so that it learns of the error when it wants a slot."""
+        segment = self._by_number.get(event.segment)
+        if segment is None or event.error:
+            self._tx.act(EndAllocation(event.segment))
+        if segment is None:
+            return
+        if not event.error:
+            segment.table.allocate(segment.table.absent()[0])
+            self._allocate_next(segment)
+            return
+        segment.error = event.error
+        if segment.is_empty() and not segment.announced:
             self._remove(segment)
-        return bool(gone)
+
+    def _allocate_next(self, segment: Segment) -> None:
+        self._tx.act(AllocateSlot(segment.number) if segment.table.absent() else EndAllocation(segment.number))
+
+    # Removal
+
+    def supersede_earlier(self, local_rank: int) -> None:
+        """Mark the rank's earlier segments that hold nothing newer than what the current one will keep.
+
+        Of a sharded state the current one must hold two: when this rank has staged the second, every rank has staged
+        the first.
+        """
+        *earlier, current = self._by_rank[local_rank]
+        states = current.states()
+        if len(states) > current.sharded:
+            kept = states[current.sharded]
+            for segment in earlier:
+                segment.superseded = all(identity[:2] <= kept[:2] for identity in segment.states())
+
+    def supersede_copies(self, round: int) -> None:  # noqa: A002
+        """Mark copies of earlier rounds: peers now hold newer ones elsewhere."""
+        for segment in self.all():
+            states = segment.states()
+            past = not states or states[0].round < round
+            newer_on_its_way = segment.table.absent() or segment.table.writing()
+            if segment.local_rank < 0 and past and not newer_on_its_way:
+                segment.superseded = True
+
+    def advance(self) -> bool:
+        """Remove superseded segments without readers and writers. Returns whether there was one."""
+        removed = [segment for segment in self.all() if segment.superseded and not segment.is_busy()]
+        for segment in removed:
+            self._remove(segment)
+        return bool(removed)
 
     def _remove(self, segment: Segment) -> None:
-        self._of_rank[segment.local_rank].remove(segment)
-        del self._numbered[segment.number]
-        self.act(RemoveSegment(segment.number))
-
-    def begin(self, round: int, start: tuple[int, int]) -> None:  # noqa: A002
-        """A round begins from that (round, iteration): copies of what was staged after it are let go.
-
-        Else they would stay as the newest ones, and this round's would take the place of what it began from.
-        """
-        self._round, self._start = round, start
-        for segment in self.all():
-            for slot in segment.table.whole() if segment.local_rank < 0 else ():
-                identity = segment.table[slot].identity
-                if identity and self.undone(identity):
-                    segment.table.spoil(slot, "it is rolled back")
-
-    def undone(self, identity: Identity) -> bool:
-        """Was it staged after what the running round began from, and before the round?"""
-        return self._start < identity[:2] and identity.round < self._round
+        self._by_rank[segment.local_rank].remove(segment)
+        del self._by_number[segment.number]
+        self._tx.act(RemoveSegment(segment.number))
 
     def close(self) -> None:
-        """Every file goes."""
+        """Remove every file."""
         for segment in self.all():
             self._remove(segment)

@@ -1,7 +1,7 @@
-"""Which slot of a segment may be written, and which states are held whole. Pure: no IO, no clock, no lock.
+"""Which slot of a segment may be written, and which states are complete.
 
-A slot's life is one table of (state, event); an unlisted pair raises. Three slots are enough that a worker never waits
-while one state is being persisted: the newest whole one, the one being read, the one being written.
+The life of a slot is one table of (state, event); an unlisted pair raises. Three slots are enough for a worker not to
+wait while a state is being persisted: the newest complete one, the one being read, and the one being written.
 """
 
 from dataclasses import dataclass, replace
@@ -9,19 +9,20 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SLOTS = 3
-"""Of each segment: one is written, one is read, one is whole."""
+"""Slots of a worker's segment: one is written, one is read, one is complete."""
 KEPT_SHARDED = 2
-"""Newest whole states of a sharded one that are never overwritten: a peer's copies may be one behind (see `copies`)."""
+"""Newest states of a sharded segment that are never overwritten: a peer's copies may be one behind (see
+`peer_copies`)."""
 
 
 class Identity(NamedTuple):
-    """A staged shard: after a rollback the same iteration comes again, in a later round."""
+    """A staged shard. After a rollback the same iteration comes again, in a later round."""
 
     round: int
     iteration: int
     shard: int = 0
     shards: int = 1
-    """As many as the round has ranks; 1: the state is the same on every rank."""
+    """The number of ranks of its round; 1: the state is the same on every rank."""
 
 
 class SlotState(StrEnum):
@@ -31,10 +32,10 @@ class SlotState(StrEnum):
     """It has no memory yet."""
     FREE = "free"
     WRITING = "writing"
-    """Torn until it is whole: never offered to anybody."""
-    WHOLE = "whole"
-    SPOILT = "spoilt"
-    """Its bytes proved wrong while somebody read them: offered to nobody, and free when the last reader ends."""
+    """Torn until the stage is committed: never offered."""
+    COMPLETE = "complete"
+    INVALID = "invalid"
+    """Not to be used, but somebody still reads it: never offered, and free when its last reader ends."""
 
 
 class SlotEvent(StrEnum):
@@ -45,21 +46,21 @@ class SlotEvent(StrEnum):
     STAGE = "stage"
     ABANDON = "abandon"
     """The writer died or gave up."""
-    SPOIL = "spoil"
-    """The content proved wrong."""
+    INVALIDATE = "invalidate"
+    """The content proved wrong, or is rolled back."""
     DROP = "drop"
-    """The content is not to be used: it is wrong, rolled back, or held twice."""
+    """The content is not needed."""
 
 
 TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
     (SlotState.ABSENT, SlotEvent.ALLOCATE): SlotState.FREE,
     (SlotState.FREE, SlotEvent.ACQUIRE): SlotState.WRITING,
-    (SlotState.WHOLE, SlotEvent.ACQUIRE): SlotState.WRITING,
-    (SlotState.WRITING, SlotEvent.STAGE): SlotState.WHOLE,
+    (SlotState.COMPLETE, SlotEvent.ACQUIRE): SlotState.WRITING,
+    (SlotState.WRITING, SlotEvent.STAGE): SlotState.COMPLETE,
     (SlotState.WRITING, SlotEvent.ABANDON): SlotState.FREE,
-    (SlotState.WHOLE, SlotEvent.SPOIL): SlotState.SPOILT,
-    (SlotState.WHOLE, SlotEvent.DROP): SlotState.FREE,
-    (SlotState.SPOILT, SlotEvent.DROP): SlotState.FREE,
+    (SlotState.COMPLETE, SlotEvent.INVALIDATE): SlotState.INVALID,
+    (SlotState.COMPLETE, SlotEvent.DROP): SlotState.FREE,
+    (SlotState.INVALID, SlotEvent.DROP): SlotState.FREE,
 }
 
 
@@ -75,20 +76,21 @@ class SlotFacts:
     identity: Identity | None = None
     size: int = 0
     digest: str = ""
-    """xxh3_128 of its head, which has the digests of its data; empty until somebody computed it."""
+    """xxh3_128 of its head, which has the digests of its data; empty until it was computed."""
     pins: int = 0
-    """Readers at work. Invariant: a slot with readers is never written."""
+    """Its readers. Invariant: a slot with readers is never written."""
     flaw: str = ""
-    """What proved wrong."""
+    """Why the content is not to be used."""
 
 
 class SlotTable:
     """The slots of one segment."""
 
     def __init__(self, count: int, kept: int = 1, absent: int = 0) -> None:
-        """`kept`: so many of the newest whole states are never overwritten. `absent`: the last ones have no memory."""
+        """`kept`: so many of the newest states are never overwritten. `absent`: so many slots, the last ones, have no
+        memory yet. Raises ValueError for too few slots."""
         if count <= kept:
-            raise ValueError(f"{count} slots; at least {kept + 1} are needed so that {kept} can always be whole")
+            raise ValueError(f"{count} slots; at least {kept + 1} are needed so that {kept} can always be complete")
         self._slots = [SlotFacts()] * (count - absent) + [SlotFacts(SlotState.ABSENT)] * absent
         self._kept = kept
 
@@ -98,18 +100,18 @@ class SlotTable:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def whole(self) -> list[int]:
-        """Slots that hold a whole state, the newest first."""
-        found = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.WHOLE]
-        return sorted(found, key=lambda number: self._slots[number].identity or (), reverse=True)
+    def complete(self) -> list[int]:
+        """Slots that hold a complete state, the newest first."""
+        slots = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.COMPLETE]
+        return sorted(slots, key=lambda number: self._slots[number].identity or (), reverse=True)
 
     def newest(self) -> int | None:
-        """The slot of the newest whole state."""
-        return next(iter(self.whole()), None)
+        """The slot of the newest complete state."""
+        return next(iter(self.complete()), None)
 
     def find(self, identity: Identity) -> int | None:
-        """The slot that holds that state whole."""
-        return next((number for number in self.whole() if self._slots[number].identity == identity), None)
+        """The slot that holds that state, complete."""
+        return next((number for number in self.complete() if self._slots[number].identity == identity), None)
 
     def writing(self) -> list[int]:
         """Slots with a writer."""
@@ -119,26 +121,26 @@ class SlotTable:
         """Slots without memory."""
         return [number for number, slot in enumerate(self._slots) if slot.state is SlotState.ABSENT]
 
-    def allocated(self, slot: int) -> None:
-        """It has its memory now."""
+    def allocate(self, slot: int) -> None:
+        """The slot has its memory now."""
         self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ALLOCATE))
 
     def writable(self) -> int | None:
-        """The slot to write next: a free one, else the oldest whole one that is neither among the newest that are kept
-        nor pinned; None when there is none now."""
+        """The slot to write next: a free one, otherwise the oldest complete one that is neither kept nor pinned; None
+        if there is none now."""
         free = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
-        old = [number for number in reversed(self.whole()[self._kept :]) if not self._slots[number].pins]
+        old = [number for number in reversed(self.complete()[self._kept :]) if not self._slots[number].pins]
         return next(iter(free + old), None)
 
     def acquire(self, identity: Identity) -> int | None:
-        """Begin to write `identity` into the slot that is `writable`; None when there is none now."""
+        """Begin to write `identity` into the writable slot; None if there is none now."""
         chosen = self.writable()
         if chosen is not None:
             self._slots[chosen] = SlotFacts(self._next(chosen, SlotEvent.ACQUIRE), identity)
         return chosen
 
     def stage(self, slot: int, size: int) -> None:
-        """The writer is done: `size` bytes are whole. A state held already keeps its first slot."""
+        """The writer has finished: `size` bytes are complete. A state that is here already keeps its first slot."""
         state, identity = self._next(slot, SlotEvent.STAGE), self._slots[slot].identity
         known = identity is not None and self.find(identity) is not None
         self._slots[slot] = replace(self._slots[slot], state=state, size=size)
@@ -146,29 +148,29 @@ class SlotTable:
             self.drop(slot)
 
     def abandon(self, slot: int) -> None:
-        """The writer is dead or gave up: what it wrote is forgotten."""
+        """The writer died or gave up: forget what it wrote."""
         self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ABANDON))
 
-    def spoil(self, slot: int, why: str) -> None:
-        """The content proved wrong: who reads it may end, nobody else begins to."""
-        state = self._transition(slot, SlotEvent.SPOIL)
+    def invalidate(self, slot: int, why: str) -> None:
+        """The content is not to be used: present readers may finish, and no new one begins."""
+        state = self._transition(slot, SlotEvent.INVALIDATE)
         self._slots[slot] = replace(self._slots[slot], state=state, flaw=why)
         if not self._slots[slot].pins:
             self.drop(slot)
 
     def drop(self, slot: int) -> None:
-        """The content is not to be used."""
+        """Forget the content."""
         self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.DROP))
 
-    def digested(self, slot: int, digest: str) -> None:
-        """The digest of a whole slot is known."""
-        if self._slots[slot].state is not SlotState.WHOLE:
+    def set_digest(self, slot: int, digest: str) -> None:
+        """The digest of a complete slot is known."""
+        if self._slots[slot].state is not SlotState.COMPLETE:
             raise SlotError(f"slot {slot} is {self._slots[slot].state}: it has no digest")
         self._slots[slot] = replace(self._slots[slot], digest=digest)
 
     def pin(self, slot: int) -> None:
         """A reader begins."""
-        if self._slots[slot].state is not SlotState.WHOLE:
+        if self._slots[slot].state is not SlotState.COMPLETE:
             raise SlotError(f"slot {slot} is {self._slots[slot].state}: nobody may read it")
         self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins + 1)
 
@@ -177,7 +179,7 @@ class SlotTable:
         if not self._slots[slot].pins:
             raise SlotError(f"slot {slot} has no reader")
         self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins - 1)
-        if self._slots[slot].state is SlotState.SPOILT and not self._slots[slot].pins:
+        if self._slots[slot].state is SlotState.INVALID and not self._slots[slot].pins:
             self.drop(slot)
 
     def _next(self, slot: int, event: SlotEvent) -> SlotState:

@@ -1,126 +1,152 @@
-"""Who may write which slot: workers ask for one, write a state into it, and say that it is whole. Pure: no IO.
+"""Who may write which slot. Workers announce their state, get a slot, write a state into it and commit the stage.
 
-Invariant: of each local rank at most one slot is being written, and nobody reads it.
+Invariant: each local rank writes at most one slot, and nobody reads that slot.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.runtime.checkpoint.errors import KeeperError
-from everstep.runtime.checkpoint.node.core.events import Acquire, Answer, Granted, Refuse, Stage, Where
+from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
+from everstep.runtime.checkpoint.node.core.actions import Location, SlotGrant
+from everstep.runtime.checkpoint.node.core.events import Acquire, Announce, CommitStage
+from everstep.runtime.checkpoint.node.core.peer_copies import SentCopies
 from everstep.runtime.checkpoint.node.core.segments import Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
+from everstep.runtime.checkpoint.node.core.transaction import Transaction
+from everstep.runtime.protocol.messages import Seat
 
 
 @dataclass
 class _Waiting:
-    """An Acquire that has no slot yet."""
+    """An Acquire without a slot so far."""
 
-    asked: Acquire
+    question: Acquire
     since: float
-    """When somebody looked last."""
-    coming: bool = False
-    """Was memory still being allocated then?"""
+    """Time of the last attempt."""
+    allocating: bool = False
+    """Memory was still being allocated then."""
     waited_s: float = 0.0
     """For memory."""
 
 
 class Staging:
-    """Of the workers of one node."""
+    """The stages of one node's workers."""
 
-    def __init__(
-        self,
-        segments: Segments,
-        identity_of: Callable[[Segment, int], Identity],
-        held_up: Callable[[int], bool],
-    ) -> None:
-        """`identity_of` tells what a stage of that iteration is in this round (KeeperError before there is one),
-        `held_up` whether that local rank may not stage yet."""
-        self._segments, self._identity_of, self._held_up = segments, identity_of, held_up
+    def __init__(self, tx: Transaction, segments: Segments, sent: SentCopies) -> None:
+        self._tx, self._segments, self._sent = tx, segments, sent
+        self._announced: list[tuple[int, Segment]] = []
+        """Tickets whose segment has no file yet."""
         self._writing: dict[int, tuple[Segment, int]] = {}
-        """By local rank."""
+        """Segment and slot by local rank."""
         self._waiting: list[_Waiting] = []
 
-    def given(self, local_rank: int) -> Where | None:
-        """What that worker may write now: all bytes of the slot."""
+    def granted(self, local_rank: int) -> Location | None:
+        """The slot that the worker may write now."""
         if local_rank not in self._writing:
             return None
         segment, slot = self._writing[local_rank]
-        return Where(segment.number, slot, segment.capacity)
+        return Location(segment.number, slot, segment.capacity)
 
-    def ask(self, asked: Acquire, now: float) -> None:
-        """A worker wants a slot. Raises KeeperError when it will never have one."""
-        waiting = _Waiting(asked, now)
-        if not self._grant(waiting, now):
-            if asked.waits:
-                self._waiting.append(waiting)
-            else:
-                self._segments.act(Answer(asked.ticket))
+    def announce(self, event: Announce) -> None:
+        """Find or make the worker's segment."""
+        copied = self._sent.has_peer
+        segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, copied)
+        self._announced.append((event.ticket, segment))
 
-    def advance(self, now: float) -> bool:
-        """Grant what can be granted; was there any?"""
-        before, self._waiting = self._waiting, []
-        for waiting in before:
+    def acquire(self, event: Acquire) -> None:
+        """Grant a slot, now or later. Raises KeeperError if there will be none."""
+        waiting = _Waiting(event, self._tx.now)
+        if self._grant(waiting):
+            return
+        if event.waits:
+            self._waiting.append(waiting)
+        else:
+            self._tx.answer(event.ticket)
+
+    def advance(self) -> bool:
+        """Answer every question that can be answered. Returns whether there was one."""
+        before = len(self._announced) + len(self._waiting)
+        self._answer_announced()
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
             try:
-                if not self._grant(waiting, now):
-                    self._waiting.append(waiting)
+                if not self._grant(one):
+                    self._waiting.append(one)
             except KeeperError as error:
-                self._segments.act(Refuse(waiting.asked.ticket, str(error)))
-        return len(self._waiting) < len(before)
+                self._tx.refuse(one.question.ticket, error)
+        return len(self._announced) + len(self._waiting) < before
 
-    def _grant(self, waiting: _Waiting, now: float) -> bool:
-        """Is there a slot for it now? Raises KeeperError when there will be none."""
-        asked = waiting.asked
-        segment = self._segments.current(asked.local_rank)
+    def _answer_announced(self) -> None:
+        announced, self._announced = self._announced, []
+        for ticket, segment in announced:
+            if segment.has_file:
+                self._tx.answer(ticket, segment.number)
+            elif segment.error:
+                self._tx.refuse(ticket, SegmentError(segment.error))
+            else:
+                self._announced.append((ticket, segment))
+
+    def _grant(self, waiting: _Waiting) -> bool:
+        """Returns whether there is a slot now. Raises KeeperError if there will be none."""
+        question, now = waiting.question, self._tx.now
+        segment = self._segments.current(question.local_rank)
         if segment is None or not segment.slots:
-            raise KeeperError(f"worker {asked.local_rank} has announced no state to stage")
-        waiting.waited_s += now - waiting.since if waiting.coming else 0.0
-        waiting.since, waiting.coming = now, bool(segment.table.absent())
-        if self._held_up(asked.local_rank):
+            raise KeeperError(f"worker {question.local_rank} has announced no state to stage")
+        waiting.waited_s += now - waiting.since if waiting.allocating else 0.0
+        waiting.since, waiting.allocating = now, bool(segment.table.absent())
+        if self._sent.is_busy(question.local_rank):
             return False
-        self._abandon(asked.local_rank)
-        slot = segment.table.acquire(self._identity_of(segment, asked.iteration))
+        self._abandon(question.local_rank)
+        slot = segment.table.acquire(self._segments.identify(segment, question.iteration))
         if slot is None:
-            if segment.broken:
-                raise KeeperError(segment.broken)
+            if segment.error:
+                raise KeeperError(segment.error)
             return False
-        self._writing[asked.local_rank] = (segment, slot)
-        where = Where(segment.number, slot, segment.capacity)
-        self._segments.act(Answer(asked.ticket, Granted(where, waiting.waited_s)))
+        self._writing[question.local_rank] = (segment, slot)
+        location = Location(segment.number, slot, segment.capacity)
+        self._tx.answer(question.ticket, SlotGrant(location, waiting.waited_s))
         return True
 
-    def take(self, stage: Stage) -> tuple[Segment, Identity]:
-        """What a worker has written is whole. Raises KeeperError when it is not what it was granted, or no shard."""
-        segment, slot = self._writing.get(stage.local_rank, (None, -1))
-        if segment is None or slot != stage.slot or stage.size > segment.capacity:
-            raise KeeperError(f"slot {stage.slot} is not what worker {stage.local_rank} was given to write")
-        if stage.flaw:
-            raise KeeperError(f"iteration {stage.iteration} of worker {stage.local_rank}: {stage.flaw}")
-        identity = self._identity_of(segment, stage.iteration)
+    def commit(self, event: CommitStage) -> tuple[Segment, Identity]:
+        """The state that the worker has written is complete. Raises KeeperError if it was not granted that slot for
+        that iteration, or the bytes are no shard."""
+        segment, slot = self._writing.get(event.local_rank, (None, -1))
+        if segment is None or slot != event.slot or event.size > segment.capacity:
+            raise KeeperError(f"slot {event.slot} is not what worker {event.local_rank} was given to write")
+        if event.flaw:
+            raise KeeperError(f"iteration {event.iteration} of worker {event.local_rank}: {event.flaw}")
+        identity = self._segments.identify(segment, event.iteration)
         if segment.table[slot].identity != identity:
-            raise KeeperError(f"slot {slot} was given to worker {stage.local_rank} for another iteration")
-        del self._writing[stage.local_rank]
-        segment.table.stage(slot, stage.size)
+            raise KeeperError(f"slot {slot} was given to worker {event.local_rank} for another iteration")
+        del self._writing[event.local_rank]
+        segment.table.stage(slot, event.size)
         return segment, identity
 
-    def bury(self, local_rank: int) -> None:
-        """That worker is dead: what it was writing is forgotten, what it waited for is not granted."""
+    def end_worker(self, local_rank: int) -> None:
+        """The worker is dead: forget what it was writing, and refuse it a slot."""
         self._abandon(local_rank)
-        self.refuse(f"worker {local_rank} died while it waited for a slot", local_rank)
+        self._refuse_waiting(f"worker {local_rank} died while it waited for a slot", {local_rank})
 
-    def begin(self) -> None:
+    def begin(self, _: Seat) -> None:
         """A round begins; no worker of the one before is alive."""
+        for local_rank in {*self._writing, *(waiting.question.local_rank for waiting in self._waiting)}:
+            self.end_worker(local_rank)
+
+    def close(self, why: str) -> None:
+        """End every wait."""
+        for ticket, _ in self._announced:
+            self._tx.refuse(ticket, KeeperError(why))
+        self._announced.clear()
+        self._refuse_waiting(why, {waiting.question.local_rank for waiting in self._waiting})
         for local_rank in list(self._writing):
             self._abandon(local_rank)
-        for waiting in list(self._waiting):
-            self.bury(waiting.asked.local_rank)
 
-    def refuse(self, why: str, local_rank: int | None = None) -> None:
-        """End the waits of that worker; None: all."""
-        ended = [one for one in self._waiting if local_rank in (None, one.asked.local_rank)]
-        self._waiting = [one for one in self._waiting if one not in ended]
-        for one in ended:
-            self._segments.act(Refuse(one.asked.ticket, why))
+    def _refuse_waiting(self, why: str, local_ranks: set[int]) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if one.question.local_rank in local_ranks:
+                self._tx.refuse(one.question.ticket, KeeperError(why))
+            else:
+                self._waiting.append(one)
 
     def _abandon(self, local_rank: int) -> None:
         if local_rank in self._writing:

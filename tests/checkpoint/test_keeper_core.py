@@ -1,12 +1,14 @@
 """The keeper's decisions over every order of events, in virtual time: nothing is torn, lost, or awaited for ever."""
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from everstep.runtime.checkpoint.node.core import events
-from everstep.runtime.checkpoint.node.core.keeper_core import PHASES, KeeperOptions, KeeperState, Phase
+from everstep.runtime.checkpoint.node.core.actions import Refuse
+from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
 from everstep.runtime.protocol.messages import Flaw, Holding, Restore
 from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of
@@ -111,7 +113,7 @@ class Explorer:
     def a_worker_asks_what_to_start_from(self) -> None:
         rank = self.rank()
         if self.alive(rank):
-            self.world.ask(lambda ticket: events.AwaitStart(ticket, rank))
+            self.world.ask(lambda ticket: events.WaitForRestore(ticket, rank))
 
     def somebody_flushes(self) -> None:
         rank, back = self.rank(), self.chance.randint(0, 2)
@@ -130,13 +132,13 @@ class Explorer:
         shard, round_ = self.chance.randint(0, 2), max(1, self.world.round - self.chance.randint(0, 1))
         iteration, pages = self.world.start[1] + self.chance.randint(1, 3), self.chance.choice([1, 1, 2])
         source = Holding(round_, iteration, shard, 3, 4096 * pages, node=PEER, digest="digest")
-        self.world.ask(lambda ticket: events.KeepCopy(ticket, source))
+        self.world.ask(lambda ticket: events.CopyShard(ticket, source))
 
     def a_peer_reads(self) -> None:
         if not self.world.known:
             return
         round_, iteration, shard, _ = self.chance.choice(sorted(self.world.known)[-6:])
-        self.world.ask(lambda ticket: events.Read(ticket, round_, iteration, shard))
+        self.world.ask(lambda ticket: events.OpenShard(ticket, round_, iteration, shard))
 
     def a_reader_goes(self) -> None:
         if self.world.readers:
@@ -152,18 +154,18 @@ class Explorer:
         if not self.world.persisted:
             return
         holding = self.world.persisted.pop(self.chance.randrange(len(self.world.persisted)))
-        self.world.feed(events.Committed(identity_of(holding), "manifest"))
+        self.world.feed(events.CheckpointCommitted(identity_of(holding), "manifest"))
 
     def time_goes_by(self) -> None:
         until = self.world.now + self.chance.choice([0.1, 1.0, 5.0, 40.0])
-        while (deadline := self.world.state.next_deadline()) is not None and deadline <= until:
+        while (deadline := self.world.core.next_deadline()) is not None and deadline <= until:
             self.world.now = max(deadline, self.world.now)
             self.world.feed(events.Tick())
         self.world.now = until
 
     def the_node_leaves(self) -> None:
         self.world.closed = True
-        self.world.feed(events.Close())
+        self.world.feed(events.NodeLeaving())
         assert self.world.waiting == {}
         assert self.world.memory == {}
         for worker in self.world.workers:
@@ -174,14 +176,14 @@ class Explorer:
         self.a_slot_that_is_read_is_never_written()
         self.every_pin_has_its_reader()
         self.what_is_offered_is_whole()
-        self.the_newest_states_of_each_rank_are_held()
+        self.the_newest_states_of_each_rank_are_kept()
         self.what_is_in_the_store_was_staged()
 
     def a_slot_that_is_read_is_never_written(self) -> None:
         assert not self.world.read() & self.world.written()
 
     def every_pin_has_its_reader(self) -> None:
-        segments = self.world.state.segments
+        segments = self.world.core.segments
         counted = {id(segment.table): [0] * len(segment.table) for segment in segments.all()}
         for pin in segments.pins:
             counted.setdefault(id(pin.segment.table), [0] * len(pin.segment.table))[pin.slot] += 1
@@ -189,19 +191,18 @@ class Explorer:
             assert [segment.table[slot].pins for slot in range(len(segment.table))] == counted[id(segment.table)]
 
     def what_is_offered_is_whole(self) -> None:
-        for segment in self.world.state.segments.all():
-            for slot in segment.table.whole():
+        for segment in self.world.core.segments.all():
+            for slot in segment.table.complete():
                 assert self.world.bytes[segment.number, slot] == segment.table[slot].identity
 
-    def the_newest_states_of_each_rank_are_held(self) -> None:
+    def the_newest_states_of_each_rank_are_kept(self) -> None:
+        """Staged or fetched: what a round starts from counts like a state that was staged."""
         world = self.world
-        for rank, staged in world.staged.items() if not world.closed else ():
-            of_rank = [one for one in world.state.segments.all() if one.local_rank == rank]
-            for identity in staged[-1 - world.sharded :]:
-                # What a round began from may be newer than what was staged before it.
-                newer = {held for one in of_rank for held in one.states() if held[:2] > identity[:2]}
-                held = world.state.segments.find(identity) or len(newer) > world.sharded
-                assert held or identity in world.damaged
+        for rank, arrived in world.arrived.items() if not world.closed else ():
+            if rank < 0:
+                continue  # Copies of other nodes' shards.
+            for identity in sorted(arrived)[-1 - world.sharded :]:
+                assert world.core.segments.find(identity, rank) or identity in world.damaged
 
     def what_is_in_the_store_was_staged(self) -> None:
         assert self.world.stored <= {identity for staged in self.world.staged.values() for identity in staged}
@@ -211,13 +212,13 @@ class Explorer:
         world = self.world
         world.settle()
         kinds = {type(question) for question in world.waiting.values()}
-        assert kinds <= ({events.AwaitStart} if world.unrestored else set())
-        assert {pin.reader for pin in world.state.segments.pins} <= {Reader.START}
+        assert kinds <= ({events.WaitForRestore} if world.unrestored else set())
+        assert {pin.reader for pin in world.core.segments.pins} <= {Reader.START}
         if not world.closed:
             world.begin(None, "", persists=True, world_size=2)
             world.settle()
             assert world.waiting == {}
-            assert not world.state.segments.pins
+            assert not world.core.segments.pins
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
@@ -231,16 +232,22 @@ def test_no_order_of_events_tears_or_loses_a_state_or_leaves_somebody_waiting(fi
 
 
 QUESTIONS = {
-    events.Announce: (0, 4096, False), events.Acquire: (0, 1, True), events.AwaitStart: (0,), events.Flush: (0, 1),
-    events.Stage: (0, 0, 1, 1, False, "", ""), events.PersistNewest: (), events.KeepCopy: (Holding(1, 1),),
+    events.Announce: (0, 4096, False), events.Acquire: (0, 1, True), events.WaitForRestore: (0,), events.Flush: (0, 1),
+    events.CommitStage: (0, 0, 1, 1, False, "", ""), events.PersistNewest: (), events.CopyShard: (Holding(1, 1),),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", QUESTIONS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("phase", [Phase.NEW, Phase.CLOSED], ids=lambda phase: phase.name)
-def test_a_question_that_a_phase_does_not_list_is_refused_with_its_text(kind: type, phase: Phase) -> None:
-    state = KeeperState(KeeperOptions("job", NODE, 1), str)
+def test_a_question_that_the_phase_does_not_take_is_refused_with_its_text(kind: type, phase: Phase) -> None:
+    core = KeeperCore(KeeperOptions("job", NODE, 1), str)
     if phase is Phase.CLOSED:
-        state.handle(events.Close(), 0.0)
-    refused = events.Refuse(7, phase.value) in state.handle(kind(7, *QUESTIONS[kind]), 1.0)
-    assert refused == ((phase, kind) not in PHASES)
+        core.handle(events.NodeLeaving(), 0.0)
+    refusals = [action for action in core.handle(kind(7, *QUESTIONS[kind]), 1.0) if isinstance(action, Refuse)]
+    refused = [(refusal.ticket, str(refusal.error)) for refusal in refusals] == [(7, phase.value)]
+    assert refused == (phase not in core.table[kind].phases)
+
+
+def test_the_table_lists_every_event() -> None:
+    kinds = {kind for union in (events.Question, events.Fact, events.WorkEnd) for kind in get_args(union)}
+    assert set(KeeperCore(KeeperOptions("job", NODE, 1), str).table) == kinds
