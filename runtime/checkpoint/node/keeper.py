@@ -25,18 +25,18 @@ from everstep.runtime.checkpoint.node.core.events import Event, Question, Segmen
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.checkpoint.node.work import SegmentFiles, WorkThreads, segment_prefix
+from everstep.runtime.checkpoint.node.work import SegmentFiles, WorkThreads
 from everstep.runtime.checkpoint.shard.digests import Digests
 from everstep.runtime.checkpoint.shard.fetch import describe
 from everstep.runtime.checkpoint.shard.segment import Beacon
 from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
 from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Holding, Refusal, Seat
 from everstep.runtime.store import Store
 
-_SHM = Path("/dev/shm")
 _log = logging.getLogger("everstep.checkpoint")
 
 
@@ -54,7 +54,7 @@ class Keeper:
         credentials: Credentials,
         on_persisted: Callable[[Holding], None],
         on_unrestored: Callable[[tuple[Refusal, ...]], None],
-        directory: Path = _SHM,
+        directory: Path = SHARED_MEMORY,
     ) -> None:
         """`on_persisted` is called in a thread when a shard is complete in the store, `on_unrestored` when no source
         supplies the state that the round was to start from: the agent tells the master."""
@@ -68,7 +68,7 @@ class Keeper:
         self._deadline: float | None = None
         """The one that the clock waits for."""
         self._closed = False
-        self._files = SegmentFiles(directory, segment_prefix(options.job, options.node))
+        self._files = SegmentFiles(directory, memory_prefix(options.job, options.node))
         self._threads = WorkThreads(self._files, store, credentials, self._feed)
         self._tickets = itertools.count()
         self._waiting: dict[int, tuple[Future[Any], Callable[[], None]]] = {}

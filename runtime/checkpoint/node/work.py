@@ -1,6 +1,5 @@
 """The work of a keeper: memory, digests, copies to and from the store and peers. Each work ends with its event."""
 
-import hashlib
 import http.client
 import re
 import threading
@@ -48,11 +47,6 @@ PATH = "/v1/copies"
 half second, and at the end with HELD or the reason why it cannot."""
 HELD = "held"
 _PART_BYTES = 4096
-
-
-def segment_prefix(job: str, node: str) -> str:
-    """The prefix of the names of a node's shared memory files; a local rank follows."""
-    return f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-{node}-"
 
 
 class SegmentFiles:
