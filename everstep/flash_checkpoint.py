@@ -67,12 +67,12 @@ class _Flash:
         """The shards of the newest checkpoint, or of the newest one saved as `path`; empty if there is none."""
         if not path:
             return self._checkpoints.shards()
-        for shards in self._stored():
+        for shards in self._stored_checkpoints():
             if shards[0].saved["state"].get("path") == str(path):
                 return shards
         raise RestoreError(f"{path}: the store has no committed checkpoint that was saved under this path")
 
-    def _stored(self) -> Iterator[list[Shard]]:
+    def _stored_checkpoints(self) -> Iterator[list[Shard]]:
         """Every complete committed checkpoint of the job, the newest first."""
         store, prefix = self._checkpoints.store_and_prefix()
         for one in reversed(list_checkpoints(store, prefix)):
@@ -80,7 +80,7 @@ class _Flash:
                 if one.commit is not None:
                     yield verify_shards(open_shards(*sources_in(store, one.folder, one.commit)))
             except RestoreError as error:
-                print(f"everstep: {one.folder} is passed over: {error}", file=sys.stderr)
+                print(f"everstep: {one.folder} is skipped: {error}", file=sys.stderr)
 
 
 class DdpCheckpointer(_Flash):

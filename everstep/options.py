@@ -3,18 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from everstep.errors import BadInput
-
-SWITCH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=0,
-    metavar="",
-    instance_from_str=lambda _: True,
-    is_instance=lambda value: isinstance(value, bool),
-    str_from_instance=lambda _: [],
-)
-"""A flag without a value."""
+from everstep.flags import Flag
 
 
 @dataclass(frozen=True)
@@ -24,35 +14,35 @@ class Submission:
     target: Literal["auto", "local", "argo"] = "auto"
     """local: on this machine. argo: on Argo Workflows, through the Argo Server of ARGO_SERVER (ARGO_TOKEN) or the
     current kube context. auto: argo if ARGO_SERVER is set or the context's cluster serves argoproj.io, else local."""
-    output: Annotated[Literal["", "yaml"], tyro.conf.arg(aliases=["-o"])] = ""
+    output: Annotated[Literal["", "yaml"], Flag("-o")] = ""
     """yaml: print the manifest that would run, and do nothing else."""
     name: str = ""
-    """Name of the run; an unfinished run of that name goes on where it stopped (Argo: is watched). Empty: made up."""
+    """Name of the run; an unfinished run of that name continues (Argo: is watched). Empty: generated."""
     store: str = "runs/store"
     """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (Argo needs that)."""
     runs: str = "runs"
     """Directory of the run folders."""
-    env: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    env: tuple[str, ...] = ()
     """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
-    sandbox: Annotated[bool, SWITCH] = False
-    """Local: shut the steps' processes in: they see no home and no other process, write only to folders of their own
+    sandbox: bool = False
+    """Local: isolate the steps' processes: they see no home and no other process, write only to folders of their own
     and the store, and have no privileges."""
-    no_network: Annotated[bool, SWITCH] = False
-    """With --sandbox: without a network, either."""
-    watch: Annotated[bool, SWITCH] = False
-    """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
-    detach: Annotated[bool, SWITCH] = False
+    no_network: bool = False
+    """With --sandbox: no network either."""
+    watch: bool = False
+    """Argo: show the run until it ends (the default). Ctrl-C leaves it running."""
+    detach: bool = False
     """Argo: submit, and do not wait."""
-    logs: Annotated[bool, SWITCH] = False
+    logs: bool = False
     """Argo: every line of the steps' logs on stdout, instead of each step's newest."""
-    namespace: Annotated[str, tyro.conf.arg(aliases=["-n"])] = ""
+    namespace: Annotated[str, Flag("-n")] = ""
     """Argo: namespace; empty: ARGO_NAMESPACE, else the kube context's or the server's own."""
     service_account: str = ""
     """Argo: service account of the pods, and NAME-train of the train step's, NAME-spark of Spark's driver on k8s://.
     Empty: the namespace's default."""
     image: str = ""
     """Argo: image of the steps."""
-    image_pull_secret: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    image_pull_secret: tuple[str, ...] = ()
     """Argo: Secret with the registry's credentials; may be given several times."""
     store_secret: str = "everstep-store"
     """Argo: Secret with the store's AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_REGION,
@@ -63,12 +53,12 @@ class Submission:
         if self.watch and self.detach:
             raise BadInput("--watch and --detach: give only one of them")
         if self.detach and self.logs:
-            raise BadInput("--logs and --detach: without waiting there are no logs to print")
+            raise BadInput("--logs and --detach: logs can only be printed while waiting")
         if self.no_network and not self.sandbox:
             raise BadInput("--no-network: needs --sandbox, too")
         if target != "local" and self.sandbox:
             raise BadInput(
-                f"--sandbox: only for the target local; pods of a cluster are shut in (target {target}, {reason})"
+                f"--sandbox: only for target local; pods of a cluster are isolated anyway (target {target}, {reason})"
             )
         if target == "local":
             plain = Submission()
@@ -81,6 +71,6 @@ class Submission:
             raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
         elif not self.store.startswith("s3://"):
             raise BadInput(
-                f"target argo ({reason}): pods on many nodes share no folder: give --store s3://bucket/prefix "
+                f"target argo ({reason}): pods on different nodes share no folder: give --store s3://bucket/prefix "
                 "(or --target local)"
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from everstep import flags
 from everstep.errors import BadInput
 from everstep.options import Submission
+from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import StoreError, absolute_uri, open_store
@@ -46,11 +47,9 @@ ANNOTATION = "workflows.argoproj.io"
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
     """Parse the flags, build the workflow, run or print it, exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     prog = f"python {sys.argv[0]}"
-    both = dataclasses.make_dataclass("Flags", [("pipeline", config_type), ("submission", Submission)], frozen=True)
-    text = f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\nExample: {prog} --name first"
-    chosen: Any = flags.parse(both, prog, text)
+    config, how = _read_flags(prog, config_type)
     try:
-        code = _submit(build, chosen.pipeline, chosen.submission)
+        code = _submit(build, config, how)
     except BadInput as error:
         print(f"{prog}: {error}", file=sys.stderr)
         code = ExitCode.BAD_INPUT
@@ -58,6 +57,20 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
         print(f"{prog}: interrupted before it was known whether the run was submitted", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _read_flags(prog: str, config_type: type[C]) -> tuple[C, Submission]:
+    """Parse the pipeline's own flags and those of every pipeline. A wrong one ends the process with exit code 2."""
+    text = inspect.getdoc(sys.modules["__main__"]) or ""
+    parser = Flags(prog=prog, description=text, epilog=f"example:\n  {prog} --name first", allow_abbrev=False)
+    own, common = parser.add_argument_group("of this pipeline"), parser.add_argument_group("where and how it runs")
+    flags.add_flags(common, Submission)
+    try:
+        flags.add_flags(own, config_type)
+    except ValueError as error:
+        parser.error(str(error))
+    values = parser.parse_args(flags.with_dashes(sys.argv[1:]))
+    return flags.read_flags(config_type, values), flags.read_flags(Submission, values)
 
 
 def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int:

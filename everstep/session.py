@@ -85,7 +85,7 @@ class Session:
         restored = self.checkpointer.restored if self.checkpointer else 0
         if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
             what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
-            print(f"everstep: {what}; this worker exits so that the job goes back to an earlier state", file=sys.stderr)
+            print(f"everstep: {what}; this worker exits so that the job returns to an earlier state", file=sys.stderr)
             raise SystemExit(DIVERGED)
 
 
@@ -190,13 +190,13 @@ class Checkpointer(worker.Checkpointer):
 def _standalone(uri: str) -> StandaloneKeeper | None:
     if not uri:
         print(
-            "everstep: no agent started this script, its checkpoints are not kept; "
+            "everstep: no agent started this script, so its checkpoints are not kept; "
             "set EVERSTEP_STORE=DIRECTORY to keep them there",
             file=sys.stderr,
         )
         return None
     job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
-    print(f"everstep: no agent started this script; it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
+    print(f"everstep: no agent started this script; it writes its checkpoints to {uri}/jobs/{job}", file=sys.stderr)
     keep_text = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
     if not keep_text.isdecimal():
         raise StoreError(f"EVERSTEP_KEEP_LAST={keep_text}: give the number of checkpoints to keep, 0 for all")

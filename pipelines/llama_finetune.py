@@ -13,13 +13,13 @@ class Config:
     """Each field is a flag of this file and a parameter of the workflow."""
 
     corpus: str = ""
-    """Comma separated paths, globs and s3:// addresses of text; empty: what every Python carries."""
+    """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
     tokenizer: str = ""
-    """A tokenizer.json or a Hugging Face directory; empty: the model's, for tiny one is trained on the corpus."""
+    """A tokenizer.json or a Hugging Face directory; empty: the model's own; for tiny, one is trained on the corpus."""
     model: str = "tiny"
     """tiny (a few million random weights), smollm2 (135 million trained ones), a directory of a Llama, or s3://..."""
     script: str = ""
-    """A training script of yours instead of steps/train/llama.py."""
+    """Your own training script instead of steps/train/llama.py."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
@@ -29,9 +29,9 @@ class Config:
     iterations: int = 200
     """Optimizer steps."""
     sequence_length: int = 96
-    """Tokens a sample."""
+    """Tokens per sample."""
     global_batch: int = 8
-    """Samples an iteration, over all nodes, whatever their number."""
+    """Samples per iteration over all nodes, however many there are."""
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""

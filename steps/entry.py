@@ -131,7 +131,7 @@ def main(
     parse: Callable[[type[C], str, str], C] = flags.parse,
 ) -> NoReturn:
     """Run a step as a process: parse and check the flags, work, write outputs and summary, exit."""
-    config = parse(config_type, f"python -m steps.{step}", _help(step, config_type))
+    config = parse(config_type, f"python -m everstep.steps.{step}", _help(step, config_type))
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminate)
     started = time.time()
@@ -143,7 +143,7 @@ def main(
         print(f"{step}: {error}", file=sys.stderr)
         sys.exit(error.code)
     except Terminated:
-        print(f"{step}: told to end", file=sys.stderr)
+        print(f"{step}: asked to stop", file=sys.stderr)
         sys.exit(TERMINATED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -172,8 +172,8 @@ def disk_error_line(error: OSError, store: str) -> str | None:
 
 
 def _help(step: str, config_type: type[Any]) -> str:
-    example = f"python -m steps.{step} --store runs/store --outputs /tmp/out"
-    return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nExample: {example}"
+    example = f"python -m everstep.steps.{step} --store runs/store --outputs /tmp/out"
+    return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nexample:\n  {example}"
 
 
 def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:

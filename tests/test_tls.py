@@ -171,17 +171,17 @@ def test_a_node_hears_who_is_there_already(
 ) -> None:
     async def story() -> Answer:
         async with served(there()) as port:
-            return await asyncio.to_thread(probe_endpoint, "127.0.0.1", port, here(), "job")
+            return (await asyncio.to_thread(probe_endpoint, "127.0.0.1", port, here(), "job")).answer
 
     assert asyncio.run(story()) is answer
 
 
-def test_a_program_that_says_nothing_is_taken_for_a_slow_master(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_says_nothing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everstep.runtime.launch.probe._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert probe_endpoint("127.0.0.1", port, credentials(), "job") is Answer.MASTER
-    assert probe_endpoint("127.0.0.1", port, credentials(), "job") is Answer.NOBODY
+        assert probe_endpoint("127.0.0.1", port, credentials(), "job").answer is Answer.SILENT
+    assert probe_endpoint("127.0.0.1", port, credentials(), "job").answer is Answer.NOBODY
 
 
 def test_who_speaks_clear_at_a_port_for_tls_hears_so_though_it_has_more_to_say() -> None:

@@ -204,7 +204,7 @@ class KilledTraining:
             return f"began from {began and began.iteration}, not {iteration}"
         if [record for record in records if isinstance(record, WorkerFaulted)]:
             return "a worker was charged"
-        if wanted > 1 and "is passed over: " not in training.log.read_text()[told:]:
+        if wanted > 1 and "is skipped: " not in training.log.read_text()[told:]:
             return "nothing is said of it"
         return ""
 

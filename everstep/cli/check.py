@@ -5,10 +5,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
 from everstep.runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 EPILOG = """\
-Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: up to a
-quarter of faulty nodes are named exactly. Of two or three nodes that only fail together some stay undecided, by name.
+Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: the
+faulty nodes are named exactly, if at most a quarter is faulty. Of two or three nodes that fail only together, some stay
+undecided and are named, too.
 
 Exit codes: 0 healthy, 2 bad input, 3 this node is not fit (or too few are), 75 the coordinator went away.
 
@@ -32,42 +35,55 @@ examples:
 EVERSTEP_JOB_TOKEN, the same on all machines, protects the coordinator's port."""
 
 
+@dataclass(frozen=True)
+class Check:
+    """Are these machines fit to train? Here, or one node on each of several machines."""
+
+    nodes: int | None = None
+    """Nodes to check, as processes of this machine (default: 2)."""
+    min_nodes: int | None = None
+    """With --nodes: exit 3 when fewer are usable (default: all)."""
+    rdzv_endpoint: Annotated[str, Flag(metavar="HOST:PORT")] = ""
+    """Where node 0 coordinates (default: $DLROVER_MASTER_ADDR)."""
+    nnodes: Annotated[str | None, Flag(metavar="N|MIN:MAX")] = None
+    """Number of machines that take part."""
+    node_rank: int | None = None
+    """Number of this machine, from 0 (default: $NODE_RANK)."""
+    rdzv_id: str = "none"
+    """Name of this check, the same on all machines."""
+    join_timeout: Annotated[float, Flag(metavar="S")] = 600.0
+    """Seconds to wait for the others."""
+    topology: Annotated[str | None, Flag(metavar="FILE")] = None
+    """Lines `asw-0 psw-0 192.168.0.0`: pairs share a switch (rank 0)."""
+    timeout: Annotated[float, Flag(metavar="S")] = 300.0
+    """Seconds for a node's part in one round."""
+    exclude_straggler: bool = False
+    """Treat a node slower than twice the median as unfit."""
+    switchbox_check: bool = False
+    """Measure the links between this machine's CUDA devices too."""
+    box_pairs: str = "0:1 2:4 3:5 6:7"
+    """Pairs of devices."""
+    min_bandwidth: float = 10000.0
+    """MB/s of a working pair."""
+    min_channels: int = 2
+    """Working pairs a machine needs."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
+    add_action(parser, Check, run)
     parser.epilog = EPILOG
 
-    def flag(name: str, **options: Any) -> None:
-        parser.add_argument(name, name.replace("-", "_").replace("__", "--", 1), **options)
 
-    parser.add_argument("--nodes", type=int, help="nodes to check, as processes of this machine (default: 2)")
-    flag("--min-nodes", type=int, help="with --nodes: exit 3 when fewer are usable (default: all)")
-    flag("--rdzv-endpoint", metavar="HOST:PORT", help="where node 0 coordinates (default: $DLROVER_MASTER_ADDR)")
-    parser.add_argument("--nnodes", metavar="N|MIN:MAX", help="number of machines that take part")
-    flag("--node-rank", type=int, help="number of this machine, from 0 (default: $NODE_RANK)")
-    flag("--rdzv-id", default="none", help="name of this check, the same on all machines")
-    flag("--join-timeout", type=float, default=600.0, metavar="S", help="wait so long for the others (default: 600)")
-    parser.add_argument(
-        "--topology", metavar="FILE", help="lines `asw-0 psw-0 192.168.0.0`: pairs share a switch (rank 0)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="for a node's part in one round (default: 300)"
-    )
-    flag("--exclude-straggler", action="store_true", help="a node slower than twice the median is not fit")
-    flag("--switchbox-check", action="store_true", help="measure the links between this machine's CUDA devices too")
-    flag("--box-pairs", default="0:1 2:4 3:5 6:7", help="pairs of devices (default: '0:1 2:4 3:5 6:7')")
-    flag("--min-bandwidth", type=float, default=10000.0, help="MB/s of a working pair (default: 10000)")
-    flag("--min-channels", type=int, default=2, help="working pairs a machine needs (default: 2)")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the check; returns the exit code."""
+def run(flags: Check) -> int:
+    """Run the check; returns the exit code. Raises BadInput."""
     from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
     from everstep.runtime.diagnosis.switchbox import SwitchboxError
 
     try:
-        return _check(arguments)
-    except (BadInput, RefusedError, SwitchboxError) as error:
-        code, message = 2, str(error)
+        return _check(flags)
+    except (RefusedError, SwitchboxError) as error:
+        raise BadInput(str(error)) from None
     except NoQuorumError as error:
         code, message = ExitCode.NO_QUORUM, str(error)
     except (CoordinatorLostError, MeasurementError) as error:
@@ -78,38 +94,40 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _check(flags: Check) -> int:
     from everstep.runtime.diagnosis.switchbox import parse_switchbox
 
-    if not arguments.timeout > 0 or not arguments.join_timeout > 0:
+    if not flags.timeout > 0 or not flags.join_timeout > 0:
         raise BadInput("--timeout and --join-timeout must be above 0 (seconds)")
     box = None
-    if arguments.switchbox_check:
-        box = parse_switchbox(arguments.box_pairs, arguments.min_bandwidth, arguments.min_channels)
-    endpoint = arguments.rdzv_endpoint or os.environ.get("DLROVER_MASTER_ADDR", "")
-    if arguments.nodes is not None and arguments.rdzv_endpoint:
-        raise BadInput("--nodes checks processes of this machine, --rdzv-endpoint several machines: give one of them")
-    if endpoint and arguments.nodes is None:
-        return _check_across_machines(_across_options(arguments, endpoint, os.environ, box))
-    if arguments.nnodes is not None:
+    if flags.switchbox_check:
+        box = parse_switchbox(flags.box_pairs, flags.min_bandwidth, flags.min_channels)
+    endpoint = flags.rdzv_endpoint or os.environ.get("DLROVER_MASTER_ADDR", "")
+    if flags.nodes is not None and flags.rdzv_endpoint:
+        raise BadInput(
+            "--nodes checks processes of this machine, --rdzv-endpoint several machines: give only one of them"
+        )
+    if endpoint and flags.nodes is None:
+        return _check_across_machines(_across_options(flags, endpoint, os.environ, box))
+    if flags.nnodes is not None:
         raise BadInput("--nnodes: several machines need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR")
-    return _check_locally(arguments, box)
+    return _check_locally(flags, box)
 
 
-def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -> int:
+def _check_locally(flags: Check, box: "SwitchboxSpec | None") -> int:
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.single_machine import check_one_machine
     from everstep.runtime.diagnosis.verdicts import usable_count
 
-    nodes = 2 if arguments.nodes is None else arguments.nodes
-    least = nodes if arguments.min_nodes is None else arguments.min_nodes
+    nodes = 2 if flags.nodes is None else flags.nodes
+    least = nodes if flags.min_nodes is None else flags.min_nodes
     if not 1 <= least <= nodes:
-        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: at least 1, and not more than the nodes, are needed")
+        raise BadInput(f"--nodes {nodes}, --min-nodes {least}: must be at least 1, --min-nodes at most --nodes")
     verdicts, rounds = asyncio.run(
         check_one_machine(
             [f"local-{index}" for index in range(nodes)],
-            timeout_s=arguments.timeout,
-            exclude_straggler=arguments.exclude_straggler,
+            timeout_s=flags.timeout,
+            exclude_straggler=flags.exclude_straggler,
             box=box,
             on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
         )
@@ -126,7 +144,7 @@ def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -
 
 
 def _across_options(
-    arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "SwitchboxSpec | None"
+    flags: Check, endpoint: str, environment: Mapping[str, str], box: "SwitchboxSpec | None"
 ) -> "MultiMachineCheck":
     """The flags of a check across machines. Raises BadInput that names the flag or the variable."""
     from everstep.runtime.diagnosis import report
@@ -135,7 +153,7 @@ def _across_options(
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise BadInput(f"--rdzv-endpoint {endpoint}: write HOST:PORT, as in 10.0.0.1:29400")
-    rank = arguments.node_rank
+    rank = flags.node_rank
     if rank is None:
         rank_text = environment.get("NODE_RANK", "")
         if not rank_text.isdigit():
@@ -143,22 +161,22 @@ def _across_options(
                 f"NODE_RANK={rank_text!r}: give --node-rank, or set NODE_RANK, to this machine's number from 0"
             )
         rank = int(rank_text)
-    least, most = _bounds(arguments.nnodes)
+    least, most = _bounds(flags.nnodes)
     if not 0 <= rank < most:
         raise BadInput(f"--node-rank {rank}: must be from 0 to {most - 1}, below --nnodes")
-    if arguments.min_nodes is not None:
+    if flags.min_nodes is not None:
         raise BadInput("--min-nodes goes with --nodes; across machines write --nnodes MIN:MAX")
     return MultiMachineCheck(
         endpoint=Endpoint(host.strip("[]"), int(port)),
         rank=rank,
         min_nodes=least,
         max_nodes=most,
-        token=environment.get("EVERSTEP_JOB_TOKEN") or shared_token(arguments.rdzv_id, int(port)),
-        join_timeout_s=arguments.join_timeout,
-        timeout_s=arguments.timeout,
-        exclude_straggler=arguments.exclude_straggler,
+        token=environment.get("EVERSTEP_JOB_TOKEN") or shared_token(flags.rdzv_id, int(port)),
+        join_timeout_s=flags.join_timeout,
+        timeout_s=flags.timeout,
+        exclude_straggler=flags.exclude_straggler,
         box=box,
-        topology=_topology(arguments.topology),
+        topology=_topology(flags.topology),
         on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
     )
 

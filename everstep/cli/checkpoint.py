@@ -5,10 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from everstep.errors import BadInput
+from everstep.flags import Flag, add_verbs
 
 if TYPE_CHECKING:
     from everstep.runtime.checkpoint.stored.verify import StoredCheckpoint
@@ -18,51 +20,86 @@ _PREFIXES = ["jobs/", "datasets/", "models/", "runs/"]
 """The prefixes of everything that Everstep keeps in a store."""
 
 
+_Uri = Annotated[str, Flag(metavar="URI", is_positional=True)]
+
+
+@dataclass(frozen=True)
+class List:
+    """List the checkpoints below a URI, the newest last."""
+
+    uri: _Uri
+    """A store, or STORE/jobs/JOB."""
+    output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
+    """For people, or programs."""
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Read every byte and check it; exit code 1 when something is damaged."""
+
+    uri: _Uri
+    """One checkpoint, a job (STORE/jobs/JOB) or a store: all of them."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a Hugging Face directory, or one safetensors file."""
+
+    uri: _Uri
+    """One checkpoint, or a job: its newest one."""
+    target: Annotated[str, Flag(metavar="TARGET", is_positional=True)]
+    """A new directory, or a file that ends with .safetensors."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Remove checkpoints, whole or damaged, so that no training starts from them."""
+
+    uri: Annotated[tuple[str, ...], Flag(metavar="URI", is_positional=True)]
+    """One checkpoint: STORE/jobs/JOB/checkpoints/NAME."""
+
+
+@dataclass(frozen=True)
+class CollectGarbage:
+    """Remove what killed writers left and checkpoints that were never whole, if old."""
+
+    uri: _Uri
+    """A store, or STORE/jobs/JOB."""
+    dry_run: bool = False
+    """Only print what would be removed."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
-    below = parser.add_subparsers(dest="what", metavar="ls|verify|export|drop|gc", required=True)
-    ls = below.add_parser("ls", help="list the checkpoints below a URI, the newest last")
-    ls.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
-    ls.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    verify = below.add_parser("verify", help="read every byte and check it; exit code 1 when something is damaged")
-    verify.add_argument("uri", metavar="URI", help="one checkpoint, a job (STORE/jobs/JOB) or a store: all of them")
-    export = below.add_parser("export", help="write a Hugging Face directory, or one safetensors file")
-    export.add_argument("uri", metavar="URI", help="one checkpoint, or a job: its newest one")
-    export.add_argument("target", metavar="TARGET", help="a new directory, or a file that ends with .safetensors")
-    drop = below.add_parser("drop", help="remove checkpoints, whole or damaged: no training begins from them any more")
-    drop.add_argument("uri", metavar="URI", nargs="+", help="one checkpoint: STORE/jobs/JOB/checkpoints/NAME")
-    gc = below.add_parser("gc", help="remove what killed writers left, and checkpoints that were never whole, when old")
-    gc.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
-    gc.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.epilog = "example: everstep checkpoint export runs/store/jobs/JOB model.safetensors"
+    verbs: dict[str, tuple[type[Any], Callable[[Any], int]]] = {
+        "ls": (List, _ls), "verify": (Verify, _verify), "export": (Export, _export), "drop": (Drop, _drop),
+        "gc": (CollectGarbage, _gc),
+    }  # fmt: skip
+    add_verbs(parser, {name: (config, _explain_errors(name, act)) for name, (config, act) in verbs.items()})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code."""
-    from everstep.runtime.checkpoint.errors import RestoreError
-    from everstep.runtime.store import StoreError
+def _explain_errors(verb: str, act: Callable[[Any], int]) -> Callable[[Any], int]:
+    """The verb, with BadInput for an error of the store, and a line and exit code 1 for a damaged checkpoint."""
 
-    try:
-        if arguments.what == "ls":
-            return _ls(arguments.uri, arguments.output)
-        if arguments.what == "verify":
-            return _verify(arguments.uri)
-        if arguments.what == "drop":
-            return _drop(arguments.uri)
-        if arguments.what == "gc":
-            return _gc(arguments.uri, arguments.dry_run)
-        return _export(arguments.uri, arguments.target)
-    except (BadInput, StoreError) as error:
-        print(f"everstep checkpoint {arguments.what}: {error}", file=sys.stderr)
-        return 2
-    except RestoreError as error:
-        print(f"everstep checkpoint {arguments.what}: {arguments.uri}: {error}", file=sys.stderr)
-        return 1
+    def explained(flags: Any) -> int:
+        from everstep.runtime.checkpoint.errors import RestoreError
+        from everstep.runtime.store import StoreError
+
+        try:
+            return act(flags)
+        except StoreError as error:
+            raise BadInput(str(error)) from None
+        except RestoreError as error:
+            print(f"everstep checkpoint {verb}: {flags.uri}: {error}", file=sys.stderr)
+            return 1
+
+    return explained
 
 
-def _ls(uri: str, output: str) -> int:
-    _, entries = _stored_below(uri)
-    if output == "json":
+def _ls(flags: List) -> int:
+    _, entries = _stored_below(flags.uri)
+    if flags.output == "json":
         described = [
             {
                 "checkpoint": entry.folder, "round": entry.round, "iteration": entry.iteration, "shards": entry.shards,
@@ -82,10 +119,10 @@ def _ls(uri: str, output: str) -> int:
     return 0
 
 
-def _verify(uri: str) -> int:
+def _verify(flags: Verify) -> int:
     from everstep.runtime.checkpoint.stored.verify import find_problems
 
-    store, entries = _stored_below(uri)
+    store, entries = _stored_below(flags.uri)
     damaged = 0
     for entry in entries:
         if entry.commit is None and not entry.wrong:
@@ -99,18 +136,18 @@ def _verify(uri: str) -> int:
     return 1 if damaged else 0
 
 
-def _export(uri: str, target: str) -> int:
+def _export(flags: Export) -> int:
     from everstep.runtime.checkpoint.errors import RestoreError
 
-    store, entries = _stored_below(uri)
+    store, entries = _stored_below(flags.uri)
     committed = [entry for entry in entries if entry.commit or entry.wrong]
     if not committed:
-        raise BadInput(f"{uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
+        raise BadInput(f"{flags.uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
     if len({entry.folder.rpartition("/")[0] for entry in committed}) > 1:
-        raise BadInput(f"{uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
-    path = Path(target)
+        raise BadInput(f"{flags.uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
+    path = Path(flags.target)
     if path.exists():
-        raise BadInput(f"{target}: there is something already; give a new name")
+        raise BadInput(f"{flags.target}: there is something already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
     for entry in reversed(committed):
@@ -121,22 +158,24 @@ def _export(uri: str, target: str) -> int:
         except RestoreError as error:
             if entry is committed[0]:
                 raise
-            print(f"everstep checkpoint export: {entry.folder} is passed over: {error}", file=sys.stderr)
+            print(f"everstep checkpoint export: {entry.folder} is skipped: {error}", file=sys.stderr)
         else:
-            print(f"{target}: iteration {entry.iteration} of {entry.folder}", file=sys.stderr)
+            print(f"{flags.target}: iteration {entry.iteration} of {entry.folder}", file=sys.stderr)
             break
     return 0
 
 
-def _drop(uris: list[str]) -> int:
+def _drop(flags: Drop) -> int:
     from everstep.runtime.checkpoint.stored.keys import parse_folder
     from everstep.runtime.checkpoint.stored.retention import delete_checkpoints
 
     dropped = []
-    for uri in uris:  # Nothing is removed before all of them are known.
+    for uri in flags.uri:  # Nothing is removed before all of them are known.
         store, entries = _stored_below(uri)
         if len(entries) != 1 or not parse_folder(uri.rstrip("/")):
-            raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
+            raise BadInput(
+                f"{uri}: does not name a single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it"
+            )
         dropped.append((store, entries[0]))
     for store, entry in dropped:
         delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
@@ -144,28 +183,28 @@ def _drop(uris: list[str]) -> int:
     return 0
 
 
-def _gc(uri: str, dry_run: bool) -> int:
+def _gc(flags: CollectGarbage) -> int:
     from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix, group_by_checkpoint
     from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
     from everstep.runtime.store import open_store
 
-    above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
-    store = open_store(above if jobs else uri, read_only=True)
+    above, jobs, job = flags.uri.rstrip("/").rpartition("/jobs/")
+    store = open_store(above if jobs else flags.uri, read_only=True)
     places = [f"jobs/{job}/"] if jobs else _PREFIXES
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
-        raise BadInput(f"{uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
+        raise BadInput(f"{flags.uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
     removed = size = 0
-    verb = "would be removed" if dry_run else "removed"
+    verb = "would be removed" if flags.dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):
         debris = keys_to_delete(store, job, RetentionPolicy())
         sizes = {entry.key: entry.size for entry in store.list(checkpoints_prefix(job))}
         for key in (key for keys in debris.values() for key in keys):
             removed, size = removed + 1, size + sizes[key]
             print(f"{key}: {verb}, {sizes[key]} bytes of a checkpoint that was never whole")
-        if not dry_run:
+        if not flags.dry_run:
             delete_checkpoints(store, debris)
-    for entry in (entry for place in places for entry in store.sweep(place, dry_run)):
+    for entry in (entry for place in places for entry in store.sweep(place, flags.dry_run)):
         removed, size = removed + 1, size + entry.size
         print(f"{entry.key}: {verb}, {f'{entry.size} bytes of a killed writer' if entry.key[-1] != '/' else 'empty'}")
     print(f"{removed} {verb}, {size} bytes", file=sys.stderr)

@@ -59,7 +59,11 @@ def store_of(workflow: Mapping[str, Any]) -> str:
 def _step_hint(steps: Iterable[str]) -> str:
     """A hint at what to write instead."""
     names = ", ".join(sorted(steps))
-    return f"say RUN/STEP with one of its steps that train: {names}" if names else "no step of it trains, or not yet"
+    return (
+        f"give RUN/STEP with one of its training steps: {names}"
+        if names
+        else "it has no training step, or none has started yet"
+    )
 
 
 def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:

@@ -4,24 +4,27 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from everstep.errors import BadInput
+from everstep.flags import with_dashes
 from everstep.runtime.display.flaghelp import Flags
+from everstep.runtime.exit_codes import ExitCode
 from everstep.version import VERSION
 
 VERBS = {
-    "launch": "run a script on one node or many, as torchrun does: elastic",
-    "check": "are these machines fit to train? here, or one node on each of several machines",
-    "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
+    "launch": "run a script on one node or many, like torchrun, but elastic",
+    "check": "check whether machines are fit to train: this one, or several with a node on each",
+    "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
-    "checkpoint": "list, verify or export what a store keeps of a training",
-    "templates": "print the steps as WorkflowTemplates for workflows of your own",
+    "checkpoint": "list, verify, export or remove the checkpoints in a store",
+    "templates": "print the steps as WorkflowTemplates for your own workflows",
 }
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
   python pipelines/llama_finetune.py                   run a pipeline here
   everstep workflow run pipeline.yaml                  run any supported Argo manifest here
   everstep workflow get llama-finetune-x7k2            what a run's steps do
-  everstep check --nodes 4                             four nodes of this machine: matrix products, all-reduces
+  everstep check --nodes 4                             four nodes on this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
   everstep checkpoint ls runs/store                    which checkpoints there are
@@ -41,11 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verb, text in VERBS.items():
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == called:
-            module = importlib.import_module(f"everstep.cli.{verb}")
-            module.configure(below)
-            below.set_defaults(run=module.run)
-    chosen = parser.parse_args(words)
-    return chosen.run(chosen)
+            importlib.import_module(f"everstep.cli.{verb}").configure(below)
+    chosen = parser.parse_args(with_dashes(words))
+    try:
+        return chosen.act(chosen)
+    except BadInput as error:
+        print(f"{chosen.prog}: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -8,41 +8,51 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from everstep.cli.find_job import find, find_on_cluster, newest_master
 from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
+
+EXAMPLES = "examples: everstep scale llama-finetune-x7k2 --nodes 1; everstep scale RUN --nodes 4 -n ml"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Change the number of nodes of a running job."""
+
+    job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
+    """A run, and its train step if it has several."""
+    nodes: int
+    """Number of nodes, between the job's minimum and maximum."""
+    role: str = "worker"
+    """Role of the nodes."""
+    namespace: Annotated[str, Flag("-n")] = ""
+    """Namespace of the run, if it is on a cluster (kube context)."""
+    runs: Path = Path("runs")
+    """Directory of the run folders."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
-    parser.add_argument(
-        "--nodes", type=int, required=True, help="number of nodes, between the job's minimum and maximum"
-    )
-    parser.add_argument("--role", default="worker", help="role of the nodes (default: worker)")
-    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
-    parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
-    parser.epilog = "examples: everstep scale llama-finetune-x7k2 --nodes 1; everstep scale RUN --nodes 4 -n ml"
+    add_action(parser, Scale, run)
+    parser.epilog = EXAMPLES
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Resize the job; returns the exit code."""
-    name: str = arguments.job
-    try:
-        if arguments.namespace:
-            _edit(name, arguments.namespace, arguments.role, arguments.nodes)
-            request = f"{arguments.nodes} {arguments.role} nodes"
-            print(f"{name}: {request} asked for; the step's log says what follows", file=sys.stderr)
-            return 0
-        job = find(Path(arguments.runs), name)
-        if ended := job.state.ended:
-            raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
-        _post(name, newest_master(job, name), job.token, {"nodes": arguments.nodes, "role": arguments.role})
-    except BadInput as error:
-        print(f"everstep scale: {error}", file=sys.stderr)
-        return 2
-    print(f"{name}: {arguments.nodes} {arguments.role} nodes wanted", file=sys.stderr)
+def run(flags: Scale) -> int:
+    """Resize the job; returns the exit code. Raises BadInput."""
+    name, nodes, role = flags.job, flags.nodes, flags.role
+    if flags.namespace:
+        _edit(name, flags.namespace, role, nodes)
+        print(f"{name}: {nodes} {role} nodes requested; the step's log shows what follows", file=sys.stderr)
+        return 0
+    job = find(flags.runs, name)
+    if ended := job.state.ended:
+        raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
+    _post(name, newest_master(job, name), job.token, {"nodes": nodes, "role": role})
+    print(f"{name}: {nodes} {role} nodes wanted", file=sys.stderr)
     return 0
 
 
@@ -74,9 +84,9 @@ def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:
         raise BadInput(f"{name}: refused: {_reason(error.read())}") from None
     except OSError as error:
         why = getattr(error, "reason", error)
-        mend = f"`everstep workflow resume {name.partition('/')[0]}` takes the run up; scale it then"
+        mend = f"`everstep workflow resume {name.partition('/')[0]}` resumes the run; then scale it"
         raise BadInput(
-            f"{name}: no master answers at {master} ({why}); its nodes may train on without; {mend}"
+            f"{name}: no master answers at {master} ({why}); its nodes may continue without it; {mend}"
         ) from None
 
 

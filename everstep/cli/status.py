@@ -6,36 +6,43 @@ through its Workflow. If pods of its steps sit on a dead machine, the status say
 
 import argparse
 import json
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 """The taint that declares a machine, and so its pods, shut down (Kubernetes, "Node Shutdowns")."""
 
 
+@dataclass(frozen=True)
+class Status:
+    """Conditions, restarts, nodes and checkpoint of a job."""
+
+    job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
+    """A run, and its train step if it has several."""
+    output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
+    """For people, or programs."""
+    namespace: Annotated[str, Flag("-n")] = ""
+    """Namespace of the run, if it is on a cluster (kube context)."""
+    runs: Path = Path("runs")
+    """Directory of the run folders."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
-    parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
+    add_action(parser, Status, run)
     parser.epilog = "examples: everstep status llama-finetune-x7k2 -o json; everstep status RUN -n ml"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the status; returns the exit code."""
-    try:
-        name: str = arguments.job
-        status = read_on_cluster(arguments.namespace, name) if arguments.namespace else read(Path(arguments.runs), name)
-    except BadInput as error:
-        print(f"everstep status: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(status, indent=1) if arguments.output == "json" else text(status))
+def run(flags: Status) -> int:
+    """Print the status; returns the exit code. Raises BadInput."""
+    status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
+    print(json.dumps(status, indent=1) if flags.output == "json" else text(status))
     return 0
 
 
@@ -73,7 +80,7 @@ def text(status: dict[str, Any]) -> str:
     now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
     lines = [f"{status['job']}: {now['type']} since {now['lastTransitionTime']}", f"  {status['reason']}"]
     if round_:
-        start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from nothing"
+        start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from the beginning"
         lines.append(f"  round {round_['number']}: {round_['nodes']} nodes, {round_['workers']} workers, {start}")
     if checkpoint:
         lines.append(f"  newest checkpoint: iteration {checkpoint['iteration']}  {checkpoint['manifest']}")
@@ -87,7 +94,7 @@ def text(status: dict[str, Any]) -> str:
         [c["type"], c["status"], c["lastTransitionTime"], c["reason"], c["message"]] for c in status["conditions"]
     ]
     nodes = [[n["name"], n["host"], n["ip"] or "-", _phase(n), _ranks(n["ranks"])] for n in status["nodes"]]
-    lines += ["", *_table(["CONDITION", "HOLDS", "SINCE", "REASON", "MESSAGE"], conditions)]
+    lines += ["", *_table(["CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"], conditions)]
     lines += ["", *_table(["NODE", "HOST", "IP", "PHASE", "RANKS"], nodes)]
     if status["error"]:
         lines += ["", status["error"].rstrip()]
@@ -96,8 +103,8 @@ def text(status: dict[str, Any]) -> str:
 
 def _overdue(pod: dict[str, str]) -> str:
     return (
-        f"the step's pod {pod['name']} should have ended at {pod['since']} and node {pod['host']} does not say so; "
-        f"Argo waits for it: when that machine is off for good, kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
+        f"the step's pod {pod['name']} should have ended at {pod['since']}, but node {pod['host']} has not said so. "
+        f"Argo waits. If that machine is off for good: kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
     )
 
 

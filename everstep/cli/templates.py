@@ -2,7 +2,10 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
+from everstep.flags import Flag, add_action
 from everstep.version import IMAGE
 
 HEAD = """\
@@ -12,25 +15,32 @@ HEAD = """\
 EXAMPLE = "example: everstep templates --image registry.example/everstep:0.1.0 | kubectl apply -n ml -f -"
 
 
+@dataclass(frozen=True)
+class Templates:
+    """Print the steps as WorkflowTemplates for workflows of your own."""
+
+    image: str = IMAGE
+    """Image of the steps, as the cluster pulls it."""
+    service_account: Annotated[str, Flag(metavar="NAME")] = "everstep"
+    """Account of the pods; with more rights: NAME-train, NAME-spark."""
+    store_secret: Annotated[str, Flag(metavar="NAME")] = "everstep-store"
+    """Secret with the store's AWS_* variables; empty: the pods have them by other means."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
+    add_action(parser, Templates, run)
     parser.epilog = EXAMPLE
-    parser.add_argument("--image", default=IMAGE, help=f"image of the steps, as the cluster pulls it ({IMAGE})")
-    parser.add_argument("--service-account", default="everstep", metavar="NAME",
-                        help="of the pods (everstep); NAME-train, NAME-spark: of those with more rights")  # fmt: skip
-    parser.add_argument("--store-secret", default="everstep-store", metavar="NAME",
-                        help="Secret with the store's AWS_* variables (everstep-store); empty: the pods have them "
-                        "by other means")  # fmt: skip
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(flags: Templates) -> int:
     """Print the templates; returns the exit code."""
     import yaml
 
     from everstep.runtime.submission.manifest import ClusterOptions, fit_templates
     from everstep.steps.reuse import workflow_templates
 
-    options = ClusterOptions(arguments.image, arguments.service_account, store_secret=arguments.store_secret)
+    options = ClusterOptions(flags.image, flags.service_account, store_secret=flags.store_secret)
     templates = workflow_templates()
     for one in templates:
         fit_templates(one["spec"], options, IMAGE)

@@ -7,12 +7,27 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from everstep.cli import run_views
+from everstep.cli.workflow_flags import (
+    Get,
+    Lint,
+    List,
+    Logs,
+    Manifest,
+    OneRun,
+    Resume,
+    Retry,
+    Run,
+    Set,
+    Stop,
+    Terminate,
+)
 from everstep.errors import BadInput
+from everstep.flags import add_verbs
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
 from everstep.surroundings import archive_limits, checked_variables, warn_missing_variables
@@ -24,102 +39,25 @@ if TYPE_CHECKING:
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
 STOPPED = 130
-POSITIONAL = {
-    "file+": "YAML, or the .py of a pipeline; objects that it refers to may stand in more files",
-    "name": "of the run",
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs and their flags."""
+    """Add the verbs and their flags. Exit codes: 0 done, 1 failed, 2 bad input, 75 cannot write, 130 stopped."""
     parser.epilog = "example: everstep workflow run pipeline.yaml -n first -p nodes=2"
-    verbs = parser.add_subparsers(dest="what", metavar="VERB", required=True)
-
-    def verb(name: str, text: str, *positional: str) -> argparse.ArgumentParser:
-        below = verbs.add_parser(name, help=text, description=text)
-        for one in positional:
-            below.add_argument(one.rstrip("+"), nargs="+" if one.endswith("+") else None, help=POSITIONAL[one])
-        below.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the run folders are")
-        return below
-
-    ran = verb("run", "run a workflow here, to its end", "file+")
-    ran.add_argument("-n", "--name", default="", help="name of the run; empty: the workflow's name, or a generated one")
-    ran.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter's value")
-    ran.add_argument("--parameter-file", type=Path, metavar="FILE", help="YAML or JSON map of parameters")
-    ran.add_argument("--entrypoint", default="", metavar="TEMPLATE", help="entrypoint instead of the manifest's")
-    ran.add_argument(
-        "-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run when it has ended"
-    )
-    ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
-                     help="programs that images would bring, added to every pod's PATH")  # fmt: skip
-    ran.add_argument("--env", action="append", default=[], metavar="NAME",
-                     help="a variable of this shell to pass to pods, too; NAME* matches several")  # fmt: skip
-    ran.add_argument("--sandbox", action="store_true", help="shut pods in: they see no home, no other process, write "
-                     "only to folders of their own, and have no privileges")  # fmt: skip
-    ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network either")
-    ran.add_argument(
-        "--work-dir", type=Path, default=None, metavar="DIR", help="the pods' working directory; empty: this one"
-    )
-    checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
-    checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
-    for below in (ran, checked):
-        below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
-                           help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
-        below.add_argument("--image", action="append", default=[], metavar="NAME=COMMAND",
-                           help="the command of an image, for containers that name none")  # fmt: skip
-    get = verb("get", "what a run's steps do, or did", "name")
-    get.add_argument("-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status")
-    logs = verb("logs", "what a run's pods have printed", "name")
-    logs.add_argument("pod", nargs="?", default="", help="only this pod, or steps whose name begins with it")
-    logs.add_argument("-f", "--follow", action="store_true", help="follow until the run has ended")
-    verb("list", "the runs, newest last")
-    _add_selector(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
-    again = _add_selector(
-        verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
-    )
-    again.add_argument("--restart-successful", action="store_true",
-                                   help="also rerun steps of --node-field-selector, and those after them")  # fmt: skip
-    again.add_argument(
-        "-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="change a parameter"
-    )
-    stopped = _add_selector(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
-    stopped.add_argument(
-        "--message", default="", help="message of the suspended steps that --node-field-selector fails"
-    )
-    verb("terminate", "stop a run at once, without its exit handler", "name")
-    set_ = _add_selector(verb("set", "give a suspended step its outputs, or its end", "name"))
-    set_.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
-    set_.add_argument("--message", default="")
-    set_.add_argument("--output-parameter", action="append", default=[], metavar="NAME=VALUE")
+    add_verbs(parser, {
+        "run": (Run, _run), "lint": (Lint, _lint), "get": (Get, _get), "logs": (Logs, _logs), "list": (List, _list),
+        "resume": (Resume, _resume), "retry": (Retry, _retry), "stop": (Stop, _stop),
+        "terminate": (Terminate, _terminate), "set": (Set, _set),
+    })  # fmt: skip
 
 
-def _add_selector(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--node-field-selector", default="", metavar="FIELD=VALUE,...", help="only such steps")
-    return parser
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the verb; returns the exit code: 0 done, 1 failed, 2 bad input, 75 cannot write, 130 stopped."""
-    verbs = {
-        "run": _run, "lint": _lint, "get": _get, "logs": _logs, "list": _list, "resume": _resume, "retry": _retry,
-        "stop": _stop, "terminate": _stop, "set": _set,
-    }  # fmt: skip
-    try:
-        return verbs[arguments.what](arguments)
-    except BadInput as error:
-        print(f"everstep workflow {arguments.what}: {error}", file=sys.stderr)
-        return 2
-
-
-def _load(arguments: argparse.Namespace, templates: bool = False) -> "LoadedWorkflow":
+def _load(flags: Manifest, templates: bool = False) -> "LoadedWorkflow":
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.manifest.files import load
 
     try:
-        images = {
-            name: _split_command(name, command) for name, command in _parse_pairs(arguments.image, "--image").items()
-        }
-        return load([Path(file) for file in arguments.file], arguments.with_, images, templates)
+        images = {name: _split_command(name, command) for name, command in _parse_pairs(flags.image, "--image").items()}
+        return load(flags.file, flags.with_, images, templates)
     except ManifestError as error:
         raise BadInput(str(error)) from None
 
@@ -131,7 +69,7 @@ def _split_command(image: str, command: str) -> list[str]:
         raise BadInput(f"--image {image}={command}: {error}") from None
 
 
-def _parse_pairs(texts: list[str], flag: str) -> dict[str, str]:
+def _parse_pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     for name, equals, value in pairs:
         if not name or not equals:
@@ -142,31 +80,31 @@ def _parse_pairs(texts: list[str], flag: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
+def _parameters(flags: Run) -> dict[str, str]:
     from everstep.runtime.workflow.expressions.values import go_json
     from everstep.runtime.workflow.manifest.yaml_source import ReadError, read
 
     values: dict[str, str] = {}
-    if arguments.parameter_file:
+    if flags.parameter_file:
         try:
-            values_of_file = read(arguments.parameter_file)
+            values_of_file = read(flags.parameter_file)
         except ReadError as error:
             raise BadInput(str(error)) from None
         if len(values_of_file) != 1 or not isinstance(values_of_file[0].value, Mapping):
-            raise BadInput(f"{arguments.parameter_file}: not a map of parameters")
+            raise BadInput(f"{flags.parameter_file}: not a map of parameters")
         entries = values_of_file[0].value.items()
         values = {str(name): value if isinstance(value, str) else go_json(value) for name, value in entries}
-    return {**values, **_parse_pairs(arguments.parameter, "-p")}
+    return {**values, **_parse_pairs(flags.parameter, "-p")}
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(flags: Run) -> int:
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
-    loaded = _load(arguments)
-    manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
+    loaded = _load(flags)
+    manifest = with_arguments(loaded.document.value, _parameters(flags), flags.entrypoint)
     try:
         parse(manifest, loaded.library)
     except ManifestError as error:
@@ -175,23 +113,23 @@ def _run(arguments: argparse.Namespace) -> int:
         raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
     metadata = manifest.get("metadata") or {}
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
-    name = arguments.name or metadata.get("name") or made_up
-    folder = arguments.runs.absolute()
-    if arguments.no_network and not arguments.sandbox:
+    name = flags.name or metadata.get("name") or made_up
+    folder = flags.runs.absolute()
+    if flags.no_network and not flags.sandbox:
         raise BadInput("--no-network: needs --sandbox, too")
-    sandbox = Sandbox(network=not arguments.no_network) if arguments.sandbox else None
-    path = tuple(one.absolute() for one in arguments.path)
+    sandbox = Sandbox(network=not flags.no_network) if flags.sandbox else None
+    path = tuple(one.absolute() for one in flags.path)
     for one in path:
         if not one.is_dir():
             raise BadInput(f"--path {one}: not a folder")
-    if arguments.work_dir:
+    if flags.work_dir:
         try:
-            os.chdir(arguments.work_dir)
+            os.chdir(flags.work_dir)
         except OSError as error:
-            raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    inputs = RunInputs(loaded.library, path, checked_variables(arguments.env), sandbox)
+            raise BadInput(f"--work-dir {flags.work_dir}: {error.strerror}") from None
+    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox)
     code = _execute(manifest, name, folder, inputs)
-    _print_run(folder / name, arguments.output)
+    _print_run(folder / name, flags.output)
     return code
 
 
@@ -249,71 +187,69 @@ def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callab
     """Wrap `show` so that it prints the run's name first; a run that is refused prints no name."""
     unsaid = [name]
 
-    def shown(engine: "Engine", folder: Path) -> None:
+    def show_with_name(engine: "Engine", folder: Path) -> None:
         if unsaid:
             print(unsaid.pop(), file=sys.stderr)
         show(engine, folder)
 
-    return shown
+    return show_with_name
 
 
-def _lint(arguments: argparse.Namespace) -> int:
+def _lint(flags: Lint) -> int:
     from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
 
-    loaded = _load(arguments, templates=True)
+    loaded = _load(flags, templates=True)
     problems = findings(loaded.document, loaded.library, loaded.others)
-    if arguments.format == "text":
+    if flags.format == "text":
         for one in problems:
             print(one.text_with_place, file=sys.stderr)
         warnings = sum(not one.error for one in problems)
         print(f"{loaded.document.file}: {len(problems) - warnings} errors, {warnings} warnings", file=sys.stderr)
     else:
-        output = as_json(problems) if arguments.format == "json" else as_sarif(problems)
+        output = as_json(problems) if flags.format == "json" else as_sarif(problems)
         print(json.dumps(output, indent=2))
     return 2 if any(one.error for one in problems) else 0
 
 
-def _get(arguments: argparse.Namespace) -> int:
-    workflow = run_views.read_workflow(run_views.run_folder(arguments.runs, arguments.name))
-    if arguments.output:
-        _dump(workflow, arguments.output)
+def _get(flags: Get) -> int:
+    workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
+    if flags.output:
+        _dump(workflow, flags.output)
     else:
         print(run_views.run_view(workflow, time.time()))
     return 0
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    print(run_views.list_view(arguments.runs, time.time()))
+def _list(flags: List) -> int:
+    print(run_views.list_view(flags.runs, time.time()))
     return 0
 
 
-def _logs(arguments: argparse.Namespace) -> int:
-    for line in run_views.log_lines(
-        run_views.run_folder(arguments.runs, arguments.name), arguments.pod, arguments.follow
-    ):
+def _logs(flags: Logs) -> int:
+    for line in run_views.log_lines(run_views.run_folder(flags.runs, flags.name), flags.pod, flags.follow):
         print(line, flush=True)
     return 0
 
 
-def _send_request(arguments: argparse.Namespace, wish: "ControlRequest") -> int:
+def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequestError, submit_request, take_refusal
     from everstep.runtime.workflow.run.run_folder import launcher_pid
 
-    folder = run_views.run_folder(arguments.runs, arguments.name)
+    folder = run_views.run_folder(flags.runs, flags.name)
     holder = launcher_pid(folder)
     if holder is None:
-        raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
+        raise BadInput(f"{flags.name}: no process runs it; `everstep workflow resume {flags.name}` resumes it")
     try:
         request = submit_request(folder, wish)
     except ControlRequestError as error:
         raise BadInput(str(error)) from None
     while request.exists():
         if launcher_pid(folder) is None and _withdraw(folder, request):
-            raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
+            raise BadInput(f"{flags.name}: process {holder} has already ended")
         time.sleep(0.05)
     if why := take_refusal(request):
-        raise BadInput(f"{arguments.name}: {why}")
-    print(f"{arguments.name}: asked process {holder} to {arguments.what}", file=sys.stderr)
+        raise BadInput(f"{flags.name}: {why}")
+    print(f"{flags.name}: asked process {holder} to {verb}", file=sys.stderr)
     return 0
 
 
@@ -330,59 +266,67 @@ def _withdraw(folder: Path, request: Path) -> bool:
     return True
 
 
-def _resume(arguments: argparse.Namespace) -> int:
+def _resume(flags: Resume) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
     from everstep.runtime.workflow.run.run_folder import launcher_pid
 
-    if launcher_pid(run_views.run_folder(arguments.runs, arguments.name)) is not None:
-        return _send_request(arguments, ControlRequest("resume", arguments.node_field_selector))
-    return _take_over(arguments)
+    if launcher_pid(run_views.run_folder(flags.runs, flags.name)) is not None:
+        return _send_request(flags, "resume", ControlRequest("resume", flags.node_field_selector))
+    return _take_over(flags)
 
 
-def _retry(arguments: argparse.Namespace) -> int:
-    if bool(arguments.node_field_selector) != arguments.restart_successful:
+def _retry(flags: Retry) -> int:
+    if bool(flags.node_field_selector) != flags.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
-    status = run_views.read_workflow(run_views.run_folder(arguments.runs, arguments.name))["status"]
-    if status["phase"] == "Succeeded" and not arguments.restart_successful:
+    status = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))["status"]
+    if status["phase"] == "Succeeded" and not flags.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
-        raise BadInput(f"{arguments.name}: has already succeeded; {mend}")
-    return _take_over(arguments, arguments.node_field_selector, _parse_pairs(arguments.parameter, "-p"))
+        raise BadInput(f"{flags.name}: has already succeeded; {mend}")
+    return _take_over(flags, flags.node_field_selector, _parse_pairs(flags.parameter, "-p"))
 
 
-def _take_over(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
+def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     from everstep.runtime.workflow.run.run_folder import read_inputs
 
-    folder = run_views.run_folder(arguments.runs, arguments.name)
+    folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
     stored = read_inputs(folder)
-    warn_missing_variables(arguments.name, stored.variables)
-    return _execute(manifest, arguments.name, arguments.runs, stored, restart, parameters)
+    warn_missing_variables(flags.name, stored.variables)
+    return _execute(manifest, flags.name, flags.runs, stored, restart, parameters)
 
 
-def _stop(arguments: argparse.Namespace) -> int:
+def _stop(flags: Stop) -> int:
+    from everstep.runtime.workflow.run.control_requests import ControlRequest
+
+    if flags.node_field_selector:
+        return _send_request(flags, "stop", ControlRequest("set", flags.node_field_selector, "Failed", flags.message))
+    return _end(flags, "stop")
+
+
+def _terminate(flags: Terminate) -> int:
+    return _end(flags, "terminate")
+
+
+def _end(flags: OneRun, verb: Literal["stop", "terminate"]) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
     from everstep.runtime.workflow.run.run_folder import launcher_pid
 
-    folder = run_views.run_folder(arguments.runs, arguments.name)
-    if arguments.what == "stop" and arguments.node_field_selector:
-        return _send_request(
-            arguments, ControlRequest("set", arguments.node_field_selector, "Failed", arguments.message)
-        )
+    folder = run_views.run_folder(flags.runs, flags.name)
     if launcher_pid(folder) is not None:
-        return _send_request(arguments, ControlRequest(arguments.what))
+        return _send_request(flags, verb, ControlRequest(verb))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
-        raise BadInput(f"{arguments.name}: has already ended: {status['phase']}")
+        raise BadInput(f"{flags.name}: has already ended: {status['phase']}")
     # Its launcher was killed and its pods go on: the run is taken up to be ended.
-    submit_request(folder, ControlRequest(arguments.what))
-    _take_over(arguments)
+    submit_request(folder, ControlRequest(verb))
+    _take_over(flags)
     return 0
 
 
-def _set(arguments: argparse.Namespace) -> int:
+def _set(flags: Set) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
 
-    values = _parse_pairs(arguments.output_parameter, "--output-parameter")
+    values = _parse_pairs(flags.output_parameter, "--output-parameter")
     return _send_request(
-        arguments, ControlRequest("set", arguments.node_field_selector, arguments.phase, arguments.message, values)
+        flags, "set", ControlRequest("set", flags.node_field_selector, flags.phase, flags.message, values)
     )

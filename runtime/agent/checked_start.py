@@ -21,7 +21,7 @@ async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> End
         if checking.done() and not checked.verdict.done():
             checking.result()  # Raises if the check itself failed.
         if not checked.verdict.done():
-            return Ending(128 + agent.shutdown.signal, "told to end while it was checked")
+            return Ending(128 + agent.shutdown.signal, "asked to stop during its check")
         try:
             verdict = checked.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:

@@ -30,12 +30,13 @@ from everstep.runtime.protocol.messages import (
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.system.backoff import backoff
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0
 REPORT_TIMEOUT_S = 15.0
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.5
+_FIRST_PAUSE_S = 0.07
+_LONGEST_PAUSE_S = 2.0
 LOOKS_PER_S = 500
 """Journal reads per second across all agents of a job while no master answers."""
 _LAST_TRIES = 15
@@ -162,7 +163,7 @@ class MasterClient:
     async def _post(
         self, path: str, message: msgspec.Struct | Callable[[], msgspec.Struct], kind: type[Reply], timeout_s: float
     ) -> Reply | None:
-        pause = _FIRST_PAUSE_S
+        pauses, failed = backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._chance.uniform), False
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         while True:
             body = _encode(message() if callable(message) else message)
@@ -185,10 +186,10 @@ class MasterClient:
             if status_of(wrong) == 409:
                 self.heard = time.monotonic()  # The master lives, although it does not know this node.
                 raise NoPlace(_error_text(text))
-            if pause > _FIRST_PAUSE_S:  # A single failure may be a closed connection, or the job's end.
+            if failed:  # A single failure may be a closed connection, or the job's end.
                 self._say_lost_once(address, path, wrong)
-            await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            failed = True
+            await asyncio.sleep(next(pauses))
 
     def _parse_reply(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
         """(The reply, ""), or (None, why this was not an answer of our master)."""

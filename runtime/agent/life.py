@@ -362,7 +362,7 @@ class AgentLifecycle:
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
-        self._say("the script does not call everstep: it restarts from nothing, and hangs are not detected")
+        self._say("the script does not call everstep: it restarts from the beginning, and hangs are not detected")
         await asyncio.Event().wait()
 
     def _on_report(self, local_rank: int, report: Report) -> None:

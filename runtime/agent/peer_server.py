@@ -87,11 +87,11 @@ async def _copy(
     response, moves, reported = web.StreamResponse(), itertools.count(1), 0
     moved = 0
 
-    def came() -> None:
+    def count_move() -> None:
         nonlocal moved
         moved = next(moves)
 
-    work = asyncio.get_running_loop().run_in_executor(threads, keep, came)
+    work = asyncio.get_running_loop().run_in_executor(threads, keep, count_move)
     try:
         await response.prepare(request)
         while not (await asyncio.wait([work], timeout=_PROGRESS_INTERVAL_S))[0]:

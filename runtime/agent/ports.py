@@ -29,7 +29,7 @@ def free_port(chance: random.Random, below: int | None = None) -> int:
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port between {low} and {high} in 200 tries; is something holding them all?")
+    raise OSError(f"no free port between {low} and {high} in 200 tries; is another program using all of them?")
 
 
 def free_port_pair(chance: random.Random) -> int:

@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint-overhead",
         default="",
         metavar="1%",
-        help="instead: persist as often as takes this fraction of the time",
+        help="instead of an interval: fraction of the time that persisting may take",
     )
     flags.add_argument(
         "--persist-bytes-per-s", type=float, default=0.0, help="limit of this node's writes to the store (0: no limit)"
@@ -161,7 +161,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     if not dead_man_s > 0:
         raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds above 0")
     if not (0 <= options.notice < math.inf and 0 <= options.grace < math.inf):
-        raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, from 0 on")
+        raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, 0 or more")
     settings = Settings(
         job=environment["EVERSTEP_JOB"],
         token=environment["EVERSTEP_JOB_TOKEN"],

@@ -63,11 +63,11 @@ class Shutdown:
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
-                    await client.report_leaving(talk.leaving_message(f"told to end by {name}", trains_s))
+                    await client.report_leaving(talk.leaving_message(f"stopped by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass
-        raise Leave(128 + self.signal, f"told to end by {name}")
+        raise Leave(128 + self.signal, f"stopped by {name}")
 
     async def leave_without_master(self, client: MasterClient) -> NoReturn:
         """Raise Leave once no master has answered for too long."""

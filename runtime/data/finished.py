@@ -6,18 +6,18 @@ the content, so two writers of one folder write the same data.
 """
 
 import errno
-import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from everstep.runtime.store import NoSuchKey, absolute_uri, is_s3_uri, local_copy_path, open_store
+from everstep.runtime.system.file_lock import locked, open_locked
 
 _DRAFT_PREFIX = "~draft-"
 
@@ -93,29 +93,16 @@ def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
 def _create_locked(folder: Path) -> int:
     """Create a folder and lock it. Another writer may sweep it between the two steps; then try again."""
     while True:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
-            return lock
-        os.close(lock)
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            return open_locked(folder)
 
 
 def _sweep(parent: Path) -> None:
     """Remove the drafts of dead writers, which nobody holds a lock on."""
     for path in parent.glob(f"{_DRAFT_PREFIX}*"):
-        try:
-            lock = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError, BlockingIOError), locked(path, wait_s=0):
             shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
 
 
 def _files(folder: Path) -> list[Path]:

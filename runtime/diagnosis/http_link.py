@@ -50,7 +50,7 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
         given = await coordinator.order(await _decode_body(request, Ask))
         return web.Response(status=204) if given is None else _json_response(given)
 
-    async def told(request: web.Request) -> web.Response:
+    async def report(request: web.Request) -> web.Response:
         await coordinator.report(await _decode_body(request, StageResult))
         return _json_response({})
 
@@ -67,7 +67,7 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
 
         return answer
 
-    paths = {"arrive": arrive, "order": order, "told": told}
+    paths = {"arrive": arrive, "order": order, "told": report}
     return [web.post(f"/v1/check/{path}", answering(handler)) for path, handler in paths.items()]
 
 

@@ -126,12 +126,12 @@ def without_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> 
 
 
 def refusal_summary(refusals: Iterable[Refusal]) -> str:
-    """Which checkpoints are passed over, and why, in one line."""
+    """Which checkpoints are skipped, and why, in one line."""
     why: dict[tuple[int, int], list[str]] = {}
     for refusal in refusals:
         why.setdefault((refusal.round, refusal.iteration), []).append(refusal.why)
     lines = [
-        f"iteration {iteration} of round {round_} is passed over: {'; '.join(dict.fromkeys(reasons[:MAX_LISTED]))}"
+        f"iteration {iteration} of round {round_} is skipped: {'; '.join(dict.fromkeys(reasons[:MAX_LISTED]))}"
         for (round_, iteration), reasons in sorted(why.items(), reverse=True)
     ]
     more = f"; and {len(lines) - MAX_LISTED} more" if len(lines) > MAX_LISTED else ""

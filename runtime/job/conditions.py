@@ -104,7 +104,7 @@ def _after_node_change(state: Facts, record: NodeRequested | NodeJoined) -> _Upd
     joined, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
     if joined:
         return C.CREATING, "NodesJoining", f"{joined} nodes have joined, {coming} are on their way"
-    return C.PENDING, "NodesAwaited", f"{coming} nodes are asked for, none has joined yet"
+    return C.PENDING, "NodesAwaited", f"{coming} nodes are requested, none has joined yet"
 
 
 def _after_round_formed(state: Facts, record: RoundFormed) -> _Update:
@@ -119,7 +119,7 @@ def _after_round_broken(state: Facts, record: RoundBroken) -> _Update:
 def _after_desired_changed(state: Facts, record: DesiredChanged) -> _Update:
     if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
         return None
-    request = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
+    request = f"{record.nodes} {record.role} nodes are requested" + (f": {record.detail}" if record.detail else "")
     if record.nodes == state.members.get(record.role):
         return C.RUNNING, "SizeReached", request
     return C.SCALING, "SizeChanged", f"{request}; {state.members.get(record.role, 0)} train"
@@ -131,7 +131,7 @@ def _after_job_ended(state: Facts, record: JobEnded) -> _Update:
 
 
 def _after_job_reopened(state: Facts, record: JobReopened) -> _Update:
-    return C.PENDING, "JobReopened", "the job was taken up again; no node has joined yet"
+    return C.PENDING, "JobReopened", "the job was resumed; no node has joined yet"
 
 
 def _camel_case(text: str) -> str:

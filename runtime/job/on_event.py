@@ -103,7 +103,7 @@ def _on_joined(tx: Transaction, event: Joined) -> None:
     join = event.join
     node = _admit(tx, join) if tx.has_joined_placement else tx.state.nodes.get(join.node)
     if node is None or (node.phase in (P.LOST, P.RELEASED) and not tx.has_joined_placement):
-        raise UnknownNode(f"{join.node} has no place in job {tx.spec.job}" + (f": {node.phase}" if node else ""))
+        raise UnknownNode(f"{join.node} does not belong to job {tx.spec.job}" + (f": {node.phase}" if node else ""))
     if node.role != join.role:
         raise UnknownNode(f"{join.node} is a {node.role} node of job {tx.spec.job}, not {join.role}")
     current = round_number(tx.state)

@@ -123,7 +123,7 @@ def _decide_below_minimum(
 ) -> Verdict:
     summary = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
     if any(attainable_size(state, spec, role) < spec.roles[role].least for role in short):
-        return Verdict(Step.GIVE_UP, f"{summary} are left, and no replacement may be asked for any more")
+        return Verdict(Step.GIVE_UP, f"{summary} are left, and no further replacement may be requested")
     began = max(state.since, state.awake_since)
     limits = [
         (spec.roles[role].restart_timeout_s if state.round else 0.0) or spec.patience.join_timeout_s for role in short

@@ -262,21 +262,21 @@ def problems(spec: JobSpec) -> list[str]:
 
 def _of_job(spec: JobSpec) -> Iterator[str]:
     if not _NAME.fullmatch(spec.job):
-        yield f"job: {spec.job!r} is no name for a job; use letters, digits and . _ -, a letter or digit first"
+        yield f"job: {spec.job!r} is not a valid job name; use letters, digits and . _ -, a letter or digit first"
     if not spec.roles:
         yield "roles: a job needs at least one role"
     elif all(role.complete_policy is EndingPolicy.NONE for role in spec.roles.values()):
-        yield "complete_policy: it is None for every role; the job would never succeed"
+        yield "complete_policy: it is None for every role, so the job could never succeed"
     if spec.complete_policy is EndingPolicy.NONE:
         yield "complete_policy: None would never let the job succeed; use All, Any or Rank0"
     if spec.keep_last < 0 or spec.keep_every < 0:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
     if spec.keep_every and not spec.keep_last:
-        yield "keep_every: with keep_last 0 every checkpoint stays; leave one of them out"
+        yield "keep_every: with keep_last 0 every checkpoint is kept; leave one of them out"
     for field in msgspec.structs.fields(Patience):
         value = getattr(spec.patience, field.name)
         if not value >= 0:
-            yield f"patience.{field.name}: {value} is not a number from 0 on"
+            yield f"patience.{field.name}: {value} is not a number of 0 or more"
     if spec.patience.silence_s == 0:
         yield "patience.silence_s: with 0 every node would be lost at once"
     if not spec.hang.timeout_s > 0:
@@ -284,17 +284,17 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
     if not spec.hang.start_timeout_s > 0:
         yield f"hang.start_timeout_s: {spec.hang.start_timeout_s:g} is not above 0"
     if not spec.oom.factor > 1:
-        yield f"oom.factor: {spec.oom.factor:g} gives no more memory; use more than 1"
+        yield f"oom.factor: {spec.oom.factor:g} does not increase the memory; use more than 1"
     if spec.oom.increment_bytes < 1 or spec.oom.limit_bytes < 1:
         yield "oom: increment_bytes and limit_bytes must be above 0"
     if spec.oom != Oom() and not any(role.resources.memory_bytes for role in spec.roles.values()):
         yield "oom: no role says how much memory its nodes have"
     if spec.placement is Placement.JOINED and spec.clean_pod_policy is not CleanPodPolicy.ALL:
-        yield "clean_pod_policy: nodes that come by themselves (placement joined) are not removed"
+        yield "clean_pod_policy: nodes that come by themselves (placement joined) cannot be removed"
     if spec.placement is Placement.JOINED and spec.avoid_hosts:
-        yield "avoid_hosts: nodes that come by themselves (placement joined) are where they are"
+        yield "avoid_hosts: nodes that come by themselves (placement joined) cannot be placed"
     if spec.placement is Placement.JOINED and spec.hosts not in ("", JobSpec().hosts):
-        yield "hosts: nodes that come by themselves (placement joined) are where they are"
+        yield "hosts: nodes that come by themselves (placement joined) cannot be placed"
     try:
         switches(spec.topology)
     except TopologyError as error:
@@ -304,10 +304,10 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
 def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
     role, at = spec.roles[name], f"roles.{name}"
     if not _ROLE.fullmatch(name):
-        yield f"{at}: {name!r} is no name for a role; use lower-case letters and digits, a letter first"
+        yield f"{at}: {name!r} is not a valid role name; use lower-case letters and digits, a letter first"
     for field in ("nodes", "min_nodes", "slots", "node_unit"):
         if getattr(role, field) < 1:
-            yield f"{at}.{field}: {getattr(role, field)}; at least 1 is needed"
+            yield f"{at}.{field}: {getattr(role, field)}; must be at least 1"
             return
     if role.min_nodes > role.nodes:
         yield f"{at}.min_nodes: {role.min_nodes} is more than nodes, {role.nodes}"
@@ -326,10 +326,10 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
     if role.restart_policy in listed and not any(rule.exit_codes for rule in role.fault_rules):
         yield f"{at}.restart_policy: {role.restart_policy.value} needs a fault rule with exit codes"
     if role.restart_policy is RestartPolicy.NEVER and role.restart_limit and not role.fault_rules:
-        yield f"{at}.restart_limit: nothing is ever restarted with the restart policy Never"
+        yield f"{at}.restart_limit: has no effect with the restart policy Never"
     for number, rule in enumerate(role.fault_rules):
         if bool(rule.exit_codes) == bool(rule.events):
-            yield f"{at}.fault_rules[{number}]: give it exit codes or events, one of the two"
+            yield f"{at}.fault_rules[{number}]: give it either exit codes or events"
         if rule.events and rule.restart_policy is RestartPolicy.EXIT_CODE:
             yield f"{at}.fault_rules[{number}]: the restart policy ExitCode is for exit codes, not events"
         if spec.placement is Placement.JOINED and rule.restart_scope is not RestartScope.POD:
@@ -346,7 +346,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):
             if getattr(role, field) != getattr(defaults, field):
-                yield f"{at}.{field}: nodes that come by themselves (placement joined) know none"
+                yield f"{at}.{field}: is not possible for nodes that come by themselves (placement joined)"
 
 
 def _of_waiting(spec: JobSpec) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How the fields of a spec are spelled in YAML: what `reader` reads and `writer` writes."""
+"""How the fields of a spec are spelling_of in YAML: what `reader` reads and `writer` writes."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -17,10 +17,10 @@ _OTHERWISE = {
 @cache
 def fields(kind: type[msgspec.Struct]) -> Mapping[str, FieldInfo]:
     """Name in the file -> the struct's field."""
-    return {spelled(info.name): info for info in msgspec.structs.fields(kind)}
+    return {spelling_of(info.name): info for info in msgspec.structs.fields(kind)}
 
 
-def spelled(field: str) -> str:
+def spelling_of(field: str) -> str:
     """The name in the file of a struct's field."""
     first, *more = field.removesuffix("_s").removesuffix("_bytes").split("_")
     return _OTHERWISE.get(field) or first + "".join(map(str.capitalize, more))

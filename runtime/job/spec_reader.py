@@ -20,7 +20,7 @@ from msgspec.structs import FieldInfo
 
 from everstep.runtime.job import spec_values
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec, problems
-from everstep.runtime.job.spec_fields import fields, spelled
+from everstep.runtime.job.spec_fields import fields, spelling_of
 
 Path = tuple[str | int, ...]
 """Where something stands, as the file spells it: `("replicaSpecs", "worker", "faultTolerantPolicy", 0)`."""
@@ -50,10 +50,10 @@ class SpecError(ValueError):
 _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
-    "faultTolerant": "not needed: every job is; say restartPolicy: Never for one that is not",
+    "faultTolerant": "not needed: every job is elastic; write restartPolicy: Never for one that is not",
     "template": "not built: nodes run `everstep`'s agent; give a role its resources",
     "schedulerName": "not built: pods go to the cluster's own scheduler",
-    "replicaType": "not needed: the name of the role says it",
+    "replicaType": "not needed: the role's name defines it",
     "timeLimit": "not built: give the step's Argo template an activeDeadlineSeconds",
 }
 """Fields of other systems that a reader of theirs may try here."""
@@ -92,13 +92,13 @@ class _Reading:
         """What says a field that the file does not say."""
         self.wrong: list[tuple[int, str]] = []
         """Line, 0 for what stands in no file; the problem."""
-        self.top = _parsed(text, name, self._lines) if isinstance(text, str) else _plain(text)
+        self.top = _parse_yaml(text, name, self._lines) if isinstance(text, str) else _plain(text)
         if not isinstance(self.top, dict):
             raise SpecError([f"{name}: a mapping is needed, with job and replicaSpecs"])
 
     def refuse(self, path: Path, what: str, missing: str = "") -> None:
         """`missing`: the field that is wanted there."""
-        self._refuse(self._lines.get(path, 0), self._flags.get(path) or _shown((*path, missing)), what)
+        self._refuse(self._lines.get(path, 0), self._flags.get(path) or _path_text((*path, missing)), what)
 
     def _refuse(self, line: int, at: str, what: str) -> None:
         self.wrong.append((line, f"{self._name} line {line}: {at}: {what}" if line else f"{self._name}: {at}: {what}"))
@@ -109,7 +109,7 @@ class _Reading:
         inside: Any = self.top
         path: Path = ()
         for part in _parts(field, inside["replicaSpecs"]):
-            name = part if path == ("replicaSpecs",) else spelled(part)
+            name = part if path == ("replicaSpecs",) else spelling_of(part)
             key: Any = int(part) if isinstance(inside, list) else name
             if not isinstance(inside, list) and key not in inside:
                 break
@@ -127,7 +127,7 @@ class _Reading:
         for key in said.path[:-1]:
             if key not in inside and said.path[0] == "replicaSpecs":
                 if key != "replicaSpecs":
-                    self.refuse(("replicaSpecs",), f"{said.by} is about {key}; there is {', '.join(inside)}")
+                    self.refuse(("replicaSpecs",), f"{said.by} refers to {key}; there is {', '.join(inside)}")
                 return
             inside = inside.setdefault(key, {})
             if not isinstance(inside, dict):
@@ -193,7 +193,7 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _shown(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path if part != "").lstrip(".")
 
 
@@ -222,12 +222,12 @@ def _unknown(key: str, kind: type[msgspec.Struct]) -> str:
     return "unknown; " + (f"did you mean {names[close[0]]}?" if close else f"known are {', '.join(known)}")
 
 
-def _parsed(text: str, name: str, lines: dict[Path, int]) -> Any:
+def _parse_yaml(text: str, name: str, lines: dict[Path, int]) -> Any:
     """The text as plain data; `lines` gets where each field stands. Raises SpecError."""
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        return None if node is None else _loaded(loader, node, lines, ())
+        return None if node is None else _load_node(loader, node, lines, ())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise SpecError([f"{name} line {line}: {error.problem}"]) from error
@@ -237,20 +237,20 @@ def _parsed(text: str, name: str, lines: dict[Path, int]) -> Any:
         loader.dispose()
 
 
-def _loaded(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int], path: Path) -> Any:
+def _load_node(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int], path: Path) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
-        return [_loaded(loader, value, lines, (*path, number)) for number, value in enumerate(node.value)]
+        return [_load_node(loader, value, lines, (*path, number)) for number, value in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return loader.construct_object(node)
     found = dict[str, Any]()
     for key, value in node.value:
         name = loader.construct_object(key)
         if not isinstance(name, str) or name in found:
-            what = "stands here twice" if isinstance(name, str) else "is no name for a field"
+            what = "appears twice" if isinstance(name, str) else "is not a valid field name"
             raise yaml.MarkedYAMLError(problem=f"{name}: {what}", problem_mark=key.start_mark)
         lines[(*path, name)] = key.start_mark.line + 1
-        found[name] = _loaded(loader, value, lines, (*path, name))
+        found[name] = _load_node(loader, value, lines, (*path, name))
     return found
 
 

@@ -11,14 +11,14 @@ from everstep.runtime.job.spec_fields import fields
 
 def mapping_of(spec: JobSpec) -> Mapping[str, Any]:
     """Plain data in the spelling of the YAML; what is as by default is left out. `reader.spec_of` gives it back."""
-    return {**_changed(spec, JobSpec()), "replicaSpecs": {name: _role(role) for name, role in spec.roles.items()}}
+    return {**_changes(spec, JobSpec()), "replicaSpecs": {name: _role(role) for name, role in spec.roles.items()}}
 
 
 def _role(role: RoleSpec) -> Mapping[str, Any]:
-    return {"replicas": role.nodes, **_changed(role, RoleSpec(role.nodes, role.nodes))}
+    return {"replicas": role.nodes, **_changes(role, RoleSpec(role.nodes, role.nodes))}
 
 
-def _changed(part: msgspec.Struct, usual: msgspec.Struct) -> dict[str, Any]:
+def _changes(part: msgspec.Struct, usual: msgspec.Struct) -> dict[str, Any]:
     pairs = ((name, getattr(part, info.name), getattr(usual, info.name)) for name, info in fields(type(part)).items())
     return {name: _plain(value, default) for name, value, default in pairs if value != default}
 
@@ -28,7 +28,7 @@ def _plain(value: Any, usual: Any) -> Any:
         amounts = {"cpu": value.cpu, "memory": value.memory_bytes}
         return {**{name: amount for name, amount in amounts.items() if amount}, **value.others}
     if isinstance(value, msgspec.Struct):
-        return _changed(value, FaultRule() if isinstance(value, FaultRule) else usual)
+        return _changes(value, FaultRule() if isinstance(value, FaultRule) else usual)
     if isinstance(value, tuple):
         return [_plain(inside, None) for inside in value]
     return msgspec.to_builtins(value)

@@ -202,7 +202,7 @@ def _apply_master_away(state: State, record: MasterAway) -> State:
 
 
 def _apply_job_reopened(state: State, record: JobReopened) -> State:
-    why = "the job was taken up anew"
+    why = "the job was resumed by another master"
     nodes = [
         replace(n if n.phase is P.LOST else node_after(n, record, why, left_at=record.time), left_because=None)
         for n in state.nodes.values()
@@ -215,7 +215,7 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
 
 def _apply_node_requested(state: State, record: NodeRequested) -> State:
     if record.node in state.nodes:
-        raise UnlistedTransition(f"{record.node} was asked for before")
+        raise UnlistedTransition(f"{record.node} was already requested")
     fresh = NodeState(
         record.node, record.role, record.index, record.launch, record.host, record.time,
         replaces=record.replaces, memory_bytes=record.memory_bytes,
@@ -413,7 +413,7 @@ def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
     if not record.found:
         return state
     newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
-    why = f"iteration {newest.iteration} of round {newest.round}, of which the journal does not tell, is in the store"
+    why = f"iteration {newest.iteration} of round {newest.round}, which the journal does not record, is in the store"
     return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
 
 

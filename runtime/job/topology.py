@@ -31,7 +31,7 @@ def switches(lines: Iterable[str]) -> dict[str, str]:
         except ValueError:
             raise TopologyError(f"{number}: {words[2]!r} is not an IP address") from None
         if ip in switch_by_ip:
-            raise TopologyError(f"{number}: {ip} stands in an earlier line too")
+            raise TopologyError(f"{number}: {ip} is also in an earlier line")
         switch_by_ip[ip] = words[0]
     return switch_by_ip
 

@@ -26,6 +26,6 @@ def cpus_of(mode: str, slots: int) -> Cpus:
     """
     answer = subprocess.run([sys.executable, "-c", _ASK, mode, str(slots)], capture_output=True, text=True, check=False)
     if answer.returncode:
-        why = (answer.stderr.strip().splitlines() or ["torch ended without a word"])[-1].partition(": ")
+        why = (answer.stderr.strip().splitlines() or ["torch ended without an error message"])[-1].partition(": ")
         raise ValueError(f"--numa-binding {mode}: {why[2] or why[0]}; leave the flag out to bind no worker")
     return tuple(tuple(cpus) for cpus in json.loads(answer.stdout))

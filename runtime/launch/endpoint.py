@@ -30,7 +30,7 @@ def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -
                     f"{host}:{port}: the master's name cannot be resolved ({error}); check the name"
                 ) from None
             pause(_PAUSE_S)
-    raise AssertionError("there is at least one try")
+    raise AssertionError("at least one try is made")
 
 
 def is_this_machine(host: str) -> bool:
@@ -61,7 +61,7 @@ def own_address(towards: str, port: int) -> str:
         try:
             probe.connect((towards, port or 9))
         except OSError as error:
-            raise ValueError(f"{towards}: no way there from this machine ({error.strerror})") from None
+            raise ValueError(f"{towards}: no route from this machine ({error.strerror})") from None
         return str(probe.getsockname()[0])
 
 

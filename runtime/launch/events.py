@@ -38,7 +38,7 @@ def logger_of(handler: str) -> logging.Logger | None:
 
             handler_object = get_logging_handler(handler)
         except (ImportError, KeyError):
-            why = "torch has none of this name; use null or console"
+            why = "torch has no handler of this name; use null or console"
             raise ValueError(f"--event-log-handler {handler}: {why}") from None
     logger = logging.Logger(f"torchelastic-events-{handler}", os.environ.get("LOGLEVEL", "INFO").upper())
     logger.addHandler(handler_object)

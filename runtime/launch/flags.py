@@ -29,7 +29,7 @@ class Parser(Flags):
         super().__init__(
             prog=prog,
             usage=f"{prog} [flags] script [its arguments]",
-            description="torchrun, elastic: run a script on one node or many, whatever dies, comes or goes.",
+            description="Run a script on one node or many, like torchrun, but elastic: nodes may die, join and leave.",
             epilog=EXAMPLES,
         )
         torchrun.add_flags(self, environment)
@@ -46,7 +46,7 @@ class Parser(Flags):
 
 def _add_check_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
     """dlrover-run's node check."""
-    group = parser.add_argument_group("checks of the nodes, as dlrover-run has them")
+    group = parser.add_argument_group("node checks, as in dlrover-run")
 
     def switch(name: str, text: str) -> None:
         group.add_argument(
@@ -57,10 +57,15 @@ def _add_check_flags(parser: argparse.ArgumentParser, environment: Mapping[str, 
     switch("exclude-straggler", "with --network-check: leave slow nodes out too")
     switch("switchbox-check", "with --network-check: measure the links between pairs of devices")
     group.add_argument(
-        *torchrun.both_spellings("box-pairs"), default="0:1 2:4 3:5 6:7", help='default "0:1 2:4 3:5 6:7"'
+        *torchrun.both_spellings("box-pairs"),
+        default="0:1 2:4 3:5 6:7",
+        help='pairs of devices (default "0:1 2:4 3:5 6:7")',
     )
     group.add_argument(
-        *torchrun.both_spellings("min-bandwidth"), type=int, default=10_000, help="MB/s a pair (default 10000)"
+        *torchrun.both_spellings("min-bandwidth"),
+        type=int,
+        default=10_000,
+        help="MB/s that a healthy pair reaches (default 10000)",
     )
     group.add_argument(
         *torchrun.both_spellings("min-channels"), type=int, default=2, help="healthy pairs needed (default 2)"
@@ -68,13 +73,16 @@ def _add_check_flags(parser: argparse.ArgumentParser, environment: Mapping[str, 
 
 
 def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("of everstep")
+    group = parser.add_argument_group("Everstep's own")
     group.add_argument(
         *torchrun.both_spellings("node-unit"), type=int, default=1, metavar="N",
-        help="as dlrover-run has it: the size of a round is a multiple of this (1)",
+        help="the number of nodes in a round is a multiple of this, as in dlrover-run (1)",
     )  # fmt: skip
     group.add_argument(
-        "--store", default="", metavar="URI", help="shared by all nodes: for checkpoints, and for the master's takeover"
+        "--store",
+        default="",
+        metavar="URI",
+        help="store shared by all nodes, for checkpoints and the master's takeover",
     )
     group.add_argument(
         "--job-spec", default="", metavar="FILE", help="YAML of the job's roles and policies; --role is this node's"
@@ -84,7 +92,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="ranks that call everstep hang when none makes progress for so long; all stacks are written (300)",
+        help="a job whose ranks call everstep hangs if none makes progress for so long; stacks are written (300)",
     )
     group.add_argument(
         "--on-hang",
@@ -96,7 +104,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a round is not broken again for growth so soon after a change (30)",
+        help="a round is not broken to add nodes so soon after a change (30)",
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
     group.add_argument(
@@ -111,19 +119,24 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="M",
-        help="besides those, keep each whose iteration is a multiple of M",
+        help="also keep each whose iteration is a multiple of M",
     )
     group.add_argument(
         "--checkpoint-overhead",
         default="",
         metavar="1%",
-        help="instead: persist as often as takes this share of the time",
+        help="instead of an interval: share of the time that persisting may take",
     )
     group.add_argument(
-        "--persist-bytes-per-s", type=float, default=0.0, help="how fast this node may write to the store (0: no limit)"
+        "--persist-bytes-per-s",
+        type=float,
+        default=0.0,
+        help="limit of this node's writes to the store, in bytes/s (0: none)",
     )
     group.add_argument(
         "--preload", action="append", default=[], metavar="MODULE", help="one more module to import once per node"
     )
     group.add_argument("--no-tls", action="store_true", help="no TLS between machines, if the network itself encrypts")
-    group.add_argument("--no-fork-server", action="store_true", help="start each worker anew, with imports of its own")
+    group.add_argument(
+        "--no-fork-server", action="store_true", help="start each worker as a new process with its own imports"
+    )

@@ -41,7 +41,7 @@ def _role(role: str, known: list[str], name: str) -> str:
     if role == "default" and len(known) == 1:
         return known[0]
     if role == "default":
-        raise ValueError(f"--role: {name} has the roles {', '.join(known)}; say which of them this node has")
+        raise ValueError(f"--role: {name} has the roles {', '.join(known)}; choose this node's role")
     raise ValueError(f"--role {role}: {name} has no such role, only {', '.join(known)}")
 
 

@@ -3,19 +3,18 @@
 A launch removes what killed launches of the same user left behind.
 """
 
-import fcntl
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
+from everstep.runtime.system.file_lock import locked
 
 _STARTING_S = 3600.0
 """A job's secret is kept for so long although it has no node yet."""
@@ -70,15 +69,9 @@ class LocalState:
                     if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
                         token.unlink()
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager[int]:
         """Lock the folder against other launches of this user."""
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+        return locked(self._folder)
 
 
 def add_owner(folder: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from everstep.runtime.agent.output import Pipe
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.launch.master_main import REFUSED, MasterConfig
+from everstep.runtime.launch.probe import MASTER_MODULE
 
 _PAUSE_S = 1.0
 _NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
@@ -60,7 +61,7 @@ class Master:
         lines = Pipe(self._read_lines)
         try:
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "everstep.runtime.launch.master_main"],
+                [sys.executable, "-m", MASTER_MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=lines.write_end,

@@ -13,7 +13,7 @@ from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch import endpoint
 from everstep.runtime.launch.local_state import LocalState
 from everstep.runtime.launch.options import Launch
-from everstep.runtime.launch.probe import Answer, probe_endpoint
+from everstep.runtime.launch.probe import Answer, is_master, listening_process, probe_endpoint, process_text
 from everstep.runtime.net.tls import TLS_HINT, Credentials, credentials_of
 from everstep.runtime.store import Store, open_store
 
@@ -63,9 +63,8 @@ def identify_node(
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         newest_host, _, at = moved.address.rpartition(":")
-        if (
-            probe_endpoint(newest_host, int(at), credentials, job) is Answer.MASTER
-        ):  # A takeover moved the master there.
+        found = probe_endpoint(newest_host, int(at), credentials, job)
+        if found.answer in (Answer.MASTER, Answer.SILENT):  # A takeover moved the master there.
             ip, port, hosts = newest_host, int(at), False
     if hosts:
         ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on our own.
@@ -75,18 +74,20 @@ def identify_node(
 
 
 def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> bool:
-    """Is the endpoint free? False: this job's master is there. Raises ValueError for anything else. Blocking."""
-    answer = probe_endpoint(ip, port, credentials, job)
-    if answer is Answer.OTHER:
-        raise ValueError(f"{ip}:{port}: in use by something other than a master of this job; choose another port")
+    """Is this machine's endpoint free? False: this job's master is there. Raises ValueError otherwise. Blocks 3 s."""
+    answer, seen = probe_endpoint(ip, port, credentials, job)
+    process = listening_process(port) if answer in (Answer.OTHER, Answer.SILENT) else None
+    if answer is Answer.OTHER or (process is not None and not is_master(process)):
+        who = process_text(process) if process else "something"
+        raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {seen}; choose another port")
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(
             f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} to the one that it has"
         )
     if answer is Answer.IN_TLS:
-        raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {TLS_HINT}")
+        raise ValueError(f"{ip}:{port}: the master there speaks TLS; {TLS_HINT}")
     if answer is Answer.IN_CLEAR:
-        raise ValueError(f"{ip}:{port}: what is there does not speak TLS; {TLS_HINT}, or choose another port")
+        raise ValueError(f"{ip}:{port}: the server there does not speak TLS; {TLS_HINT}, or choose another port")
     return answer is Answer.NOBODY
 
 

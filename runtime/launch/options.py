@@ -138,7 +138,9 @@ def read_launch(
     elastic = least < most or spec is not None
     meeting, index, run_id, workers_meet = _endpoint(flags, environment, most, elastic)
     if index >= 0 and spec is not None and len(spec.roles) > 1:
-        raise ValueError("--job-spec: nodes of several roles have no numbers; give only --rdzv-endpoint HOST:PORT")
+        raise ValueError(
+            "--job-spec: nodes of several roles have no ranks of their own; give only --rdzv-endpoint HOST:PORT"
+        )
     static = meeting is not None and not _is_dynamic(flags, elastic) and "DLROVER_MASTER_ADDR" not in environment
     sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
     command, plain = _command(flags, environment)
@@ -214,14 +216,14 @@ def _check_numbers(flags: argparse.Namespace) -> None:
     if flags.max_restarts < 0:
         raise ValueError(f"--max-restarts {flags.max_restarts}: it cannot be negative")
     if flags.persist_interval < 1:
-        raise ValueError(f"--persist-interval {flags.persist_interval}: at least 1 iteration is needed")
+        raise ValueError(f"--persist-interval {flags.persist_interval}: must be at least 1 iteration")
     if flags.keep_last < 0 or flags.keep_every < 0 or (flags.keep_every and not flags.keep_last):
         retention = f"--keep-last {flags.keep_last} --keep-every {flags.keep_every}"
-        raise ValueError(f"{retention}: give numbers from 0 on; with --keep-last 0 every checkpoint is kept anyway")
+        raise ValueError(f"{retention}: give numbers of 0 or more; with --keep-last 0 every checkpoint is kept anyway")
     if not flags.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {flags.persist_bytes_per_s:g}: it cannot be negative")
     if not 0 <= flags.cooldown < math.inf:
-        raise ValueError(f"--cooldown {flags.cooldown:g}: give seconds, from 0 on")
+        raise ValueError(f"--cooldown {flags.cooldown:g}: give seconds, 0 or more")
     if not 0 < flags.hang_timeout < math.inf:
         raise ValueError(f"--hang-timeout {flags.hang_timeout:g}: give seconds above 0; --on-hang says what follows")
 
@@ -240,7 +242,7 @@ def _parse_nodes(text: str) -> tuple[int, int]:
 def _parse_slots(text: str, count: Callable[[str], int]) -> int:
     if re.fullmatch(r"\s*[+-]?\d+\s*", text):
         if int(text) < 1:
-            raise ValueError(f"--nproc-per-node {text}: at least 1 worker is needed")
+            raise ValueError(f"--nproc-per-node {text}: must be at least 1 worker")
         return int(text)
     if text not in ("cpu", "gpu", "xpu", "auto"):
         raise ValueError(f"--nproc-per-node {text}: neither a number nor auto, cpu, gpu or xpu")
@@ -297,7 +299,7 @@ def _endpoint(
 
 def _require_one_node(nodes: int, why: str) -> None:
     if nodes > 1:
-        raise ValueError(f"{why}, but {nodes} nodes are asked for; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT")
+        raise ValueError(f"{why}, but {nodes} nodes are requested; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT")
 
 
 def _command(flags: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
@@ -340,7 +342,7 @@ def _parse_signals(text: str) -> tuple[signal.Signals, ...]:
     for name in (part.strip() for part in text.split(",")):
         known = signal.Signals.__members__.get(name)
         if known is None or known in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"--signals-to-handle {text}: {name!r} is no signal that a process can handle")
+            raise ValueError(f"--signals-to-handle {text}: {name!r} is not a signal that a process can handle")
         signals.append(known)
     return tuple(signals)
 

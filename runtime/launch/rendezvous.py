@@ -41,7 +41,7 @@ def split_endpoint(endpoint: str, default_port: int, what: str) -> tuple[str, in
     if not colon:
         host = text
     if colon and (not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535):
-        raise ValueError(f"{what} {endpoint}: {port!r} is no port; use HOST:PORT with a port up to 65535")
+        raise ValueError(f"{what} {endpoint}: {port!r} is not a port; use HOST:PORT with a port up to 65535")
     host = host[1:-1] if len(host) > 1 and host[0] == "[" and host[-1] == "]" else host
     if not _HOST.fullmatch(host):
         raise ValueError(f"{what} {endpoint}: {host!r} is neither a host's name nor an address")
@@ -53,7 +53,7 @@ def parse_conf(text: str, static: bool) -> Rendezvous:
     conf = _pairs(text)
     known = {*_SECONDS, *_NUMBERS, *_BOUNDS, "is_host", "store_type", "rank"}
     if unknown := sorted(set(conf) - known):
-        raise ValueError(f"--rdzv-conf: {unknown[0]} is not known; known are {', '.join(sorted(known))}")
+        raise ValueError(f"--rdzv-conf: {unknown[0]} is unknown; known are {', '.join(sorted(known))}")
     if conf.get("store_type", "tcp") != "tcp":
         raise ValueError(f"--rdzv-conf store_type={conf['store_type']}: only tcp is supported")
     seconds = {key: _positive(key, conf[key]) for key in (*_SECONDS, *_NUMBERS) if key in conf}
@@ -101,5 +101,5 @@ def _parse_is_host(conf: Mapping[str, str]) -> bool | None:
         return None
     text = conf["is_host"].lower()
     if text not in _TRUE + _FALSE:
-        raise ValueError(f"--rdzv-conf is_host={conf['is_host']}: neither true nor false")
+        raise ValueError(f"--rdzv-conf is_host={conf['is_host']}: give true or false")
     return text in _TRUE

@@ -36,6 +36,7 @@ from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
 from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
 from everstep.runtime.launch.options import Launch
+from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.system.own_folder import own_folder
 
@@ -46,6 +47,8 @@ _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
 """Seconds (up to twice as long, at random) without a master's answer until a node starts the next master."""
 _CHECK_EVERY_S = 1.0
+_PROBE_AFTER_S = 1.5
+"""Nodes are started in any order: a master that comes so much later is no news."""
 NOTICE_S = 20.0
 """Seconds from a signal until the node exits, if other nodes are there to take over its state."""
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
@@ -192,6 +195,8 @@ class _Node:
             assert self._master is not None, "it was started"
             if self._master.refused:
                 await self._check_another_hosts(self._master.refused)
+        elif self._options.endpoint:
+            await self._describe_missing_master()
         limit_s = _TAKE_OVER_S * self._chance.uniform(1, 2)
         while self._options.store and self._options.endpoint:
             await asyncio.sleep(_CHECK_EVERY_S)
@@ -199,6 +204,21 @@ class _Node:
                 say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
                 await self._host_master(place.address, free_port_pair(self._chance))
         await asyncio.Event().wait()
+
+    async def _describe_missing_master(self) -> None:
+        """Until a master answers, say once for each kind of listener what is at its address instead."""
+        place, said = self._identity, set[Answer]()
+        await asyncio.sleep(_PROBE_AFTER_S)
+        while not self._agent.client.met:
+            found = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
+            if found.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
+                return  # The agent says what is wrong with a master.
+            if found.answer not in said:
+                what = "nobody listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
+                limit_s = self._options.rendezvous.connect_s
+                say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
+            said.add(found.answer)
+            await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _host_master(self, host: str, port: int) -> None:
         """Run a master in a process of its own, until it ends."""

@@ -105,7 +105,7 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
     taking("node-rank", "this node's number, for the static rendezvous; 0 hosts the master", default=0, kind=int)
     taking("master-addr", "where node 0 is, for the static rendezvous", default="127.0.0.1")
     taking("master-port", "where the nodes meet on node 0, for the static rendezvous (29500)", kind=int)
-    taking("local-addr", "this node's address for the others; else the one that reaches the master")
+    taking("local-addr", "address at which others reach this node (default: the one that reaches the master)")
     parser.add_argument(
         *both_spellings("logs-specs"),
         type=str,
@@ -123,7 +123,7 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     )
     taking("shutdown-timeout", "seconds from such a signal to SIGKILL (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30)", kind=int)
-    switch("virtual-local-rank", "each worker sees its own GPU alone, as device 0 with LOCAL_RANK 0")
+    switch("virtual-local-rank", "each worker sees only its own GPU, as device 0 with LOCAL_RANK 0")
     parser.add_argument(
         *both_spellings("print-completion"),
         action=PrintCompletion,
@@ -144,24 +144,26 @@ def _add_rendezvous(taking: Any, switch: Any) -> None:
         "keep_alive_max_attempt, is_host",
         default="",
     )
-    switch("standalone", "one node that needs nothing else; rendezvous flags are not heard")
+    switch("standalone", "one node that needs nothing else; rendezvous flags are ignored")
 
 
 def _add_workers(taking: Any, switch: Any) -> None:
     taking(
         "max-restarts", "rounds that workers' failures may cost before the job fails (default 0)", default=0, kind=int
     )
-    taking("monitor-interval", "seconds within which a worker's end is seen: always at once", default=0.1, kind=float)
+    taking(
+        "monitor-interval", "accepted as torchrun does; a worker's end is always seen at once", default=0.1, kind=float
+    )
     taking(
         "start-method",
-        "how --run-path's workers are made (default spawn)",
+        "how --run-path's workers are started (default spawn)",
         default="spawn",
         choices=["spawn", "fork", "forkserver"],
     )
     taking("event-log-handler", "null (default), or console: the launch's events as JSON on stderr", default="null")
     taking("role", "ROLE_NAME of the workers", default="default")
     switch("module", "the script is a module's name, as in python -m", "-m")
-    switch("no-python", "run the script by itself, not by python")
+    switch("no-python", "run the script as a program, not by python")
     switch("run-path", "run the script (absolute path) by runpy.run_path")
 
 
@@ -173,7 +175,7 @@ def _add_logs(taking: Any) -> None:
     taking("tee", "streams to files and the console (as --redirects)", "-t", default="0")
     taking(
         "log-line-prefix-template",
-        "of --tee's lines on the console, with ${role_name} ${local_rank} ${rank} ${hostname} "
+        "prefix of --tee's lines on the console, with ${role_name} ${local_rank} ${rank} ${hostname} "
         "(default [${role_name}${local_rank}]:)",
         default="",
     )
@@ -181,7 +183,7 @@ def _add_logs(taking: Any) -> None:
     for stream in ("stdout", "stderr"):
         taking(
             f"duplicate-{stream}-filters",
-            f"--tee's lines of {stream} with one of these words (a,b) also to filtered_{stream}.log",
+            f"also write --tee's {stream} lines with one of these words (a,b) to filtered_{stream}.log",
             default=[],
             kind=comma_separated,
         )

@@ -91,7 +91,7 @@ class Endpoints:
         """Answer one request. The body is read only after the token was verified."""
         if not self._bearer.is_shown(headers):
             self._unauthorized += 1
-            return _error_reply(401, "the Authorization header has not this job's token")
+            return _error_reply(401, "the Authorization header does not have this job's token")
         job = headers.get(JOB_HEADER, self._brain.spec.job)
         try:
             if job != self._brain.spec.job:
@@ -133,7 +133,7 @@ class Endpoints:
         if seat := assignments.seat_for(self._brain.state, join):
             return _json_reply(seat)
         if leaves(self._brain.state):
-            raise UnknownNode(f"{join.node} has no place in this job any more")
+            raise UnknownNode(f"{join.node} no longer belongs to this job")
         return Reply(204)
 
     async def _post_heartbeat(self, read: Read) -> Reply:
@@ -171,12 +171,12 @@ class Endpoints:
         self._brain.feed(ShardStored(report))
         await self._brain.wait_until_durable()
 
-        def committed(state: State) -> str:
+        def manifest_key(state: State) -> str:
             checkpoint = state.checkpoints.get(place)
             return checkpoint.manifest if checkpoint else ""
 
-        await self._brain.wait_until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
-        return await self._ack(committed(self._brain.state))
+        await self._brain.wait_until(key, lambda state: bool(manifest_key(state)), COMMIT_POLL_S)
+        return await self._ack(manifest_key(self._brain.state))
 
     async def _post_unrestored(self, read: Read) -> Reply:
         await self._brain.report_unrestored(request_validation.parse_message(Unrestored, await read()))

@@ -230,7 +230,7 @@ async def _run_to_the_end(
         if not brain.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
             if not remove_nodes():
                 await brain.wait_until_durable()
-                why = "told to stop; its nodes go on training"
+                why = "asked to stop; its nodes continue training"
                 return Outcome("stopped", why, "", _newest_checkpoint(brain), brain.state.iteration, TERMINATED)
             brain.feed(StopRequested("told to stop"))
             await brain.wait_until_durable()

@@ -64,7 +64,7 @@ class Reconciler:
             if node.create:
                 create.append(node)
             else:
-                brain.feed(NodeGone(name, "it ended while no master looked"))
+                brain.feed(NodeGone(name, "it ended while no master was running"))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
             await brain.confirm_ownership()
@@ -79,7 +79,7 @@ class Reconciler:
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
-            self._brain.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
+            self._brain.feed(NodeGone(node.name, f"the platform could not create it: {error}"))
             return
         self._seen.add(node.name)
         if self._brain.state.nodes[node.name].phase is NodePhase.REQUESTED:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from everstep.runtime.store import StoreError
+from everstep.runtime.system.backoff import backoff
 
 PATIENCE_S = 300.0
 """The default of an agent's dead man's timer: after it no agent is left to decide for."""
@@ -23,19 +24,19 @@ async def retry(what: str, call: Callable[[], T]) -> T:
     `call` must be idempotent: it may have succeeded although it raised.
     """
     now = asyncio.get_running_loop().time
-    until, pause, failed = now() + PATIENCE_S, FIRST_PAUSE_S, False
+    until, pauses, failed = now() + PATIENCE_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
     while True:
         try:
             result = await asyncio.to_thread(call)
         except StoreError as error:
+            pause = next(pauses)
             if now() + pause > until:
                 raise
             if not failed:
                 _log.warning("%s: the store fails, retrying: %s", what, error)
             failed = True
+            await asyncio.sleep(pause)
         else:
             if failed:
                 _log.warning("%s: the store works again", what)
             return result
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)

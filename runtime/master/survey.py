@@ -100,7 +100,7 @@ def _shard_flaws(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterato
         if (entry := folder.objects.get(name)) is None:
             yield f"{name} is gone"
         elif entry.size != shard.size:
-            yield f"{name} has {entry.size} bytes, {shard.size} were put"
+            yield f"{name} has {entry.size} bytes, {shard.size} were written"
 
 
 def _refusal(job: str, place: CheckpointId, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:

@@ -157,7 +157,7 @@ class Door:
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             if self.admits(request):
                 return await handler(request)
-            refusal = answer(f"the Authorization header has not this {what}'s token")
+            refusal = answer(f"the Authorization header does not have this {what}'s token")
             refusal.force_close()
             return refusal
 

@@ -15,7 +15,7 @@ from everstep.runtime.net.tls import TLS_HINT
 
 _RECORD = 1 << 14
 """The most bytes of a TLS record: no read returns more."""
-SPEAKS_TLS = f"this port speaks TLS, and was spoken to in clear; {TLS_HINT}"
+SPEAKS_TLS = f"this port speaks TLS, but received plain text; {TLS_HINT}"
 _BODY = json.dumps({"error": SPEAKS_TLS}).encode()
 _ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"

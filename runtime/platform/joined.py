@@ -15,9 +15,7 @@ class JoinedPlatform:
 
     async def create(self, request: NodeRequest) -> Node:
         """Raises OSError: this platform cannot create nodes."""
-        raise OSError(
-            f"{request.name}: the nodes of this job come by themselves; start `everstep launch` on another host"
-        )
+        raise OSError(f"{request.name}: this job's nodes join by themselves; start `everstep launch` on another host")
 
     async def delete(self, name: str, uid: str) -> None:
         """Does nothing: nodes end when they are told to leave."""

@@ -84,13 +84,13 @@ def view(name: str, history: History, steps: list[flow.Step], now: float) -> Job
     drawn = [chart for chart in (charts.loss_chart(history), charts.throughput_chart(history)) if chart]
     missing = []
     if not history.rounds:
-        missing.append("No round was formed: no timeline.")
+        missing.append("No timeline: no round was formed.")
     if len(history.points) < 2:
-        missing.append("Fewer than two iterations were reported: no curves.")
+        missing.append("No curves: fewer than two iterations were reported.")
     elif len(drawn) < 2:
-        missing.append("Iterations were reported without loss or without tokens: a curve is left out.")
+        missing.append("A curve is missing: iterations were reported without loss or without tokens.")
     if span is None:
-        missing.append("The job's beginning and end are unknown: no ledger.")
+        missing.append("No ledger: the job's beginning and end are unknown.")
     timeline = charts.timeline(history, span) if span else None
     return JobView(name, history, span, tuple(drawn), timeline, history.restarts[-MOST_ENTRIES:], tuple(missing))
 
@@ -109,18 +109,18 @@ def window(name: str, history: History, steps: list[flow.Step], now: float) -> t
 def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
     """One sentence for the reader: what to do now."""
     codes = {step.exit_code for step in steps if step.phase in ("Failed", "Error")}
-    again = f"run the pipeline again with --name {run.name}: it goes on at the unfinished step"
+    again = f"run the pipeline again with --name {run.name}: it continues at the unfinished step"
     if phase == "Succeeded":
         return "All steps are done."
     if phase in ("Running", "Pending"):
-        return "The run has not ended; what follows is how it stood."
+        return "The run has not ended; this page shows its state so far."
     if "1" in codes:
-        return f"The training's own error: mend the script or its data, then {again}."
+        return f"The training's own error: fix the script or its data, then {again}."
     if "2" in codes:
-        return f"Bad input: mend what the message names, then {again}, or start a new run."
+        return f"Bad input: fix what the message names, then {again}, or start a new run."
     if "3" in codes:
         return f"Too few healthy nodes: see the verdict of check, or lower --min-nodes, then {again}."
-    return f"Look at the message, then {again}."
+    return f"Read the message, then {again}."
 
 
 def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:

@@ -72,7 +72,7 @@ def read_run(
         for name_of_job in _jobs(store, uid):
             jobs[name_of_job] = _history(store, f"jobs/{uid}-{name_of_job}", notes)
     else:
-        notes.append("The workflow's uid is unknown: no job can be found in the store.")
+        notes.append("No job can be found in the store: the workflow's uid is unknown.")
     return Run(
         name=name,
         uid=uid,
@@ -93,12 +93,12 @@ def _dict_or_empty(value: object) -> Mapping[str, Any]:
 
 def _workflow(folder: Path | None, notes: list[str]) -> Mapping[str, Any]:
     if folder is None:
-        notes.append("No run folder here (workflow.json): no times of single steps.")
+        notes.append("No times of single steps: there is no run folder here (workflow.json).")
         return {}
     try:
         return _dict_or_empty(json.loads((folder / "workflow.json").read_bytes()))
     except FileNotFoundError:
-        notes.append("The run folder has no workflow.json: no times of single steps.")
+        notes.append("No times of single steps: the run folder has no workflow.json.")
     except (OSError, ValueError) as error:
         notes.append(f"workflow.json cannot be read: {error}")
     return {}
@@ -156,9 +156,9 @@ def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record
             notes.append(str(error))
             after = error.found - 1
     if not needed_count:
-        notes.append(f"{prefix} has no journal: no rounds and restarts.")
+        notes.append(f"No rounds and restarts: {prefix} has no journal.")
     if unknown > MOST_NOTES:
-        notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are no records this version knows")
+        notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are not records that this version knows")
 
 
 def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[str, Any]]:
@@ -170,7 +170,7 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
             except ValueError:
                 torn += 1
     if torn:
-        notes.append(f"{prefix}/telemetry: {torn} unreadable lines were passed over.")
+        notes.append(f"{prefix}/telemetry: {torn} unreadable lines were skipped.")
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:

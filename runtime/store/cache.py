@@ -5,21 +5,22 @@ user's cache folder, or in a temporary folder if the user has none, as in a pod.
 EVERSTEP_CACHE_BYTES. The least recently used copies make room; copies in use by a living process stay.
 """
 
-import fcntl
 import hashlib
 import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep.runtime.store.protocol import Store, StoreError, TooLarge
+from everstep.runtime.system.file_lock import locked, open_locked
 from everstep.runtime.system.own_folder import own_folder
 
 FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
 DEFAULT_BYTES = 50_000_000_000
 _LOCK = "lock"
+_OPEN_LOCK = os.O_RDWR | os.O_CREAT
 
 
 class Cache:
@@ -51,11 +52,11 @@ class Cache:
         """
         with _explain_errors(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(place.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = open_locked(place.parent / _LOCK, _OPEN_LOCK, shared=True, mode=0o600)
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH)
                 if not place.is_dir():
-                    with _copy_lock(place.parent):
+                    # Only one process at a time makes the copy. A process holds the other lock while it uses the copy.
+                    with locked(place.parent):
                         if not place.is_dir():
                             self._make_copy(place, open_source(), manifest, without)
                 os.utime(lock)
@@ -121,32 +122,14 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def _copy_lock(entry: Path) -> Iterator[None]:
-    """Only one process at a time makes the entry's copy. The entry's own lock cannot serve here: a process holds it for
-    as long as it uses the copy."""
-    folder = os.open(entry, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
 def _remove_unused(entry: Path) -> bool:
     """False if a living process uses the copy or is making it."""
-    lock = os.open(entry / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
+    with suppress(BlockingIOError), locked(entry / _LOCK, _OPEN_LOCK, wait_s=0, mode=0o600):
         for folder in entry.iterdir():
             if folder.is_dir() and not folder.name.startswith("~draft-"):
                 shutil.rmtree(folder)
         return True
-    finally:
-        os.close(lock)
+    return False
 
 
 def _last_used_time(entry: Path) -> float:

@@ -9,7 +9,6 @@ one above it, so nobody can swap in a link meanwhile.
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ from pathlib import Path
 from everstep.runtime.store.direct import open_direct, read_at, write_at
 from everstep.runtime.store.pace import Pace
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
+from everstep.runtime.system.file_lock import lock
 
 _CHUNK = 64 << 20
 _MAX_PARALLEL = 4
@@ -256,7 +256,7 @@ def _try_lock(file: FileIO) -> bool:
     """Lock the file. Returns False if another process holds the lock, or the file was removed. Without locks in the
     file system it returns True; the age of the file serves instead."""
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file.fileno(), wait_s=0)
     except OSError as error:
         return error.errno in _NO_LOCKS
     return os.fstat(file.fileno()).st_nlink > 0
@@ -269,7 +269,7 @@ def _has_living_writer(folder: int, name: str) -> bool:
             facts = os.fstat(file.fileno())
             if not facts.st_size and facts.st_mtime > time.time() - _FRESH_S:
                 return True
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file.fileno(), shared=True, wait_s=0)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -297,7 +297,7 @@ def _open_subfolder(at: int, name: str, here: Path, make: bool) -> int:
 
 def _symlink_error(path: Path) -> StoreError:
     return StoreError(
-        f"{path}: is a symbolic link, and a store follows none; put the files there, or mount their place"
+        f"{path}: is a symbolic link, which a store does not follow; put the files there, or mount their folder"
     )
 
 

@@ -121,7 +121,7 @@ class S3Store:
         found = [*self._requests.uploads(below)]
         for upload in found or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
             if upload.initiated < time.time() - ABANDONED_S:
-                with suppress(NoSuchKey):  # It has ended meanwhile.
+                with suppress(NoSuchKey):  # It has already ended.
                     size = self._requests.uploaded_bytes(upload)
                     yield Entry(upload.name.removeprefix(self._base), size, upload.initiated)
                     if not dry_run:

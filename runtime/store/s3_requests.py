@@ -6,7 +6,7 @@ of the object, which makes the PUT unconditional.
 
 import http.client
 import math
-import random
+import os
 import socket
 import ssl
 import time
@@ -26,6 +26,7 @@ from urllib3.exceptions import HTTPError
 
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError
 from everstep.runtime.store.s3_settings import Settings
+from everstep.runtime.system.backoff import backoff
 
 ATTEMPTS = 6
 """Attempts for one request; the pauses between them add up to 3 s at most."""
@@ -72,7 +73,7 @@ class Upload(NamedTuple):
 
 
 class Requests:
-    """Requests for the objects of one bucket. Thread-safe. `pause` waits that many seconds."""
+    """Requests for the objects of one bucket. Thread-safe, also after a fork. `pause` waits that many seconds."""
 
     def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
@@ -80,16 +81,20 @@ class Requests:
             self._trust = ssl.create_default_context(cafile=settings.ca_file) if settings.secure else None
         except OSError as error:
             raise StoreError(f"AWS_CA_BUNDLE or SSL_CERT_FILE {settings.ca_file}: cannot be used ({error})") from None
+        self._open_pools()
+
+    def _open_pools(self) -> None:
         waiting = Retry(
             ATTEMPTS - 1, backoff_factor=FIRST_PAUSE_S, status_forcelist=sorted(RETRIED_STATUSES), raise_on_status=False
         )
+        self._process = os.getpid()
         self._minio = Minio(
-            settings.host,
-            access_key=settings.access_key,
-            secret_key=settings.secret_key,
-            session_token=settings.session_token,
-            secure=settings.secure,
-            region=settings.region,
+            self._settings.host,
+            access_key=self._settings.access_key,
+            secret_key=self._settings.secret_key,
+            session_token=self._settings.session_token,
+            secure=self._settings.secure,
+            region=self._settings.region,
             http_client=PoolManager(
                 timeout=Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
                 retries=waiting,
@@ -97,6 +102,11 @@ class Requests:
             ),
         )
         self._idle: deque[http.client.HTTPConnection] = deque()
+
+    def _leave_parents_pools(self) -> None:
+        """In a forked process, open pools of its own: on the parent's connections, answers of both would mix."""
+        if self._process != os.getpid():
+            self._open_pools()
 
     def send(
         self,
@@ -117,6 +127,7 @@ class Requests:
         longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
         sent = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
             try:
@@ -126,12 +137,12 @@ class Requests:
             except (OSError, http.client.HTTPException) as error:
                 if attempt == ATTEMPTS:
                     self._raise_unreachable(error)
-                self._wait(attempt, "")
+                self._wait(pauses, "")
                 continue
             if answer.status in (200, 204, 206, *wanted):
                 return answer
             if attempt < ATTEMPTS and (answer.status in RETRIED_STATUSES or answer.code in RETRIED_CODES):
-                self._wait(attempt, answer.headers.get("retry-after", ""))
+                self._wait(pauses, answer.headers.get("retry-after", ""))
                 continue
             self._raise_refused(method, key, answer.status, answer.code, answer.message)
         raise AssertionError("the last attempt returns or raises")
@@ -166,6 +177,7 @@ class Requests:
     @contextmanager
     def _explain_errors(self, prefix: str) -> Iterator[None]:
         """Turn minio's errors of a listing into StoreError."""
+        self._leave_parents_pools()
         try:
             yield
         except S3Error as error:
@@ -219,6 +231,7 @@ class Requests:
     @contextmanager
     def _connection(self, host: str) -> Iterator[http.client.HTTPConnection]:
         """An idle connection or a new one. It is kept for reuse unless the block raises."""
+        self._leave_parents_pools()
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -236,9 +249,9 @@ class Requests:
             raise
         self._idle.append(connection)
 
-    def _wait(self, attempt: int, told: str) -> None:
-        """Wait before the next attempt: exponential backoff with jitter. `told` is the server's Retry-After."""
-        pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+    def _wait(self, pauses: Iterator[float], told: str) -> None:
+        """Wait before the next attempt. `told` is the server's Retry-After."""
+        pause = next(pauses)
         with suppress(ValueError):
             pause = max(pause, min(float(told or 0), 10.0))
         self._pause(pause)

@@ -145,8 +145,8 @@ def _load_config(environment: Mapping[str, str], settings: client.Configuration)
             raise ApiError(Trouble.OTHER, f"{named}: {error}; `kubectl config get-contexts` shows it") from None
         raise ApiError(
             Trouble.OTHER,
-            "no way to an Argo: set ARGO_SERVER (and ARGO_TOKEN), or KUBECONFIG to a kube config "
-            "(there is no ~/.kube/config, and this is no pod)",
+            "cannot find an Argo: set ARGO_SERVER (and ARGO_TOKEN), or KUBECONFIG to a kube config "
+            "(there is no ~/.kube/config, and this is not a pod)",
         ) from None
     return current["context"].get("namespace") or "", current["name"]
 
@@ -178,7 +178,7 @@ def _explain(where: str, namespace: str, error: ApiException) -> tuple[Trouble, 
         said, kind = str(error.body or error.reason or "no reason given")[:200], ""
     trouble = trouble_for_status(status)
     if trouble is Trouble.UNAUTHORIZED:
-        return trouble, f"{where}: {said} (401); its credentials are not valid (any more): log in again"
+        return trouble, f"{where}: {said} (401); its credentials are not valid (or no longer valid): log in again"
     if trouble is Trouble.FORBIDDEN:
         return trouble, f"{where}: {said} (403); you need that right in namespace {namespace}, see --namespace"
     if trouble is Trouble.NOT_FOUND and kind == "namespaces":

@@ -13,15 +13,16 @@ from typing import Any
 from everstep.runtime.submission.route import ApiError, Route, Trouble
 from everstep.runtime.submission.submit import ENDED
 from everstep.runtime.submission.tree import Row, is_offloaded, rows
+from everstep.runtime.system.backoff import backoff
 
-LONGEST_WAIT_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 REDRAW_S = 0.5
 TAIL_EVERY_S = 2.0
 MAX_TAILS = 8
 """The most running steps whose newest line is fetched."""
 TAKEN_UP_S = 30.0
 """A working controller takes up a new workflow much sooner."""
-UNSEEN = "no controller has taken it up yet: does Argo's workflow-controller run, and does it watch this namespace?"
+UNSEEN = "no controller has started it yet: does Argo's workflow-controller run, and does it watch this namespace?"
 OFFLOADED = "its controller keeps the steps in a database: only an Argo Server shows them, see ARGO_SERVER"
 
 
@@ -42,11 +43,11 @@ def updates(route: Route, name: str, wait: Callable[[float], object]) -> Iterato
 
     Raises ApiError for what asking again cannot mend: it was deleted, the right to see it is gone.
     """
-    pause = 1.0
+    pauses = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         try:
             workflow = route.get(name)
-            pause = 1.0
+            pauses = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
             yield workflow
             if not has_ended(workflow):
                 for workflow in route.changes(name):
@@ -57,8 +58,7 @@ def updates(route: Route, name: str, wait: Callable[[float], object]) -> Iterato
             if not error.trouble.is_passing:
                 raise
             yield error
-            wait(pause)
-            pause = min(2 * pause, LONGEST_WAIT_S)
+            wait(next(pauses))
             continue
         if has_ended(workflow):
             return

@@ -61,9 +61,9 @@ def _existing(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
             "choose another --name",
         )
     if phase in ENDED:
-        again = "" if phase == "Succeeded" else f", take it up with `argo -n {route.namespace} retry {name}`"
+        again = "" if phase == "Succeeded" else f", retry it with `argo -n {route.namespace} retry {name}`"
         raise ApiError(
             Trouble.EXISTS,
-            f"--name {name}: that workflow is there already and ended {phase}; choose another --name{again}",
+            f"--name {name}: that workflow exists and has ended {phase}; choose another --name{again}",
         )
     return there

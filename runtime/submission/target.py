@@ -51,7 +51,7 @@ def _require_context(environment: Mapping[str, str], namespace: str) -> Target:
     if not route.serves_argo():
         raise TargetError(
             f"target argo: {route.where} does not know Workflows (no argoproj.io); install Argo Workflows there, "
-            "set ARGO_SERVER, or say --target local"
+            "set ARGO_SERVER, or use --target local"
         )
     return Target(route, route.where)
 
@@ -67,7 +67,7 @@ def _context_or_local(environment: Mapping[str, str], namespace: str) -> Target:
             return Target(route, f"{route.where} serves argoproj.io")
         return Target(None, f"no ARGO_SERVER, {route.where} has no Argo")
     except ApiError as error:
-        return Target(None, f"no ARGO_SERVER, no use of the kube config: {error.trouble}")
+        return Target(None, f"no ARGO_SERVER, the kube config cannot be used: {error.trouble}")
 
 
 def _has_configuration(environment: Mapping[str, str]) -> bool:

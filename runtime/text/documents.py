@@ -149,11 +149,11 @@ class DocumentReader:
         if isinstance(value, list) and all(isinstance(paragraph, str) for paragraph in value):
             value = "\n\n".join(value)  # As lm-dataformat joins paragraphs.
         if not isinstance(value, str):
-            raise _BadDocument(f"{key!r} is {type(value).__name__} where text is wanted; {choose}")
+            raise _BadDocument(f"{key!r} is {type(value).__name__} where text is expected; {choose}")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _BadDocument("half a surrogate pair is not text; mend or remove the line") from None
+            raise _BadDocument("half a surrogate pair is not text; fix or remove the line") from None
         return value
 
     def _read_whole(self, part: Piece) -> Iterator[Texts]:
@@ -208,11 +208,11 @@ def _decode_json(line: bytes) -> Any:
     try:
         return json.loads(line.rstrip(b"\r\n").decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise _BadDocument(f"not JSON ({error.msg}); mend or remove the line", error.colno) from None
+        raise _BadDocument(f"not JSON ({error.msg}); fix or remove the line", error.colno) from None
     except UnicodeDecodeError as error:
-        raise _BadDocument(f"not UTF-8 ({error.reason}); mend or remove the line", error.start + 1) from None
+        raise _BadDocument(f"not UTF-8 ({error.reason}); fix or remove the line", error.start + 1) from None
     except RecursionError:
-        raise _BadDocument("not JSON that can be read (nested too deeply); mend or remove the line") from None
+        raise _BadDocument("not JSON that can be read (nested too deeply); fix or remove the line") from None
 
 
 def _split_lines(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes]:

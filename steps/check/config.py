@@ -9,8 +9,8 @@ from everstep.steps.entry import StepError
 class Config:
     """Check the nodes of a job in small groups and name the hosts that training should avoid.
 
-    Up to three rounds of matrix products (one CPU core) and all-reduces (gloo): up to a quarter of faulty nodes are
-    named exactly.
+    Up to three rounds of matrix products (one CPU core) and all-reduces (gloo): the faulty nodes are named
+    exactly, if at most a quarter is faulty.
 
     Examples:
       python -m everstep.steps.check --nodes 4 --timeout 120
@@ -48,9 +48,9 @@ class Config:
         from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
 
         if self.nodes < 1:
-            raise StepError(f"--nodes {self.nodes}: at least 1 is needed")
+            raise StepError(f"--nodes {self.nodes}: must be at least 1")
         if self.min_nodes < 1:
-            raise StepError(f"--min-nodes {self.min_nodes}: at least 1 is needed")
+            raise StepError(f"--min-nodes {self.min_nodes}: must be at least 1")
         if self.min_nodes > self.nodes:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.timeout > 0:

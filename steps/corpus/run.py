@@ -94,7 +94,7 @@ def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: 
 
 def _refuse_useless(config: Config, train: Split, validation: Split) -> None:
     if not train.documents + validation.documents:
-        raise StepError(f"--source {config.source}: no text in it")
+        raise StepError(f"--source {config.source}: it has no text")
     if not train.documents:
         raise StepError(f"--validation-share {config.validation_share}: all documents are held out; give a smaller one")
     if config.validation_share and not validation.documents:

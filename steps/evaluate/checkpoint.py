@@ -48,7 +48,7 @@ def read_manifest(uri: str) -> "Commit":
     except RestoreError as error:
         raise StepError(f"--checkpoint {uri}: {error}") from None
     except NoSuchKey:
-        mend = "give the URI that everstep.steps.train told"
+        mend = "give the URI that everstep.steps.train printed"
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
 
 

@@ -12,13 +12,13 @@ class Config:
     """Measure a checkpoint of steps/train/llama.py on held-out text and export it as a Hugging Face directory."""
 
     checkpoint: str = ""
-    """URI of a committed checkpoint, as steps.train gives it."""
+    """URI of a committed checkpoint, as the train step prints it."""
     validation: str = ""
     """URI of the held-out split: the dataset's with #validation."""
     model: str = TINY
-    """What the training began with: tiny, a directory or the URI that steps.model told; it is measured too."""
+    """What the training began with: tiny, a directory or the URI that the model step printed; it is measured too."""
     windows: int = 96
-    """At most so many stretches of validation text are read, evenly spaced; each is as long as a training sample."""
+    """Most stretches of validation text to read, evenly spaced, each as long as a training sample."""
     sample_tokens: int = 48
     """Length of the text that the model writes as a sample; 0: none."""
     store: str = "runs/store"
@@ -33,7 +33,7 @@ class Config:
     def check(self) -> None:
         """Raise StepError for unusable numbers and paths."""
         if self.windows < 1:
-            raise StepError(f"--windows {self.windows}: at least 1 is needed")
+            raise StepError(f"--windows {self.windows}: must be at least 1")
         if self.sample_tokens < 0:
             raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
         if self.model != TINY:

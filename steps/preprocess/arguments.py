@@ -4,13 +4,13 @@ Flags, defaults and help come from `Config`. An abbreviation that fits one of Me
 Everstep's own flags begin with it, too.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
-from everstep.flags import field_help
+from everstep.flags import add_flags, read_flags, with_dashes
+from everstep.runtime.display.flaghelp import Flags
 from everstep.steps.preprocess.config import TYPES
 
 C = TypeVar("C")
@@ -28,33 +28,15 @@ MEGATRON = (
     "--workers",
     "--log-interval",
 )
-SEVERAL = ("input", "jsonl_keys")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
 def parse(config: type[C], prog: str, description: str, arguments: Sequence[str] | None = None) -> C:
     """The config that the command line gives. A wrong flag ends the process: one line on stderr, exit code 2."""
-    parser = _Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ours: list[str] = []
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        flag, default = f"--{field.name.replace('_', '-')}", field.default
-        ours.append(flag)
-        told = f"{field_help(config, field.name)} (default: {default if default != '' else 'empty'})".replace("%", "%%")
-        if isinstance(default, bool):
-            parser.add_argument(
-                flag, nargs="?", const=True, default=default, type=_parse_bool, metavar="BOOL", help=told
-            )
-        elif field.name in SEVERAL:
-            parser.add_argument(flag, nargs="+", default=[default], metavar=field.name.upper(), help=told)
-        else:
-            parser.add_argument(flag, default=default, type=type(default), metavar=field.name.upper(), help=told)
-    words = sys.argv[1:] if arguments is None else arguments
-    values: dict[str, Any] = vars(parser.parse_args(_expand_abbreviations(words, ours)))
-    return config(**values | {name: ",".join(values[name]) for name in SEVERAL})
+    parser = Flags(prog=prog, description=description)
+    add_flags(parser, config)
+    ours = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    words = _expand_abbreviations(with_dashes(sys.argv[1:] if arguments is None else arguments), ours)
+    return read_flags(config, parser.parse_args(words))
 
 
 def _expand_abbreviations(arguments: Sequence[str], ours: Sequence[str]) -> list[str]:
@@ -67,10 +49,3 @@ def _expand_abbreviations(arguments: Sequence[str], ours: Sequence[str]) -> list
         meant = name not in ours or (name == "--tokenizer" and following in TYPES)
         full.append(fitting[0] + equals + value if meant and len(fitting) == 1 else argument)
     return full
-
-
-def _parse_bool(value: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if value.lower() not in words:
-        raise argparse.ArgumentTypeError(f"{value!r}: give True or False")
-    return words[value.lower()]

@@ -2,7 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
+from everstep.flags import Flag
 from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.masters import Kind, kind_of
@@ -27,14 +29,14 @@ CLEANING = ("ftfy", "min_length", "max_length", "deduplicate", "validation_share
 class Config:
     """Tokenize text on Spark into Megatron indexed datasets."""
 
-    input: str = ""
-    """The corpus that steps.corpus made; with --output-prefix: files, globs, folders, s3://, between commas."""
-    jsonl_keys: str = "text"
+    input: Annotated[str, Flag(is_joined=True)] = ""
+    """What the corpus step made; with --output-prefix: files, globs, folders, s3://, separated by commas."""
+    jsonl_keys: Annotated[str, Flag(is_joined=True)] = "text"
     """Keys of the texts in each document; each becomes a dataset of its own."""
     num_docs: int = 0
-    """Documents in the input, for the time left; 0: not known."""
+    """Documents in the input, to estimate the time left; 0: unknown."""
     tokenizer_type: str = ""
-    """What --vocab-file is: HFTokenizer, HFGPT2Tokenizer, GPT2BPETokenizer, CharLevelTokenizer, TiktokenTokenizer."""
+    """Kind of --vocab-file: HFTokenizer, HFGPT2Tokenizer, GPT2BPETokenizer, CharLevelTokenizer, TiktokenTokenizer."""
     vocab_file: str = ""
     """tokenizer.json or Hugging Face folder; vocab.json of GPT2BPETokenizer; name of a TiktokenTokenizer's encoding."""
     merge_file: str = ""
@@ -44,39 +46,39 @@ class Config:
     vocab_size: int = 8192
     """Size of the vocabulary that is trained when no tokenizer is given."""
     train_tokenizer: int = 0
-    """Only train a byte-level BPE of so many tokens on the input, and write it; 0: tokenize."""
+    """Only train a byte-level BPE with this many tokens on the input, and write it; 0: tokenize."""
     append_eod: bool = False
     """End every document with the end-of-document token."""
     eod_token: str = ""
     """The end-of-document token; empty: <|endoftext|>, else the eos_token of a Hugging Face folder."""
     ftfy: bool = False
-    """Mend broken Unicode with ftfy before anything else."""
+    """Repair broken Unicode with ftfy before anything else."""
     min_length: int = 0
-    """Leave out documents of fewer characters, in all keys together."""
+    """Leave out documents with fewer characters, all keys together."""
     max_length: int = 0
-    """Leave out documents of more characters, in all keys together; 0: no limit."""
+    """Leave out documents with more characters, all keys together; 0: no limit."""
     deduplicate: bool = False
-    """Leave out documents whose texts came before in the input, found by their hash."""
+    """Leave out documents whose texts occurred earlier in the input, found by their hash."""
     validation_share: float = 0.0
     """Share of the documents, chosen by their hash, for validation: PREFIX_validation_<key>_document, or the split of
     that name beside what the corpus has held out."""
     output_prefix: str = ""
     """Write PREFIX_<key>_document.bin and .idx, local or s3://; empty: a dataset in the store."""
     dataset_impl: str = "mmap"
-    """Format of what --output-prefix names: mmap, or the older cached and lazy (one format)."""
+    """Format of the --output-prefix files: mmap, or the older cached or lazy (the same format)."""
     workers: int = 0
-    """Python processes at a time, at most one a core; 0: as --spark-master, --executors and --executor-cores say."""
+    """Python processes at a time, at most one per core; 0: as --spark-master, --executors and --executor-cores say."""
     log_interval: int = 100
-    """Documents between two lines of progress, of which there are at most two a second."""
+    """Documents between two progress lines; at most two lines a second are printed."""
     on_error: str = "fail"
-    """A document that cannot be read: fail, or skip it and count."""
+    """What a document that cannot be read causes: fail, or skip it and count."""
     force: bool = False
     """Overwrite what another command left under --output-prefix."""
     spark_master: str = "local[*]"
     """Where Spark runs: local[N] on N cores of this machine, local[*] on all; spark://HOST:PORT, a standalone cluster;
-    k8s://, pods like this step's own. Executors that share no folder need --input and the output in s3://."""
+    k8s://, pods like this step's own. Executors without a shared folder need --input and the output in s3://."""
     executors: int = 4
-    """On a cluster: at most so many, which come as tasks need them."""
+    """On a cluster: the most executors; they start as tasks need them."""
     executor_cores: int = 2
     """Tasks that an executor runs at a time."""
     tasks: int = 0
@@ -116,34 +118,32 @@ class Config:
     def _check_master(self) -> None:
         for name in ("executors", "executor_cores"):
             if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 1 or more")
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if kind_of(self.spark_master) is Kind.KUBERNETES:
             output = "output_prefix" if self.output_prefix else "store"
             for name in ("input", output):
                 if getattr(self, name) and not is_s3_uri(getattr(self, name)):
                     raise StepError(
                         f"--{name.replace('_', '-')} {getattr(self, name)}: executors of --spark-master "
-                        f"{self.spark_master} are pods that share no folder; give s3://"
+                        f"{self.spark_master} are pods without a shared folder; give s3://"
                     )
 
     def _check_tokenizer(self) -> None:
         kind = self.tokenizer_type
         if self.train_tokenizer and (self.tokenizer or kind):
-            raise StepError("--train-tokenizer: trains one itself; leave --tokenizer and --tokenizer-type out")
+            raise StepError("--train-tokenizer: trains its own; leave --tokenizer and --tokenizer-type out")
         if kind not in ("", *TYPES):
             raise StepError(f"--tokenizer-type {kind}: choose one of {', '.join(TYPES)}")
         if self.tokenizer and kind:
-            raise StepError("--tokenizer and --tokenizer-type: give one of them")
+            raise StepError("--tokenizer and --tokenizer-type: give only one of them")
         if self.vocab_file and not kind:
-            raise StepError(f"--vocab-file: say what it is with --tokenizer-type: {', '.join(TYPES)}")
+            raise StepError(f"--vocab-file: give its kind with --tokenizer-type: {', '.join(TYPES)}")
         if kind not in ("", TokenizerType.CHARACTERS.value) and not self.vocab_file:
             raise StepError(f"--vocab-file is missing: {kind} needs one")
         if kind == TokenizerType.GPT2_BPE.value and not self.merge_file:
             raise StepError(f"--merge-file is missing: {kind} needs its merges.txt")
         if kind in (TokenizerType.CHARACTERS.value, TokenizerType.TIKTOKEN.value) and not self.output_prefix:
-            raise StepError(
-                f"--tokenizer-type {kind}: has no tokenizer.json, which the store wants; use --output-prefix"
-            )
+            raise StepError(f"--tokenizer-type {kind}: has no tokenizer.json, which a store needs; use --output-prefix")
         if self.tokenizer:
             find_tokenizer(self.tokenizer, "--tokenizer")
         elif kind == TokenizerType.HF.value:

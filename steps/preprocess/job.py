@@ -88,7 +88,7 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
     store = open_shelf(shelf)
     store.delete(REFUSAL_KEY)
     if done := sum(entry.key.endswith(".done") for entry in store.list("")):
-        print(f"{done} of {len(planned)} tasks were done by an earlier command", file=sys.stderr)
+        print(f"{done} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
     total = progress.Total(given.documents, sum(map(given.size, given.splits)))
     with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
         job = told()
@@ -119,7 +119,7 @@ def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal],
     except NoSuchKey:
         missing = len(planned) - len(results)
         raise StepError(
-            f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN
+            f"{missing} of {len(planned)} tasks left no output; run the step again", code=ExitCode.TRY_AGAIN
         ) from None
     raise StepError(refusal)
 

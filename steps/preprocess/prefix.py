@@ -109,12 +109,12 @@ def _find_earlier(
         if earlier["settings"] == wanted and "keys" not in earlier:
             return None  # a command for the same work was ended while its files got their names
         if earlier["settings"] == wanted and set(files) < set(kept):
-            print(f"{place.uri}/{record} says that this is done already", file=sys.stderr)
+            print(f"{place.uri}/{record} shows that this is already done", file=sys.stderr)
             return earlier
     except (ValueError, KeyError, TypeError):
         pass
     raise StepError(
-        f"--output-prefix {config.output_prefix}: {place.uri}/{kept[0]} is there, made from other input or settings; "
+        f"--output-prefix {config.output_prefix}: {place.uri}/{kept[0]} exists, made from other input or settings; "
         "choose another prefix, or give --force to overwrite"
     )
 

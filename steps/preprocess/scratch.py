@@ -1,6 +1,5 @@
 """The folder of Spark's files on this machine; removed by its step or, if that was killed, by the next one."""
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -8,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from everstep.runtime.system.file_lock import lock, locked
 
 _PREFIX = "everstep-spark-"
 _FRESH_S = 60.0
@@ -19,13 +20,11 @@ def scratch() -> Iterator[Path]:
     """A new folder, locked for as long as its process lives."""
     _remove_abandoned()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+    with locked(path):
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_abandoned() -> None:
@@ -35,7 +34,7 @@ def _remove_abandoned() -> None:
             try:
                 facts = os.fstat(folder)
                 if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > _FRESH_S:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(folder, wait_s=0)
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(folder)

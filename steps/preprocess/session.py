@@ -102,7 +102,7 @@ def explain_failures(place: str) -> Iterator[None]:
         if os.strerror(errno.ENOSPC) in message:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
         print(message, file=sys.stderr)
-        raise StepError("Spark's job failed, as told above; run the step again", code=ExitCode.TRY_AGAIN) from error
+        raise StepError("Spark's job failed, see above; run the step again", code=ExitCode.TRY_AGAIN) from error
 
 
 def _copy_defaults(folder: Path, master: str) -> None:
@@ -116,7 +116,7 @@ def _copy_defaults(folder: Path, master: str) -> None:
         shutil.copy(defaults, folder)
     if not exists or not masters.has_secret(defaults.read_text()):
         print(
-            f"{master} asks for no secret: whoever reaches its ports may read this data and run programs; "
+            f"{master} asks for no secret: anyone who reaches its ports can read this data and run programs; "
             "set spark.authenticate, .secret and spark.network.crypto.enabled in SPARK_CONF_DIR/spark-defaults.conf",
             file=sys.stderr,
         )
@@ -213,8 +213,8 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     name = environment.get(masters.POD_VARIABLE, "")
     if not name:
         raise StepError(
-            f"--spark-master k8s://: this is no pod of Everstep's ({masters.POD_VARIABLE} is not set); run the step on "
-            "Argo, or choose local[*] or spark://"
+            f"--spark-master k8s://: this is not one of Everstep's pods ({masters.POD_VARIABLE} is not set); run the "
+            "step on Argo, or choose local[*] or spark://"
         )
 
     try:

@@ -49,7 +49,7 @@ def _train_to_prefix(config: Config) -> Result:
     )
     if before not in (None, vocabulary.json):
         raise StepError(
-            f"{place.uri}/{name} is there, trained on other input or settings; choose another --output-prefix, or give "
+            f"{place.uri}/{name} exists, trained on other input or settings; choose another --output-prefix, or give "
             "--force to overwrite"
         )
     if before is None:

@@ -94,7 +94,7 @@ def _tiktoken(config: Config) -> Vocabulary:
         encoding = tiktoken.get_encoding(config.vocab_file)
     except ValueError:
         names = ", ".join(tiktoken.list_encoding_names())
-        raise StepError(f"--vocab-file {config.vocab_file}: no encoding of tiktoken's; it has {names}") from None
+        raise StepError(f"--vocab-file {config.vocab_file}: not one of tiktoken's encodings; it has {names}") from None
     except OSError as error:  # fetched over the network unless it is in $TIKTOKEN_CACHE_DIR
         raise StepError(
             f"--vocab-file {config.vocab_file}: cannot be fetched ({_first_line(error)[:200]}); "
@@ -139,7 +139,7 @@ def _eos_token(config: Path) -> list[str]:
     try:
         value = json.loads(config.read_bytes()).get("eos_token")
     except (ValueError, AttributeError):
-        raise StepError(f"{config}: not a tokenizer_config.json; mend it, or name the token with --eod-token") from None
+        raise StepError(f"{config}: not a tokenizer_config.json; fix it, or name the token with --eod-token") from None
     name = value.get("content") if isinstance(value, dict) else value
     return [name] if isinstance(name, str) else []
 

@@ -5,19 +5,19 @@ of its own meanwhile. `shelf` is where the tasks put their shards: that folder o
 output is in an S3 store, a prefix of that store. Tasks use `scratch_folder` and `ShardProgress`.
 """
 
-import fcntl
 import os
 import shutil
 import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import Store, is_s3_uri, open_store
+from everstep.runtime.system.file_lock import open_locked
 from everstep.steps.entry import StepError
 
 COUNTS = struct.Struct("<QQQQ")
@@ -50,17 +50,12 @@ def _lock_folder(folder: Path) -> tuple[Path, int]:
     """The folder and its lock; a new folder beside it while another driver holds the lock."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # its last driver has ended in between
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-                continue
-            if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
-                return folder, lock
-            os.close(lock)
+        try:
+            return folder, open_locked(folder, wait_s=0)
+        except FileNotFoundError:
+            continue  # its last driver has ended in between
+        except BlockingIOError:
+            folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
 
 
 @contextmanager

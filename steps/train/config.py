@@ -25,32 +25,32 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 @dataclass(frozen=True)
 class Config:
-    """Train elastically: between min-nodes and nodes of them, whatever dies; goes on from its newest checkpoint."""
+    """Train elastically on min-nodes to nodes nodes, whatever dies; a rerun continues from the newest checkpoint."""
 
     dataset: str = ""
-    """URI of a token dataset, as steps.preprocess gives it."""
+    """URI of a token dataset, as the preprocess step prints it."""
     model: str = TINY
-    """tiny (about 5 million random weights), a Hugging Face directory of a Llama, or the URI that steps.model told."""
+    """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
-    """A training script of yours; empty: steps/train/llama.py. It is given the same flags as that one."""
+    """Your own training script; empty: steps/train/llama.py. It gets the same flags."""
     script_arguments: str = ""
     """Arguments for your script instead of those flags, as in a shell; {dataset} and {iterations} are filled in."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
-    """With fewer the training waits; without them for too long it ends with exit code 3."""
+    """With fewer nodes the training waits; after too long it ends with exit code 3."""
     workers_per_node: int = 1
     """Training processes on each node."""
     job_spec: str = ""
-    """YAML file of the job's roles and policies, or such a mapping itself; flags may not say otherwise."""
+    """YAML file of the job's roles and policies, or such a mapping itself; flags must not contradict it."""
     iterations: int = 200
     """Optimizer steps."""
     sequence_length: int = 96
-    """Tokens a sample."""
+    """Tokens per sample."""
     global_batch: int = 8
-    """Samples an iteration, over all ranks, whatever their number."""
+    """Samples per iteration over all ranks, however many there are."""
     learning_rate: float = 0.0
-    """Peak of the learning rate; 0: 3e-3 for tiny's random weights, 1e-4 for a model's."""
+    """Peak of the learning rate; 0: 3e-3 for tiny's random weights, 1e-4 for a trained model."""
     warmup: int = 20
     """Iterations of linear warm-up; a cosine follows."""
     seed: int = 0
@@ -63,15 +63,15 @@ class Config:
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
     state_bytes: float = 0.0
-    """Of a script of yours: bytes that a node stages; on a cluster /dev/shm gets the room. 0: not said."""
+    """For your own script: bytes that a node stages, which sizes /dev/shm on a cluster; 0: unknown."""
     keep_last: int = KEEP_LAST
-    """Checkpoints that stay in the store, the newest; 0: all."""
+    """Newest checkpoints to keep in the store; 0: all."""
     keep_every: int = 0
-    """Beside those, each whose iteration is a multiple of this; 0: none."""
+    """Also keep each checkpoint whose iteration is a multiple of this; 0: none."""
     network_check: bool = False
-    """Check each node before it joins, with a healthy one; an unfit one is replaced on another host."""
+    """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     gang: str = "none"
-    """On a cluster: whose scheduler admits min-nodes at once or not at all: none, volcano, koordinator or
+    """On a cluster: the scheduler that admits min-nodes all at once or not at all: none, volcano, koordinator or
     coscheduling."""
     queue: str = ""
     """Volcano's Queue or Koordinator's ElasticQuota; empty: the default one."""
@@ -80,19 +80,19 @@ class Config:
     extra_priority_class: str = ""
     """On a cluster: PriorityClass of the nodes beyond min-nodes, which give way first; empty: that of the others."""
     tls: bool = True
-    """On a cluster: TLS between master, agents and peers; --no-tls where the network encrypts by itself."""
+    """On a cluster: TLS between master, agents and peers; False where the network itself encrypts."""
     avoid_hosts: str = "[]"
-    """JSON list of hosts not to use, as steps.check gives it."""
+    """JSON list of hosts not to use, as the check step prints it."""
     taint_hosts: bool = False
-    """On a cluster: mark hosts that are avoided as everstep/unfit:NoSchedule, for everybody; needs the right to."""
+    """On a cluster: taint avoided hosts everstep/unfit:NoSchedule for all pods; needs the right to do so."""
     job: str = "by-hand-train"
-    """Name of the job: the same name goes on where it stopped."""
+    """Name of the job; a job of the same name continues where it stopped."""
     max_relaunches: int = 3
-    """Replacements of one node before the training goes on without it."""
+    """Replacements of one node before the training continues without it."""
     max_restarts: int = 3
-    """Restarts that an error of the script may cost."""
+    """Restarts allowed for errors of the script."""
     replacement_wait_s: float = 10.0
-    """Seconds that survivors wait for a lost node's replacement before they go on fewer."""
+    """Seconds that survivors wait for a lost node's replacement before they continue without it."""
     store: str = "runs/store"
     """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
@@ -119,7 +119,7 @@ class Config:
         except ValueError as error:
             raise StepError(f"--script-arguments {self.script_arguments!r}: {error}") from None
         if self.script_arguments and not self.script:
-            raise StepError("--script-arguments: they are for a --script of yours; name one")
+            raise StepError("--script-arguments: they belong to your own --script; give one")
         model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
             self._check_dataset(model)
@@ -143,7 +143,7 @@ class Config:
     def _check_numbers(self) -> None:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
             if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.learning_rate >= 0:
@@ -162,14 +162,14 @@ class Config:
         if self.keep_last < 0 or self.keep_every < 0:
             raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:
-            raise StepError("--keep-every: with --keep-last 0 every checkpoint stays; leave one of them out")
+            raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 
         try:
             share_of(self.checkpoint_overhead)
         except ValueError as error:
             raise StepError(str(error)) from None
         if self.checkpoint_overhead and self.persist_interval != PERSIST_EVERY:
-            raise StepError("--checkpoint-overhead and --persist-interval: give one of them")
+            raise StepError("--checkpoint-overhead and --persist-interval: give only one of them")
 
     def hosts_to_avoid(self) -> tuple[str, ...]:
         """The hosts of `avoid_hosts`. Raises StepError if it is not a JSON list of names."""
@@ -188,7 +188,9 @@ class Config:
             facts = json.loads(open_store(place, read_only=True).get("dataset.json"))
             tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
         except NoSuchKey:
-            raise StepError(f"--dataset {self.dataset}: no dataset.json there; steps.preprocess makes one") from None
+            raise StepError(
+                f"--dataset {self.dataset}: no dataset.json there; everstep.steps.preprocess makes one"
+            ) from None
         except (ValueError, KeyError, TypeError):
             raise StepError(f"--dataset {place}/dataset.json: not a dataset; make it again") from None
         if tokens <= self.sequence_length:

@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model",
         default="tiny",
-        help="tiny, or a Llama: a Hugging Face directory or the URI that everstep.steps.model told",
+        help="tiny, or a Llama: a Hugging Face directory or the URI that everstep.steps.model printed",
     )
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--sequence-length", type=int, default=96, help="tokens a sample")

@@ -67,14 +67,14 @@ async def node_backend(
             yield place
         return
     if ignored := config.scheduler_flags():
-        _print_line(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
+        _print_line(f"{', '.join(ignored)}: ignored, as nodes are processes of this machine")
     from everstep.runtime.platform.process import ProcessPlatform
 
-    async def stopped() -> bool:
+    async def is_stopped() -> bool:
         return stopped_for_good(folder)
 
     credentials = Credentials(shared_token(folder / "jobs" / f"{spec.job}.token"))
-    yield NodeBackend(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, stopped)
+    yield NodeBackend(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, is_stopped)
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
@@ -123,7 +123,7 @@ async def sibling_pods(
         credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
         spec_there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
-        async def stopped() -> bool:
+        async def is_stopped() -> bool:
             return await is_over_for_good(api, owner, time.time())
 
         async def over() -> None:
@@ -135,7 +135,7 @@ async def sibling_pods(
         how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
         how["ends_at"] = await read_deadline(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
-            yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, stopped, sizes, over)
+            yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over)
 
 
 @asynccontextmanager

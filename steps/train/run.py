@@ -42,7 +42,7 @@ def run(config: Config) -> Result:
     from everstep.runtime.store import StoreError, open_store
 
     if not config.dataset:
-        raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess told")
+        raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess printed")
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)

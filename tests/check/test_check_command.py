@@ -116,7 +116,7 @@ def test_a_wrong_token_is_bad_input() -> None:
             [*given, "--node-rank=1"], env=environment, stderr=subprocess.PIPE, text=True, timeout=240
         )
         assert done.returncode == 2
-        assert "refused: the Authorization header has not this check's token" in done.stderr
+        assert "refused: the Authorization header does not have this check's token" in done.stderr
     finally:
         host.kill()
         host.communicate()
@@ -133,9 +133,9 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--nodes 0", "--nodes 0, --min-nodes 0: at least 1"),
-        ("--nodes 2 --min-nodes 3", "not more than the nodes"),
-        ("--nodes 2 --rdzv-endpoint a:1", "give one of them"),
+        ("--nodes 0", "--nodes 0, --min-nodes 0: must be at least 1"),
+        ("--nodes 2 --min-nodes 3", "--min-nodes at most --nodes"),
+        ("--nodes 2 --rdzv-endpoint a:1", "give only one of them"),
         ("--nnodes 2", "need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR"),
         ("--rdzv-endpoint a --nnodes 2 --node-rank 0", "--rdzv-endpoint a: write HOST:PORT"),
         ("--rdzv-endpoint a:70000 --nnodes 2 --node-rank 0", "write HOST:PORT"),

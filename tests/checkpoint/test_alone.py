@@ -186,7 +186,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(" is passed over: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
+    assert [line.partition(" is skipped: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
     (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
     manifest = tmp_path / folders[2] / "manifest.json"

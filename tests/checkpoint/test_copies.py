@@ -227,7 +227,7 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
     stage(nodes[0], 1)
     asked = silent.accept()[0]
     stage(nodes[0], 2)
-    wait_until(lambda: "has told nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
+    wait_until(lambda: "has sent nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
     # It is not asked again at once: no later save waits at all.
     silent.settimeout(0.0)
     with pytest.raises(BlockingIOError):

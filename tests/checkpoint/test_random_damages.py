@@ -264,9 +264,7 @@ def test_what_is_passed_over_is_told_in_one_line(whole: tuple[Path, list[Holding
     world = job(known)
     world.send(Opened(survey_store(store, "j", world.state)))
     (record,) = [record for record in world.records if isinstance(record, PassedOver)]
-    assert world.state.reason.startswith(
-        "iteration 40 of round 2 is passed over: rank-00001.safetensors has 5000 bytes"
-    )
+    assert world.state.reason.startswith("iteration 40 of round 2 is skipped: rank-00001.safetensors has 5000 bytes")
     assert begins(world, store) == ((2, 30), value((2, 30)))
     assert record.refusals[0].key == f"{checkpoint_folder('j', (2, 40))}/"
 

@@ -1,4 +1,4 @@
-"""What a fault costs the training that suffers it: `python -m tests.cluster.costs > docs/costs.md`.
+"""What a fault costs the training: `python -m tests.cluster.costs > docs/costs.md`.
 
 The page is made from what the tests of faults have told JUnit: the last `make test-cluster`, or the runs whose files
 are named.
@@ -18,16 +18,17 @@ LAST = ROOT / ".pytest_cache/cluster.xml"
 """Where `make test-cluster` has JUnit's file."""
 HEAD = """# What a fault costs on a cluster
 
-One training suffers all of it, one fault after the other (`tests/cluster/test_faults.py`): two pods on two machines of
-a real Kubernetes, where a machine is harmed one on each; one pod is enough, an iteration takes a tenth of a second,
-state is staged in each. etcd, API server, both machines and MinIO share the {cores} of one computer. After each fault
-every sample has been applied once.
+One training meets all these faults, one after the other (`tests/cluster/test_faults.py`). It has two pods, each on its
+own machine where a machine is harmed, on a real Kubernetes. One pod is enough to train, an iteration takes 0.1 s, and
+each iteration is staged. etcd, the API server, both machines and MinIO share the {cores} of one computer. After each
+fault, every sample has been applied once.
 
-Seconds are the longest between the ends of two new iterations, from the fault until both pods train again. Iterations
-done again are those that had been told before; a machine without power cannot tell its last half second. Who is told to
-end goes when its replacement is there. A machine that is silent counts as lost after 30 s (`patience.silence` of the
-job). When the step's own machine is lost, Kubernetes tells its pods to go after 5 minutes (here somebody does so at
-once); 45 s later `everstep status` asks for the taint, which is set at once, and the step is tried again.
+The seconds are the longest time between the ends of two new iterations, from the fault until both pods train again.
+Iterations done again are those that had already been reported; a machine without power cannot report its last half
+second. A pod that is asked to end leaves when its replacement is ready. A silent machine counts as lost after 30 s
+(`patience.silence` of the job). When the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes
+(here somebody does so at once); 45 s later `everstep status` asks for the taint, which is set at once, and the step is
+retried.
 
 {runs}; `python -m tests.cluster.costs > docs/costs.md` writes this page after `make test-cluster`.
 

@@ -73,7 +73,7 @@ def test_pods_are_made_once_told_of_and_gone_with_the_code_of_their_agent(cluste
             assert pod["metadata"]["ownerReferences"][0]["uid"] == owner.uid
             gone = await anext(platform.node_ends())
             assert (gone.name, gone.uid, gone.exit_code) == ("worker-0-0", made.uid, 2)
-            with pytest.raises(OSError, match="is there already and has ended"):
+            with pytest.raises(OSError, match="already exists and has ended"):
                 await platform.create(request("worker-0-0"))
 
     play(story)

@@ -147,7 +147,7 @@ def test_without_a_source_it_is_the_standard_library_and_its_topics(tmp_path: Pa
         ("a.jsonl.zst", b"no zstd at all", "a.jsonl.zst: no Zstandard frame at byte 0"),
         ("a.txt", b"ok\n\xff", "a.txt:2: not UTF-8"),
         ("a.parquet", b"PAR1", "a.parquet: not a Parquet file"),
-        ("a.jsonl", b"", "no text in it"),
+        ("a.jsonl", b"", "it has no text"),
     ],
 )
 def test_bad_input_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, name: str, content: bytes, said: str) -> None:

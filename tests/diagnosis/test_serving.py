@@ -58,7 +58,7 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
     async def story() -> None:
         async with served() as end:
             assert (await end.post("arrive", b'{"node":"node-1","host":"b","address":"1.2.3.4"}', "wrong"))[0] == 401
-            with pytest.raises(RefusedError, match="has not this check's token"):
+            with pytest.raises(RefusedError, match="does not have this check's token"):
                 await end.link("wrong").arrive(ONE)
             assert end.door.refused == 2
             assert await end.coordinator.wait_for_arrivals({"node-1"}, 0.0) == {"node-1"}

@@ -72,7 +72,7 @@ def test_export_writes_the_newest_committed_model_as_one_file(job: Path, tmp_pat
     tensors = load_file(target)
     assert sorted(tensors) == ["0.bias", "0.weight", "1.bias", "1.weight"]
     assert torch.equal(tensors["0.weight"], tensors["1.weight"].T)
-    assert "something already" in shown(capsys, "export", str(job), str(target), code=2)[1]
+    assert "something exists there already" in shown(capsys, "export", str(job), str(target), code=2)[1]
     assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
 
 
@@ -111,7 +111,7 @@ def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     told = shown(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
-    assert "000002-000000005 is passed over: store jobs/j" in told
+    assert "000002-000000005 is skipped: store jobs/j" in told
     assert "iteration 3 of" in told
     assert "damaged" in shown(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
 
@@ -119,7 +119,7 @@ def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path
 def test_drop_removes_just_the_named_ones(job: Path, capsys: Any) -> None:
     place = job / "checkpoints"
     (place / "000002-000000005/manifest.json").write_bytes(b"broken")
-    assert "names no single checkpoint" in shown(capsys, "drop", str(place / "000002-000000005"), str(job), code=2)[1]
+    assert "not name a single checkpoint" in shown(capsys, "drop", str(place / "000002-000000005"), str(job), code=2)[1]
     assert "000002-000000005: dropped, 2 objects" in shown(capsys, "drop", str(place / "000002-000000005"))[0]
     assert sorted(path.name for path in place.iterdir()) == ["000001-000000003", "000009-000000007"]
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ["torch", "transformers", "pyspark", "numpy", "hera", "aiohttp", "tyro", "rich"]
+HEAVY = ["torch", "transformers", "pyspark", "numpy", "hera", "aiohttp", "rich"]
 
 
 def modules_after(code: str) -> set[str]:

@@ -1,10 +1,14 @@
 """Flags come from a dataclass; what is wrong is told in one line."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
 from everstep import flags
+from everstep.flags import Flag
+from everstep.runtime.display.flaghelp import Flags
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,65 @@ class Config:
 
 def test_flags_set_fields_of_their_type() -> None:
     assert flags.parse(Config, "p", "", ["--nodes", "3", "--sure", "True"]) == Config(3, True)
+
+
+@dataclass(frozen=True)
+class Every:
+    """A field of each kind."""
+
+    needed: int
+    where: Path = Path("here")
+    kind: Literal["", "a", "b"] = ""
+    names: Annotated[tuple[str, ...], Flag("-n")] = ()
+    rest: Annotated[str, Flag(is_joined=True)] = ""
+    limit: float | None = None
+    min_nodes: int = 1
+    with_: bool = False
+
+
+def test_each_kind_of_field_is_read() -> None:
+    line = "--needed 1 --where there --kind b -n x --names y --rest c d --limit 0.5 --min_nodes=2 --with"
+    expected = Every(1, Path("there"), "b", ("x", "y"), "c,d", 0.5, 2, True)
+    assert flags.parse(Every, "p", "", line.split()) == expected
+    assert flags.parse(Every, "p", "", ["--needed=1"]) == Every(1)
+    assert not flags.parse(Every, "p", "", ["--needed=1", "--with=False"]).with_
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "--needed"),
+        (["--needed=1", "--kind=c"], "'c'"),
+        (["--needed=1", "--with=perhaps"], "'perhaps': give True or False"),
+        (["--needed=1", "--min=2"], "--min=2"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        flags.parse(Every, "p", "", arguments)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+
+
+def test_a_switch_does_not_take_a_positional_word_for_its_value() -> None:
+    @dataclass(frozen=True)
+    class Run:
+        file: Annotated[tuple[str, ...], Flag(is_positional=True)]
+        pod: Annotated[str, Flag(is_positional=True)] = ""
+        sandbox: bool = False
+
+    parser = Flags()
+    flags.add_flags(parser, Run)
+    assert flags.read_flags(Run, parser.parse_args(["--sandbox", "a.yaml"])) == Run(("a.yaml",), "", True)
+
+
+def test_two_fields_of_one_flag_are_refused() -> None:
+    parser = Flags()
+    flags.add_flags(parser, Config)
+    with pytest.raises(ValueError, match=r"Config\.nodes: --nodes is another flag already; rename it"):
+        flags.add_flags(parser, Config)
 
 
 def test_an_empty_value_after_the_equals_sign_is_an_empty_string() -> None:

@@ -96,7 +96,7 @@ def test_a_pipeline_is_linted_before_anything_is_submitted(tmp_path: Path) -> No
     run = subprocess.run([sys.executable, "mistaken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 2, run.stderr
     assert run.stderr == (
-        "python mistaken.py: command: spec.templates[0].container.command: 'touch here' is one word; "
-        "write each word by itself, or [sh, -c, ...]\n"
+        "python mistaken.py: command: spec.templates[0].container.command: 'touch here' is a single word; "
+        "list each word separately, or use [sh, -c, ...]\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["mistaken.py"]

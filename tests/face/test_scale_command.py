@@ -52,8 +52,8 @@ def told(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_without_a_master_it_says_how_to_get_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal.claim(open_store(str(runs.parent / "store")), "u-train", "127.0.0.1:1", 2000.0)
     assert told(runs, capsys) == (
-        "everstep scale: r1: no master answers at 127.0.0.1:1 ([Errno 111] Connection refused); its nodes may train on "
-        "without; `everstep workflow resume r1` takes the run up; scale it then\n"
+        "everstep scale: r1: no master answers at 127.0.0.1:1 ([Errno 111] Connection refused); its nodes may "
+        "continue without it; `everstep workflow resume r1` resumes the run; then scale it\n"
     )
 
 

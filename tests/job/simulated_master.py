@@ -169,7 +169,7 @@ class Master:
             if name in self._seen:
                 continue
             if not node.create:
-                self.feed(NodeGone(name, "it ended while no master looked"))
+                self.feed(NodeGone(name, "it ended while no master was running"))
             elif self.confirm():
                 self._seen.add(name)
                 sim.start_agent(name, node.role, node.host)

@@ -25,7 +25,7 @@ def test_a_jobs_life_is_told_as_ai_training_job_tells_it() -> None:
     world.join_all()
     world.now += 100
     world.send(ScaleRequested("trainer", 4))
-    assert world.state.conditions[-1].message == "4 trainer nodes are asked for; 3 train"
+    assert world.state.conditions[-1].message == "4 trainer nodes are requested; 3 train"
     world.now += 5
     world.join("trainer-3-0", after_round=0)
     world.join_all()

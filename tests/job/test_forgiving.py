@@ -1,4 +1,4 @@
-"""What a master forgives: that it was away itself, and what happened before the job was taken up anew."""
+"""What a master forgives: that it was away itself, and what happened before the job was resumed by another master."""
 
 import pytest
 

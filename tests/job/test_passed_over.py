@@ -68,7 +68,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one_and_nobody_
     assert begun(world) == 50
     broken = [record for record in world.records[before:] if isinstance(record, RoundBroken)]
     assert [record.reason for record in broken] == [Reason.DAMAGED]
-    assert broken[0].detail == "iteration 100 of round 1 is passed over: bytes are damaged"
+    assert broken[0].detail == "iteration 100 of round 1 is skipped: bytes are damaged"
     assert not any(isinstance(record, FaultJudged) for record in world.records[before:])
     assert world.state.stalled == 0
     world.takeover()
@@ -142,7 +142,7 @@ def test_nothing_is_begun_anew_while_a_checkpoint_may_be_whole() -> None:
         ended = world.state.ended
         assert ended is not None
         assert (ended.result, ended.exit_code, world.number) == (JobResult.FAILED, code, number)
-        assert "iteration 100 of round 1 is passed over: the reason" in ended.reason
+        assert "iteration 100 of round 1 is skipped: the reason" in ended.reason
         world.takeover()  # Tried again, it may be read.
         world.send(Opened(Survey((stored(1, 100),), (), 1)))
         world.join_all()

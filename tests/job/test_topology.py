@@ -32,7 +32,7 @@ def test_nodes_under_one_access_switch_come_side_by_side_the_first_nodes_switch_
         ("asw-0 psw-0", "^1: 2 words"),
         ("\nasw-0 psw-0 192.168.0.0 more", "^2: 4 words"),
         ("asw-0 psw-0 192.168.0", "^1: '192.168.0' is not an IP address"),
-        ("a p 10.0.0.1\na p 10.0.0.1", r"^2: 10\.0\.0\.1 stands in an earlier line too"),
+        ("a p 10.0.0.1\na p 10.0.0.1", r"^2: 10\.0\.0\.1 is also in an earlier line"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(text: str, words: str) -> None:

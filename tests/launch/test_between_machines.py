@@ -92,7 +92,7 @@ def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
 @pytest.mark.parametrize(
     ("master", "other", "words"),
     [
-        ((), ("--no-tls",), "this port speaks TLS, and was spoken to in clear; give --no-tls to all nodes"),
+        ((), ("--no-tls",), "this port speaks TLS, but received plain text; give --no-tls to all nodes"),
         (("--no-tls",), (), "does not speak TLS; give --no-tls to all nodes of a job or to none"),
     ],
     ids=["clear at TLS", "TLS at clear"],

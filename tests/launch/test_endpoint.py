@@ -1,9 +1,11 @@
 """How nodes find each other: addresses, who hosts, the secret; and the one line where they cannot."""
 
+import os
 import socket
 import stat
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from everstep.runtime.launch import endpoint, probe
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.system.own_folder import own_folder
-from tests.launch.launchers import EVERSTEP, Launcher
+from tests.launch.launchers import EVERSTEP, Launcher, until
 
 
 def test_a_loopback_address_is_this_machine_and_a_foreign_one_is_not() -> None:
@@ -74,9 +76,9 @@ def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeyp
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j") is Answer.OTHER
+        assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j") == (Answer.OTHER, "answers '+PONG'")
         thread.join()
-    assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j") is Answer.NOBODY
+    assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j").answer is Answer.NOBODY
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,21 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     assert [path for path in launcher.tmp.rglob("*") if path.is_file() and path.suffix != ".token"] == []
 
 
-def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(launcher: Launcher) -> None:
+HTTP = b"HTTP/1.1 200 OK\r\nServer: theirs\r\nContent-Length: 2\r\n\r\nhi"
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        (HTTP, "answers HTTP 200 of theirs"),
+        (b"SSH-2.0-theirs\r\n", "answers 'SSH-2.0-theirs'"),
+        (b"", "accepts connections and does not answer"),
+    ],
+    ids=["HTTP", "SSH", "silent"],
+)
+def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(
+    launcher: Launcher, answer: bytes, seen: str
+) -> None:
     (launcher.folder / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -115,8 +131,41 @@ def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(launcher: L
             EVERSTEP, "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "train.py"
         )
         connection, _ = listener.accept()
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
-        connection.close()
-        ended = launcher.ended(process)
+        with connection:
+            connection.sendall(answer)
+            ended = launcher.ended(process)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
-    assert f"{endpoint}: in use by something other" in ended.err
+    assert f"{endpoint}: process {os.getpid()} (" in ended.err
+    assert seen in ended.err
+    assert ended.err.endswith("; choose another port\n")
+
+
+@pytest.mark.parametrize(
+    ("listens", "seen"), [(True, "what is there answers 'SSH-2.0-theirs'"), (False, "nobody listens there yet")]
+)
+def test_a_node_that_waits_for_its_master_says_what_it_found(launcher: Launcher, *, listens: bool, seen: str) -> None:
+    (launcher.folder / "train.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if listens:
+            threading.Thread(target=_greet_all, args=(listener, b"SSH-2.0-theirs\r\n")).start()
+        else:
+            listener.close()
+        flags = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
+        process = launcher.start(EVERSTEP, *flags)
+        until(lambda: "no master of this job" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
+        process.terminate()
+        said = launcher.ended(process).err
+        if listens:
+            listener.shutdown(socket.SHUT_RDWR)
+    assert f"127.0.0.1:{port}: {seen}; this node tries for 900 s" in said
+
+
+def _greet_all(listener: socket.socket, greeting: bytes) -> None:
+    """Greet whoever connects, until the listener is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(greeting)
+                connection.recv(1000)

@@ -27,6 +27,6 @@ def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended
             end = await client.job_end("worker-1")
         saying.cancel()
         await asyncio.gather(saying, return_exceptions=True)
-        return found, end and end.result
+        return found.answer, end and end.result
 
     assert asyncio.run(come()) == (Answer.MASTER, "succeeded")

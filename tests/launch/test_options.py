@@ -196,9 +196,9 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--nproc-per-node=0"], {}, "--nproc-per-node 0"),
         (["--nproc-per-node=many"], {}, "--nproc-per-node many"),
         (["--nproc-per-node=gpu"], {}, "no such device"),
-        (["--standalone", "--nnodes=2"], {}, "--standalone, but 2 nodes are asked for"),
+        (["--standalone", "--nnodes=2"], {}, "--standalone, but 2 nodes are requested"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:0"], {}, "no other node can find port 0"),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:x"], {}, "'x' is no port"),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:x"], {}, "'x' is not a port"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "no port"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], {}, "neither a host's name nor an address"),
         (["--nnodes=2", "--rdzv-endpoint=h"], {}, "needs a port"),
@@ -210,7 +210,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--rdzv-conf=join_timeout=-1"], {}, "not a number above 0"),
         (["--rdzv-conf=jion_timeout=1"], {}, "jion_timeout is not known"),
         (["--rdzv-conf=store_type=file"], {}, "only tcp"),
-        (["--rdzv-conf=is_host=perhaps"], {}, "neither true nor false"),
+        (["--rdzv-conf=is_host=perhaps"], {}, "give true or false"),
         (["--max-restarts=-1"], {}, "--max-restarts -1"),
         (["--shutdown-timeout=-1"], {}, "--shutdown-timeout -1"),
         ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=x"),
@@ -293,7 +293,7 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
     (tmp_path / "roles.yaml").write_text(f"{SPEC}{spec}\n")
     given = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
     if kept is None:
-        with pytest.raises(ValueError, match="with keep_last 0 every checkpoint stays"):
+        with pytest.raises(ValueError, match="with keep_last 0 every checkpoint is kept"):
             read(*given)
         return
     job = job_of(read(*given), "llama-1")
@@ -306,7 +306,7 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "--role: roles.yaml has the roles ps, worker; say which of them this node has"),
+        ([], "--role: roles.yaml has the roles ps, worker; choose this node's role"),
         (["--role=chief"], "--role chief: roles.yaml has no such role, only ps, worker"),
         (["--role=worker", "--nproc-per-node=2"], "line 6: replicaSpecs.worker.slots: 4 here, but --nproc-per-node sa"),
         (["--role=worker", "--node-unit=2"], "line 6: replicaSpecs.worker.nodeUnit: 3 here, but --node-unit says 2"),
@@ -314,9 +314,9 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
         (["--role=ps", "--max-restarts=3"], "line 2: patience.maxRestarts: 2 here, but --max-restarts says 3"),
         (["--role=ps", "--rdzv-conf=join_timeout=0.5,last_call_timeout=7", "--on-hang=fail"], "but --on-hang says"),
         (["--role=ps", "--nnodes=4", "--node-rank=1", "--master-addr=h"], "replicaSpecs.ps.replicas: 1 here"),
-        (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no numbers"),
+        (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no ranks"),
         (["--role=ps"], "give only --rdzv-endpoint HOST:PORT"),
-        (["--role=ps", "--standalone"], "--standalone, but 4 nodes are asked for"),
+        (["--role=ps", "--standalone"], "--standalone, but 4 nodes are requested"),
     ],
 )
 def test_a_job_spec_and_the_flags_may_not_contradict_each_other(tmp_path: Path, flags: list[str], words: str) -> None:

@@ -125,7 +125,7 @@ def test_an_event_handler_is_torchs_or_unknown() -> None:
     known = logger_of("dynamic_rendezvous")
     assert known is not None
     assert [type(handler).__name__ for handler in known.handlers] == ["NullHandler"]
-    with pytest.raises(ValueError, match="--event-log-handler mine: torch has none of this name"):
+    with pytest.raises(ValueError, match="--event-log-handler mine: torch has no handler of this name"):
         logger_of("mine")
 
 

@@ -135,7 +135,7 @@ def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> N
         await shell.open()
         assert shell.brain.state.ended is None
         reply = await _unchanged(shell, shell.ask("join", RIGHT["join"]))
-        assert (reply.status, b"has no place in job j: lost" in reply.body) == (409, True)
+        assert (reply.status, b"does not belong to job j: lost" in reply.body) == (409, True)
         told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
         assert msgspec.json.decode(told.body, type=Directive).action is Action.LEAVE
 

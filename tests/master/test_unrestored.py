@@ -52,7 +52,7 @@ def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_dama
     assert sum(isinstance(record, PassedOver) for record in records) == 1
     broken = [record for record in records if isinstance(record, RoundBroken)]
     assert [record.reason for record in broken] == [Reason.KILLED, Reason.DAMAGED]
-    assert broken[1].detail == "iteration 20 of round 1 is passed over: bytes are damaged"
+    assert broken[1].detail == "iteration 20 of round 1 is skipped: bytes are damaged"
     assert sum(isinstance(record, FaultJudged) for record in records) == 1
     assert manifest_key("j", (1, 20)) in store.objects
     assert manifest_key("j", (3, 30)) in store.objects

@@ -67,8 +67,8 @@ def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixt
     [
         ("--tokenizer-type Nonsense", "choose one of HFTokenizer"),
         ("--tokenizer-type HFTokenizer", "--vocab-file is missing"),
-        ("--vocab-file x", "say what it is with --tokenizer-type"),
-        ("--tokenizer x --tokenizer-type HFTokenizer --vocab-file y", "give one of them"),
+        ("--vocab-file x", "give its kind with --tokenizer-type"),
+        ("--tokenizer x --tokenizer-type HFTokenizer --vocab-file y", "give only one of them"),
         ("--tokenizer-type GPT2BPETokenizer --vocab-file x", "--merge-file is missing"),
         ("--tokenizer-type GPT2BPETokenizer --vocab-file x --merge-file y", "--vocab-file x: no such file"),
         ("--tokenizer-type HFTokenizer --vocab-file x", "--vocab-file x: no such file"),

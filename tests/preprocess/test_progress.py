@@ -71,7 +71,7 @@ def test_no_shard_is_missing_without_a_word(tmp_path: Path) -> None:
     planned, store = shards("document", extents(str(tmp_path / "a.jsonl")), 3), open_store(str(tmp_path / "work"))
     require_all(planned, [written(1), written(1), written(1)], store)
     require_all(planned, [written(1), ShardRefusal("a.jsonl:3:1: not JSON")], store)  # which is told
-    with pytest.raises(StepError, match="2 of 3 tasks left nothing") as error:
+    with pytest.raises(StepError, match="2 of 3 tasks left no output") as error:
         require_all(planned, [written(1)], store)
     assert error.value.code == ExitCode.TRY_AGAIN
     store.create(REFUSAL_KEY, b"a.jsonl:3:1: not JSON")

@@ -63,5 +63,5 @@ def test_of_a_corpus_it_is_in_the_store_and_found_again(given: Config, tmp_path:
 def test_what_cannot_be_trained_is_refused(given: Config) -> None:
     with pytest.raises(StepError, match="--train-tokenizer 100: at least 257"):
         changed(given, train_tokenizer=100)
-    with pytest.raises(StepError, match="trains one itself"):
+    with pytest.raises(StepError, match="trains its own"):
         changed(given, tokenizer="x")

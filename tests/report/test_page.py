@@ -80,7 +80,7 @@ def test_a_failed_run_says_what_failed_and_what_to_do(maker: ModuleType, tmp_pat
     parsed(page)
     assert "main: Error (exit code 1)" in page
     assert "iteration 12  loss 7.6" in page
-    assert "mend the script or its data" in page
+    assert "fix the script or its data" in page
     assert "--name llama-finetune-bad1" in page
 
 

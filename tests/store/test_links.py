@@ -51,7 +51,7 @@ def test_no_link_is_followed(tmp_path: Path, operation: str, link: str) -> None:
     (root / link).parent.mkdir(parents=True, exist_ok=True)
     (root / link).symlink_to(target)
     if link != "a/b/object" or operation in ("get", "read_into"):
-        with pytest.raises(StoreError, match=f"{link}: is a symbolic link, and a store follows none; put the files"):
+        with pytest.raises(StoreError, match=f"{link}: is a symbolic link, which a store does not follow"):
             OPERATIONS[operation](store)
     else:  # The link itself is replaced, in the way, removed, not listed.
         assert OPERATIONS[operation](store) in (None, False, [])

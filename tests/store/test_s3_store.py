@@ -1,5 +1,6 @@
 """What only S3 can do wrong: settings, refusals, and what a network does to requests."""
 
+import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -178,3 +179,33 @@ def test_gc_gives_up_what_killed_puts_left_in_a_bucket(
         assert f"rank-00000.safetensors: {verb}, 1000 bytes of a killed writer" in told.out
         assert f"1 {verb}, 1000 bytes" in told.err
     assert list(store.sweep("")) == []
+
+
+def test_a_forked_process_shares_no_connection_with_its_parent(s3: MinIO) -> None:
+    """On a shared connection, one process would read the answers to the other's requests."""
+
+    def local_ports() -> list[int]:
+        assert isinstance(store, S3Store)
+        pool = store._requests._minio._http.connection_from_url(s3.endpoint).pool
+        assert pool
+        listing = [one for one in [pool.get_nowait() for _ in range(pool.qsize())] if one and one.sock]
+        return [one.sock.getsockname()[1] for one in [*store._requests._idle, *listing]]
+
+    store = open_store(s3.new_prefix())
+    store.put("a", b"1")
+    assert [entry.key for entry in store.list("")] == ["a"]
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            keys = [entry.key for entry in store.list("")]
+            os.write(write, json.dumps([store.get("a") == b"1", keys, local_ports()]).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    with open(read, "rb") as report:
+        os.close(write)
+        found, keys, ports = json.load(report)
+    assert (found, keys) == (True, ["a"])
+    own = local_ports()
+    assert len(ports) == len(own) == 2
+    assert not {*ports} & {*own}

@@ -188,7 +188,7 @@ def unreachable(refusing: str, tmp_path: Path) -> Environment:
 
 def test_auto_stays_here_when_the_cluster_is_gone(unreachable: Environment) -> None:
     chosen = choose("auto", unreachable)
-    assert chosen == Target(None, "no ARGO_SERVER, no use of the kube config: unreachable")
+    assert chosen == Target(None, "no ARGO_SERVER, the kube config cannot be used: unreachable")
 
 
 def test_a_cluster_that_is_gone_is_one_line(unreachable: Environment) -> None:

@@ -33,14 +33,14 @@ def test_the_roles_number_is_written_and_the_others_stay(run: Cluster, capsys: p
     assert sizes(run) == {"chief": 1, "worker": 4}
     assert main(["scale", "run/train", "--nodes", "2", "--role", "chief", "-n", "ml"]) == 0
     assert sizes(run) == {"chief": 2, "worker": 4}
-    assert "4 worker nodes asked for" in capsys.readouterr().err
+    assert "4 worker nodes requested" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (["run", "--role", "boss"], "run: role: the job has no 'boss', only chief, worker"),
-        (["run/check"], "run/check: say RUN/STEP with one of its steps that train: train"),
+        (["run/check"], "run/check: give RUN/STEP with one of its training steps: train"),
         (["gone"], '"gone" not found'),
     ],
 )

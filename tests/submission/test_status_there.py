@@ -75,7 +75,7 @@ def test_where_the_store_cannot_be_read_the_pod_is_told_all_the_same(
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("run/check", "say RUN/STEP with one of its steps that train: train"), ("gone", "not found")]
+    ("name", "part"), [("run/check", "give RUN/STEP with one of its training steps: train"), ("gone", "not found")]
 )
 def test_what_is_not_there_is_one_line(run: Cluster, capsys: pytest.CaptureFixture[str], name: str, part: str) -> None:
     assert main(["status", name, "-n", "ml"]) == 2

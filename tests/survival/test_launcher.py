@@ -83,6 +83,7 @@ def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -
     assert_done(pipeline)
 
 
+@pytest.mark.long
 def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):

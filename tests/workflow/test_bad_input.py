@@ -24,7 +24,7 @@ BAD = {
                             r":9: .*configMapKeyRef: there is no ConfigMap 'me' in these files"),
     "a circle": ("container: {image: i, command: [echo, hello]}",
                  "steps: [[{name: a, template: b}]]\n  - name: b\n    steps: [[{name: c, template: main}]]",
-                 r":9: .*main -> b -> main: calls itself for ever; give one of them a when"),
+                 r":9: .*main -> b -> main: calls itself forever; give one of them a when"),
     "a missing WorkflowTemplate": ("container: {image: i, command: [echo, hello]}",
                                    "steps: [[{name: a, templateRef: {name: far, template: x}}]]",
                                    r":9: .*there is no WorkflowTemplate 'far' in these files"),
@@ -81,16 +81,22 @@ WRONG = {
     "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: No such file or directory"),
     "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
     "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
-    "a name that is taken": (["-n", "artifacts"], r"name 'artifacts': all runs have that folder; choose another name"),
+    "a name that is taken": (
+        ["-n", "artifacts"],
+        r"name 'artifacts': that folder is shared by all runs; choose another name",
+    ),
     "an entrypoint": (["--entrypoint", "mian"], r"w\.yaml:6: spec.entrypoint: .*mian.*; did you mean main\?"),
-    "a second workflow": (["w.yaml"], r"w\.yaml:3: a second Workflow; one is run at a time"),
+    "a second workflow": (["w.yaml"], r"w\.yaml:3: is a second Workflow; only one can run at a time"),
     "a file": (["nothing.yaml"], r"nothing\.yaml: No such file or directory"),
-    "a binary": (["binary.yaml"], r"binary\.yaml: not YAML: it is no UTF-8 text"),
-    "a Secret": (["secret.yaml"], r"secret\.yaml:3: data.k: is no base64; what is plain text stands in stringData"),
-    "a ConfigMap": (["config.yaml"], r"config\.yaml:3: data.k: is no text; put quotes around it"),
-    "an object without a name": (["nameless.yaml"], r"nameless\.yaml:1: metadata.name: is required: a text"),
-    "an object's metadata": (["headless.yaml"], r"headless\.yaml:2: metadata: is no map"),
-    "an alias": (["alias.yaml"], r"alias\.yaml:\d+: not YAML: an alias stands inside of what it names"),
+    "a binary": (["binary.yaml"], r"binary\.yaml: not YAML: not UTF-8 text"),
+    "a Secret": (["secret.yaml"], r"secret\.yaml:3: data.k: is not base64; put plain text in stringData"),
+    "a ConfigMap": (["config.yaml"], r"config\.yaml:3: data.k: is not a string; put it in quotes"),
+    "an object without a name": (
+        ["nameless.yaml"],
+        r"nameless\.yaml:1: metadata.name: is required and must be a string",
+    ),
+    "an object's metadata": (["headless.yaml"], r"headless\.yaml:2: metadata: is not a map"),
+    "an alias": (["alias.yaml"], r"alias\.yaml:\d+: not YAML: an alias stands inside the value that it refers to"),
 }
 FILES = {
     "list.yaml": b"[1]",
@@ -123,7 +129,7 @@ def test_a_spec_that_is_no_map_is_told_also_with_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for spec, said in (("main", "spec: is no map"), ("{arguments: [1]}", "spec.arguments: must be a mapping")):
+    for spec, said in (("main", "spec: is not a map"), ("{arguments: [1]}", "spec.arguments: must be a mapping")):
         Path("w.yaml").write_text(f"apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: {spec}\n")
         assert main(["workflow", "run", "w.yaml", "-p", "a=b"]) == 2
         told = capsys.readouterr().err
@@ -149,7 +155,7 @@ def test_what_is_asked_of_a_run_is_one_line(
         (["retry", "w", *again, "colour=red"], "'colour=red': write FIELD=VALUE with one of displayName, "),
         (["retry", "w", *again, "displayName=nobody"], "no node that has succeeded matches"),
         (["stop", "w"], "w: has already ended: Succeeded"),
-        (["set", "w", "--phase", "Failed"], "w: nobody runs it; `everstep workflow resume w` takes it up"),
+        (["set", "w", "--phase", "Failed"], "w: no process runs it; `everstep workflow resume w` resumes it"),
         (["get", "nobody"], "nobody: no such run; `everstep workflow list --runs runs` shows them"),
         (["logs", "w", "z"], "w: no pod of that name has a log, and no step begins with 'z'"),
         (["get", "broken"], "broken/workflow.json: not JSON: "),

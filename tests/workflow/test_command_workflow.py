@@ -93,7 +93,7 @@ def test_what_a_launcher_that_ends_did_not_hear_is_refused_and_taken_back(tmp_pa
         told = everstep("stop", "h", cwd=tmp_path)
         ended.result()
     assert told.returncode == 2
-    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has ended meanwhile\n"
+    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has already ended\n"
     assert not list(asks.iterdir())
 
 
@@ -102,14 +102,14 @@ def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
 ) -> None:
     with (tmp_path / "lock").open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.time.sleep", lambda _: looking.close())
+        monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.file_lock.time.sleep", lambda _: looking.close())
         with lock(tmp_path):
             assert launcher_pid(tmp_path) == str(os.getpid())
 
 
 def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.LOCK_WAIT_S", 0.0)
-    with lock(tmp_path), pytest.raises(ManifestError, match=f"process {os.getpid()} runs it already"), lock(tmp_path):
+    with lock(tmp_path), pytest.raises(ManifestError, match=f"process {os.getpid()} already runs it"), lock(tmp_path):
         pass
 
 
@@ -268,7 +268,7 @@ def test_programs_of_images_are_found_in_a_folder_and_by_the_name_of_the_image(t
     path.write_text(MANIFEST.replace('command: [sh, -c], args: ["echo hello; COMMAND"]', "args: [moo]"))
     refused = everstep("run", str(path), cwd=tmp_path)
     assert refused.returncode == 2
-    assert "or say what its image runs: --image i=COMMAND" in refused.stderr
+    assert "or set what its image runs: --image i=COMMAND" in refused.stderr
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "cowsay"
     program.write_text('#!/bin/sh\necho "cow says $*"\n')

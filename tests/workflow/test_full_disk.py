@@ -66,7 +66,7 @@ def test_a_line_in_the_middle_that_is_no_event_is_named(tmp_path: Path) -> None:
     log.append(NodeSet(1.0, "a"))
     log.close()
     path.write_bytes(path.read_bytes() * 2 + b"\0\0\n" + path.read_bytes())
-    with pytest.raises(CorruptLogError, match=r"events\.jsonl line 3 is no event"):
+    with pytest.raises(CorruptLogError, match=r"events\.jsonl line 3 is not an event"):
         list(read_events(path))
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_cannot_write_ends_in_one_line_and_is_taken_up_when_it_can(
     first = _everstep(*words, room=room)
     assert first.returncode == 75, first.stderr
     last = first.stderr.splitlines()[-1]
-    assert "File too large; make room, then take the run up: everstep workflow resume w" in last
+    assert "File too large; free some space, then resume the run: everstep workflow resume w" in last
     assert "Traceback" not in first.stderr
     begun = full != "manifest.json"
     assert (tmp_path / "runs/w/manifest.json").exists() == begun
@@ -147,7 +147,7 @@ def test_a_run_on_a_full_file_system_is_taken_up_when_there_is_room(tmp_path: Pa
     if run.returncode == 99 or "unshare" in run.stderr:
         pytest.skip(f"no mounts of one's own here: {run.stderr.strip()[-200:]}")
     assert "Traceback" not in run.stderr
-    assert "No space left on device; make room" in run.stderr, "the fault must have fired"
+    assert "No space left on device; free some space" in run.stderr, "the fault must have fired"
     assert run.stdout.split("\n")[0] == "first 75"
     assert "second 0" in run.stdout, run.stderr[-500:]
     _each_ran_once(ran)

@@ -20,7 +20,7 @@ from tests.workflow.running import log, run, sh, workflow
 WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
          "until test -e a -a -e b; do sleep 0.05; done; cat /tmp/mine"  # fmt: skip
 PRIVATE = pytest.mark.skipif(
-    not has_namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders"
+    not has_namespaces(), reason="this kernel has no namespaces: pods share this machine's folders"
 )
 LEAVES = "setsid sh -c 'echo $$$$ > {{inputs.parameters.x}}.pid; exec sleep 600' & wait"
 

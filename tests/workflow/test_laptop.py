@@ -230,5 +230,5 @@ def test_without_namespaces_it_is_said_once(
     twice["steps"] += [[{"name": "c", "template": "script"}], [{"name": "d", "template": "beside"}]]
     status = ran(tmp_path, monkeypatch, Library(), [twice, made, script, beside])
     assert status["phase"] == "Succeeded", status
-    assert capsys.readouterr().err.count("gives no namespaces") == 1
+    assert capsys.readouterr().err.count("has no namespaces") == 1
     assert not Path("/tmp/everstep-out").exists()

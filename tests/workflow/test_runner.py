@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from everstep.runtime.system.processes import start_time
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.pods import clock
-from everstep.runtime.workflow.pods.runner import ProcessRunner, start_time
+from everstep.runtime.workflow.pods.runner import ProcessRunner
 from everstep.runtime.workflow.pods.starting import MAX_PODS, STARTS_AT_ONCE
 
 TASKS = [{"name": "a", "template": "t"}, {"name": "b", "template": "t", "depends": "a"}]
@@ -138,12 +139,12 @@ def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:
     async def seen(other: int, process: subprocess.Popen[bytes]) -> None:
         descriptor = os.dup(0)
         os.close(descriptor)
-        given_up = asyncio.create_task(gone(other, start_time(other)))
+        given_up = asyncio.create_task(gone(other, start_time(other) or 0))
         await asyncio.sleep(0)
         given_up.cancel()
         with suppress(asyncio.CancelledError):
             await given_up
-        watched = asyncio.create_task(gone(process.pid, start_time(process.pid)))
+        watched = asyncio.create_task(gone(process.pid, start_time(process.pid) or 0))
         await asyncio.sleep(0)
         assert os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[pidfd]"
         process.kill()

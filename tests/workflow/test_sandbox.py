@@ -139,7 +139,7 @@ def test_it_is_refused_by_name_where_the_kernel_makes_none(
     monkeypatch.setattr(sandbox.subprocess, "run", refused)
     assert main(["workflow", "run", "w.yaml", "--sandbox"]) == 2
     assert capsys.readouterr().err == (
-        "everstep workflow run: --sandbox: this kernel makes none (sandbox: unshare: Operation not permitted); "
+        "everstep workflow run: --sandbox: this kernel cannot make one (sandbox: unshare: Operation not permitted); "
         "run it in a container or on a cluster\n"
     )
     assert not Path("runs/w/events.jsonl").exists()
@@ -152,7 +152,7 @@ def test_a_run_stays_in_its_sandbox(
     Path("w.yaml").write_text(NETWORK.replace("PORT", "1"))
     assert main(["workflow", "run", "w.yaml", "--sandbox"]) == 1
     assert main(["workflow", "run", "w.yaml"]) == 2
-    assert "has a run with other flags of its sandbox; give the same" in capsys.readouterr().err
+    assert "has a run with other sandbox flags; give the same ones" in capsys.readouterr().err
     assert main(["workflow", "run", "w.yaml", "--no-network"]) == 2
     assert "--no-network: needs --sandbox, too" in capsys.readouterr().err
 

@@ -225,9 +225,9 @@ def test_an_artifact_takes_at_most_half_of_what_is_left_on_the_disk(
 
 
 TOKENS = {
-    "/short": 'no token: unexpected EOF', "/bad": "no token: Post ", "/ok": "the token's address gave no JSON",
-    "/list": "the token's address gave no access_token", "/deep": "the token's address gave no JSON",
-    "/words": "the token's address answers 500",
+    "/short": 'no token: unexpected EOF', "/bad": "no token: Post ", "/ok": "the token endpoint did not send JSON",
+    "/list": "the token endpoint sent no access_token", "/deep": "the token endpoint did not send JSON",
+    "/words": "the token endpoint answers 500",
 }  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class StandaloneKeeper:
             passed[place] = error
             self._policy = self._policy._replace(passed_over=frozenset(passed))
             if error is not None:
-                print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
+                print(f"everstep: {folder} is skipped: {error}", file=sys.stderr)
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
         if self._largest(float(bool(unread))):
             why = str(unread[0]) if unread else "another rank could not read one"

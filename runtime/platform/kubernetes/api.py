@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-import random
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import aiohttp
+
+from everstep.runtime.system.backoff import backoff
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its service account."""
@@ -160,7 +161,7 @@ class KubeApi:
 
     async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Retry until there is an answer: waits out 429, 5xx and no connection. Raises KubeError for other refusals."""
-        pauses = Backoff()
+        pauses = retry_pauses()
         while True:
             try:
                 return await ask()
@@ -174,14 +175,14 @@ class KubeApi:
 
         Containers may run before the kubelet has reported the address.
         """
-        pauses = Backoff()
+        pauses = retry_pauses()
         while not ((pod := await self.retry(lambda: self.get("pods", name))).get("status") or {}).get("podIP"):
             await self.pause(pauses)
         return pod
 
-    async def pause(self, pauses: "Backoff", at_least_s: float = 0.0) -> None:
+    async def pause(self, pauses: Iterator[float], at_least_s: float = 0.0) -> None:
         """Wait before the next try."""
-        await self._wait(max(pauses.next(), at_least_s))
+        await self._wait(max(next(pauses), at_least_s))
 
     async def _ask(
         self, method: str, kind: Kind, name: str = "", body: Any = None, asked: Mapping[str, str] = {}
@@ -227,16 +228,9 @@ class KubeApi:
         return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
 
 
-class Backoff:
-    """Seconds to wait before each further try: growing, and randomized so that clients do not retry together."""
-
-    def __init__(self) -> None:
-        self._pause_s = FIRST_PAUSE_S
-
-    def next(self) -> float:
-        """The next pause."""
-        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
-        return pause * random.uniform(0.5, 1.0)
+def retry_pauses() -> Iterator[float]:
+    """Seconds to wait before each further try of one request."""
+    return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 async def _refusal(answer: aiohttp.ClientResponse, where: str) -> KubeError:

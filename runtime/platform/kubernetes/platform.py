@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
-from everstep.runtime.platform.kubernetes.api import Backoff, KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, retry_pauses
 from everstep.runtime.platform.kubernetes.known import KnownPods
 from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
@@ -128,7 +128,7 @@ class KubernetesPlatform:
             pod = await self._api.retry(lambda: self._api.get("pods", name))
             if has_ended(pod) or node_of(pod).name != request.name:
                 raise OSError(
-                    f"pod {name} is there already and {'has ended' if has_ended(pod) else 'not ours'}"
+                    f"pod {name} already exists and {'has ended' if has_ended(pod) else 'is not ours'}"
                 ) from None
         return self._known.on_created(pod)
 
@@ -182,13 +182,13 @@ class KubernetesPlatform:
 
     async def _watch(self) -> None:
         """List, watch, list again. Ends only with a refusal that waiting cannot cure (KubeError)."""
-        pauses, version = Backoff(), ""
+        pauses, version = retry_pauses(), ""
         while True:
             try:
                 version = version or await self._list()
                 await self._admit_extras()
                 async for event in self._api.watch("pods", selector(self._job), version):
-                    pauses, version = Backoff(), self._handle_event(event)
+                    pauses, version = retry_pauses(), self._handle_event(event)
                     await self._admit_extras()
                 await self._api.pause(pauses)  # The server ends each stream after a while.
             except KubeError as error:

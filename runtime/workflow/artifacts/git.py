@@ -70,7 +70,7 @@ class _Commands:
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
                 )  # fmt: skip
             except FileNotFoundError:
-                raise RemoteError("there is no git in the PATH") from None
+                raise RemoteError("git is not in PATH; install it") from None
             with self._ending.reaching(process.kill):
                 process.wait()
             if self._ending.why:

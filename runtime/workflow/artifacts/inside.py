@@ -24,14 +24,16 @@ def resolve_inside(folder: Path, name: str) -> Path:
     try:
         lengths = [len(os.fsencode(part)) for part in parts]
     except UnicodeEncodeError:
-        raise BadPathError(f"{name!a} is no path: it is no UTF-8") from None
+        raise BadPathError(f"{name!a} is not a valid path: it is not UTF-8") from None
     if "\0" in name or not parts or max(lengths) > LONGEST_PART:
-        raise BadPathError(f"{name[:80]!r} is no path: a part is empty, longer than {LONGEST_PART} bytes or has a NUL")
+        raise BadPathError(
+            f"{name[:80]!r} is not a valid path: a part is empty, longer than {LONGEST_PART} bytes or contains NUL"
+        )
     if name.startswith("/") or ".." in parts:
         raise BadPathError(f"{name!r} leads out of its folder; use a path without .. that does not begin with /")
     root = os.path.realpath(folder)
     if len(os.fsencode(root)) + sum(lengths) + len(lengths) > LONGEST:
-        raise BadPathError(f"{name[:80]!r} is no path: it is longer than {LONGEST} bytes")
+        raise BadPathError(f"{name[:80]!r} is not a valid path: it is longer than {LONGEST} bytes")
     found = os.path.realpath(os.path.join(root, *parts))
     if not found.startswith(root.rstrip("/") + "/"):
         raise BadPathError(f"{name!r} leads out of its folder by a link")

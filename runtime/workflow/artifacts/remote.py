@@ -72,7 +72,7 @@ def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.En
 def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
     """Put a file where an http location says. Raises RemoteError, MissingObjectError."""
     if source.is_dir():
-        raise RemoteError("a folder cannot be put to an http address; let it be archived")
+        raise RemoteError("a folder cannot be sent to an http address; archive it")
     content = [("Content-Length", str(source.stat().st_size)), ("Content-Type", "application/octet-stream")]
     with source.open("rb") as file:
         own = _build_request(http, library)
@@ -128,13 +128,13 @@ def _fetch_token(told: Mapping[str, Any], library: Library) -> str:
     try:
         with web.open_request(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:
-                raise RemoteError(f"the token's address answers {answer.status} {answer.reason}")
+                raise RemoteError(f"the token endpoint answers {answer.status} {answer.reason}")
             found = json.loads(answer.body(TOKEN_BYTES))
     except web.WebError as error:
         raise RemoteError(f"no token: {error}") from None
     except (ValueError, RecursionError):
-        raise RemoteError("the token's address gave no JSON") from None
+        raise RemoteError("the token endpoint did not send JSON") from None
     token = found.get("access_token") if isinstance(found, dict) else None
     if not token:
-        raise RemoteError("the token's address gave no access_token")
+        raise RemoteError("the token endpoint sent no access_token")
     return str(token)

@@ -24,7 +24,7 @@ from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.tags import names_read, substitute
 from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, is_satisfied, needs
 
-NEVER = "{{{{{}}}}} is never set: on Argo this would wait for ever"
+NEVER = "{{{{{}}}}} is never set; Argo would wait forever"
 
 
 class DagRun:

@@ -157,7 +157,7 @@ def read_events(path: Path) -> Iterator[Event]:
             yield _decode(line)
         except msgspec.DecodeError as error:
             raise CorruptLogError(
-                f"{path} line {number} is no event: {error}; start the run under another name"
+                f"{path} line {number} is not an event: {error}; start the run under another name"
             ) from None
 
 

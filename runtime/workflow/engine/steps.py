@@ -22,7 +22,7 @@ from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.tags import names_read, substitute
 
-NEVER = "failed to resolve references: {{{{{}}}}} is never set: on Argo this would wait for ever"
+NEVER = "failed to resolve references: {{{{{}}}}} is never set; Argo would wait forever"
 
 
 class StepsRun:

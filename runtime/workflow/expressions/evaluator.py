@@ -296,7 +296,7 @@ class _Evaluation:
         self._meter.spend(len(of) // CHARACTERS_A_STEP)
         ends = [None if part is None else self.evaluate(part, pointer) for part in (c[2], c[4])]
         if any(end is not None and (not isinstance(end, int) or isinstance(end, bool)) for end in ends):
-            raise self._fail("invalid operation: slice index is no integer", node)
+            raise self._fail("invalid operation: slice index is not an integer", node)
         return of[ends[0] : ends[1]]
 
     def _piped(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
@@ -315,7 +315,7 @@ class _Evaluation:
             group, name = str(callee.children[0].children[0]), _word_text(callee.children[-1])
             if isinstance(self._functions.get(group), Mapping):
                 return self._call_function(f"{group}.{name}", callee, self._argument_values(c[2], pointer))
-        raise self._fail("this is no function", callee)
+        raise self._fail("this is not a function", callee)
 
     def _call_function(self, name: str, place: Any, arguments: list[Any]) -> Any:
         group, _, member = name.partition(".")

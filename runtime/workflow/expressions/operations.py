@@ -13,36 +13,36 @@ class NoSuchOperationError(Exception):
 
 
 def is_number(value: Any) -> bool:
-    """An int or a float; a boolean is none."""
+    """An int or a float; a boolean is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def checked(a: Any, b: Any) -> Any:
+    def operate(a: Any, b: Any) -> Any:
         if is_number(a) and is_number(b):
             found = operation(a, b)
             return wrap_int64(found) if isinstance(found, int) else found
         raise NoSuchOperationError
 
-    return checked
+    return operate
 
 
 def _on_ordered(operation: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def checked(a: Any, b: Any) -> bool:
+    def operate(a: Any, b: Any) -> bool:
         if (is_number(a) and is_number(b)) or (isinstance(a, str) and isinstance(b, str)):
             return operation(a, b)
         raise NoSuchOperationError
 
-    return checked
+    return operate
 
 
 def _on_texts(operation: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
-    def checked(a: Any, b: Any) -> bool:
+    def operate(a: Any, b: Any) -> bool:
         if isinstance(a, str) and isinstance(b, str):
             return operation(a, b)
         raise NoSuchOperationError
 
-    return checked
+    return operate
 
 
 def is_equal(a: Any, b: Any) -> bool:

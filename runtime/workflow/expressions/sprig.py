@@ -194,23 +194,23 @@ def _type(value: Any) -> str:
 
 
 def _integers(operation: Callable[[int, int], int]) -> Callable[..., Int64]:
-    def folded(first: Any, *rest: Any) -> Int64:
+    def fold(first: Any, *rest: Any) -> Int64:
         found = to_int(first)
         for value in rest:
             found = wrap_int64(operation(found, to_int(value)))
         return Int64(found)
 
-    return folded
+    return fold
 
 
 def _floats(operation: Callable[[float, float], float]) -> Callable[..., float]:
-    def folded(first: Any, *rest: Any) -> float:
+    def fold(first: Any, *rest: Any) -> float:
         found = to_float(first)
         for value in rest:
             found = operation(found, to_float(value))
         return found
 
-    return folded
+    return fold
 
 
 def _quotient(a: int, b: int) -> int:

@@ -26,7 +26,7 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
             yield from _loop_findings(called)
             yield from _artifact_findings(called, spec, library)
             if called.task.get("inline") and called.task.get("template"):
-                yield "inline", False, Problem((*called.where, "template"), "has no meaning beside inline; keep one")
+                yield "inline", False, Problem((*called.where, "template"), "has no effect beside inline; keep one")
             if called.task.get("inline") and at.inline:
                 said = "an inline template inside an inline template; name one of them"
                 yield "inline", False, Problem((*called.where, "inline"), said)
@@ -51,7 +51,11 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     for index, entry in enumerate(list_at(spec, "arguments", "parameters")):
         if isinstance(entry.get("value"), Mapping | list):
             here = ("spec", "arguments", "parameters", index, "value")
-            yield "argument", False, Problem(here, "a map or list arrives as an empty text; write it as JSON in quotes")
+            yield (
+                "argument",
+                False,
+                Problem(here, "a map or list arrives as an empty string; write it as JSON in quotes"),
+            )
 
 
 def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
@@ -65,10 +69,10 @@ def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[
                 continue
             value, enum = entry.get("value"), wanted[name].get("enum")
             if isinstance(value, Mapping | list):
-                said = "a map or list arrives as an empty text; write it as JSON in quotes"
+                said = "a map or list arrives as an empty string; write it as JSON in quotes"
                 yield "argument", False, Problem((*here, "value"), said)
             elif kind == "parameters" and enum and "{{" not in str(value) and str(value) not in map(str, enum):
-                said = f"{value!r} is none of the input's enum: {', '.join(map(str, enum))}"
+                said = f"{value!r} is not in the input's enum: {', '.join(map(str, enum))}"
                 yield "enum", False, Problem((*here, "value"), said)
 
 
@@ -79,7 +83,7 @@ def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:
         form = str(sequence.get("format") or "%d")
         if not any(verb in form for verb in "dxXobc"):
             here = (*called.where, "withSequence", "format")
-            yield "items", False, Problem(here, f"{form!r} is no format of a whole number, such as %03d")
+            yield "items", False, Problem(here, f"{form!r} is not a format for a whole number; use one such as %03d")
     given = task.get("withParam")
     if given is not None and "{{" in str(given):
         return
@@ -131,7 +135,7 @@ def _artifact_findings(called: TaskAt, spec: Mapping[str, Any], library: Library
         if text and "{{" not in text:
             yield "artifact", False, Problem(here, f"a tag has braces: {{{{{text}}}}}")
         elif ".outputs.parameters." in text or ".outputs.result" in text:
-            yield "artifact", True, Problem(here, f"{text} is a parameter, no artifact")
+            yield "artifact", True, Problem(here, f"{text} is a parameter, not an artifact")
     for index, entry in enumerate(list_at(called.task.get("arguments"), "parameters")):
         for tag in tags(str(entry.get("value") or "")):
             parts = tag.strip().split(".")
@@ -140,5 +144,5 @@ def _artifact_findings(called: TaskAt, spec: Mapping[str, Any], library: Library
                 yield (
                     "artifact",
                     False,
-                    Problem(here, f"{{{{{tag.strip()}}}}} is an artifact: its text stays as it stands"),
+                    Problem(here, f"{{{{{tag.strip()}}}}} is an artifact, so this text is not replaced"),
                 )

@@ -97,9 +97,9 @@ def _retry_findings(strategy: Any, where: Where) -> Iterator[RawFinding]:
             continue
         try:
             if parse_int(value) < 0:
-                yield "retry", True, Problem((*where, *path), f"{value} is below 0: nothing is tried again")
+                yield "retry", True, Problem((*where, *path), f"{value} is below 0, so nothing is retried")
         except ExpressionError:
-            yield "retry", path != ("limit",), Problem((*where, *path), f"{value!r} is no whole number")
+            yield "retry", path != ("limit",), Problem((*where, *path), f"{value!r} is not a whole number")
 
 
 def _gate_findings(at: TemplateAt, library: Library) -> Iterator[RawFinding]:
@@ -125,7 +125,7 @@ def _container_findings(at: TemplateAt) -> Iterator[RawFinding]:
             said = f"{first}: no such program on this machine; an image may bring it (run --path)"
             yield "here", False, Problem((*at.where, kind, "command"), said)
         if len(command) == 1 and " " in str(command[0]) and not str(command[0]).startswith("{{"):
-            said = f"{command[0]!r} is one word; write each word by itself, or [sh, -c, ...]"
+            said = f"{command[0]!r} is a single word; list each word separately, or use [sh, -c, ...]"
             yield "command", True, Problem((*at.where, kind, "command"), said)
     script = template.get("script")
     if script is not None:
@@ -141,8 +141,8 @@ def _python_findings(source: str, where: Where) -> Iterator[RawFinding]:
     try:
         ast.parse(source)
     except SyntaxError as error:
-        mend = "; take the indentation away" if isinstance(error, IndentationError) else ""
-        yield "script", True, Problem(where, f"no Python, line {error.lineno}: {error.msg}{mend}")
+        mend = "; remove the indentation" if isinstance(error, IndentationError) else ""
+        yield "script", True, Problem(where, f"not Python, line {error.lineno}: {error.msg}{mend}")
 
 
 def _patch_findings(template: Mapping[str, Any], patch: str, where: Where) -> Iterator[RawFinding]:
@@ -152,7 +152,7 @@ def _patch_findings(template: Mapping[str, Any], patch: str, where: Where) -> It
         apply_patch(template, patch)
         pod = next(iter(one.value for one in read_text(patch)), {})
     except (ExpressionError, ReadError):
-        yield "patch", True, Problem(where, "is no patch of a pod: YAML with containers, volumes...")
+        yield "patch", True, Problem(where, "is not a patch of a pod; give YAML with containers, volumes...")
         return
     known = ("containers", "initContainers", "volumes")
     for key in pod:
@@ -184,9 +184,13 @@ def _output_findings(at: TemplateAt) -> Iterator[RawFinding]:
         here = (*at.where, "outputs", kind, index)
         folders = [folder for folder in _parent_folders(path) if folder not in ("/", "/tmp", "/mnt")]
         if not any(_mentions(part, whole_text) for part in [os.path.basename(path), *folders]):
-            yield "output", False, Problem(here, f"nothing in the container names {path}: who writes it?")
+            yield (
+                "output",
+                False,
+                Problem(here, f"nothing in the container mentions {path}; does the program write it?"),
+            )
         elif kind == "parameters" and re.search(rf"mkdir (?:-p )?{re.escape(path)}(?:\s|;|$)", whole_text):
-            yield "output", False, Problem(here, f"{path} is made a folder; a parameter is a file")
+            yield "output", False, Problem(here, f"{path} is created as a folder, but a parameter must be a file")
 
 
 def _mentions(part: str, text: str) -> bool:
@@ -220,7 +224,7 @@ def _key_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
                 yield (
                     "artifact",
                     False,
-                    Problem(here, f"nothing in this workflow writes {key}: it must lie there before"),
+                    Problem(here, f"nothing in this workflow writes {key}; it must exist beforehand"),
                 )
 
 
@@ -241,17 +245,21 @@ def _metric_findings(holder: Mapping[str, Any], where: Where) -> Iterator[RawFin
         here = (*where, "metrics", "prometheus", index)
         name = str(metric.get("name") or "")
         if not METRIC_NAME.fullmatch(name):
-            yield "metric", False, Problem((*here, "name"), f"{name!r} is no metric's name; use letters, digits and _")
+            yield (
+                "metric",
+                False,
+                Problem((*here, "name"), f"{name!r} is not a valid metric name; use letters, digits and _"),
+            )
         for kind in ("gauge", "counter", "histogram"):
             value = str((metric.get(kind) or {}).get("value") or "")
             if value and "{{" not in value and not re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", value):
-                yield "metric", False, Problem((*here, kind, "value"), f"{value!r} is no number")
+                yield "metric", False, Problem((*here, kind, "value"), f"{value!r} is not a number")
 
 
 def _account_findings(holder: Mapping[str, Any], where: Where) -> Iterator[RawFinding]:
     name = str(holder.get("serviceAccountName") or "default")
     if name != "default" and "{{" not in name:
-        said = f"the service account {name!r} must be in the cluster before; on this machine it means nothing"
+        said = f"the service account {name!r} must exist in the cluster; it has no effect on this machine"
         yield "cluster", False, Problem((*where, "serviceAccountName"), said)
 
 
@@ -260,7 +268,7 @@ def _enum_findings(at: TemplateAt) -> Iterator[RawFinding]:
         default = entry.get("value", entry.get("default"))
         if entry.get("enum") and default is not None and str(default) not in map(str, entry["enum"]):
             here = (*at.where, "inputs", "parameters", index)
-            yield "enum", False, Problem(here, f"{default!r} is none of its enum: {', '.join(map(str, entry['enum']))}")
+            yield "enum", False, Problem(here, f"{default!r} is not in its enum: {', '.join(map(str, entry['enum']))}")
 
 
 def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
@@ -271,7 +279,7 @@ def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
                 yield (
                     "duplicate",
                     False,
-                    Problem((*where, "volumes", index, "name"), f"{volume['name']!r} is there twice"),
+                    Problem((*where, "volumes", index, "name"), f"{volume['name']!r} appears twice"),
                 )
             seen.add(str(volume.get("name")))
     exported: dict[str, str] = {}
@@ -283,7 +291,7 @@ def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
                 yield (
                     "duplicate",
                     False,
-                    Problem(here, f"{name!r} is exported by {exported[name]}, too; the later counts"),
+                    Problem(here, f"{name!r} is also exported by {exported[name]}; the later one wins"),
                 )
             elif name:
                 exported[name] = str(at.template.get("name"))
@@ -301,7 +309,7 @@ def _unused_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     for index, template in enumerate(list_at(spec, "templates")):
         where = ("spec", "templates", index)
         if template.get("name") not in called:
-            yield "unused", False, Problem((*where, "name"), f"{template.get('name')!r} is used by nobody")
+            yield "unused", False, Problem((*where, "name"), f"{template.get('name')!r} is never used")
     for at in templates(spec):
         read = names_read({key: value for key, value in at.template.items() if key != "inputs"})
         every = any(name in ("inputs", "inputs.parameters") for name in read)
@@ -310,4 +318,4 @@ def _unused_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
             name = f"inputs.parameters.{entry.get('name')}"
             if not every and name not in read | own:
                 here = (*at.where, "inputs", "parameters", number, "name")
-                yield "unused", False, Problem(here, f"{entry.get('name')!r} is used by nothing in the template")
+                yield "unused", False, Problem(here, f"{entry.get('name')!r} is not used in the template")

@@ -64,7 +64,7 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
         found.append(
             _to_finding(other, one._replace(of=""), code, True) if other else _to_finding(document, one, code, True)
         )
-    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts",
+    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; the last one wins",
                       document.file) for where, line in document.repeated]  # fmt: skip
     wrong = any(one.code == INVALID for one in found)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:

@@ -48,7 +48,7 @@ def _python_mistake(source: str) -> str:
     printed = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "print"
                and one.args and not any(word.arg == "file" for word in one.keywords)]  # fmt: skip
     if any(isinstance(one, _DISPLAYS) for one in printed):
-        return "prints a list as Python writes it, which is no JSON; say print(json.dumps(...))"
+        return "prints a Python list, which is not JSON; use print(json.dumps(...))"
     first = printed[0] if printed else None
     return _noise_mistake(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
@@ -68,4 +68,4 @@ def _shell_mistake(source: str) -> str:
 def _noise_mistake(text: str) -> str:
     if text.lstrip().startswith("[") or text.startswith("-"):
         return ""
-    return f"prints {text!r} first, and withParam takes all of it as one JSON list; send what is no list to stderr"
+    return f"prints {text!r} first, but withParam reads all output as one JSON list; print other text to stderr"

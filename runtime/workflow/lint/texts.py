@@ -124,7 +124,7 @@ def _simple_tag_findings(name: str, at: TemplateAt, leaf: bool) -> Iterator[RawF
         )
     near = get_close_matches(root, ROOTS, 1, 0.8)
     if root not in ROOTS and near and "." in name:
-        yield "tag", False, Problem(at.where, f"{{{{{name}}}}} stays as it stands; did you mean {near[0]}?")
+        yield "tag", False, Problem(at.where, f"{{{{{name}}}}} is not replaced; did you mean {near[0]}?")
     parts = name.split(".")
     if root == "outputs" and len(parts) == 4 and parts[3] == "path":
         declared = {str(one.get("name")) for one in list_at(at.template, "outputs", parts[1])}
@@ -148,7 +148,11 @@ def _expression_findings(
     for path in sorted(read):
         for prefix, known in (("inputs.parameters.", wanted), ("workflow.parameters.", given)):
             if path.startswith(prefix) and path not in known and path != f"{prefix}json":
-                yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {path} is not known: the tag stays")
+                yield (
+                    "expression",
+                    False,
+                    Problem(at.where, f"{{{{={text}}}}}: {path} is unknown: the tag is not replaced"),
+                )
                 return
     try:
         late = any(path == one or path.startswith(f"{one}.") for one in LATE_NAMES for path in read)
@@ -158,10 +162,10 @@ def _expression_findings(
         yield (
             "expression",
             False,
-            Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}: the tag stays as it stands"),
+            Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}: the tag is not replaced"),
         )
     except ExpressionError as error:
-        kind = "the tag stays as it stands" if leaf else "the task fails"
+        kind = "the tag is not replaced" if leaf else "the task fails"
         yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}: {kind}")
 
 
@@ -177,7 +181,7 @@ def _condition_findings(text: str, where: Where) -> Iterator[RawFinding]:
     except ExpressionError:
         return
     if not isinstance(found, bool):
-        yield "expression", True, Problem(where, "is no condition: it gives no boolean")
+        yield "expression", True, Problem(where, "is not a condition: its value is not a boolean")
     elif _compares_text(parse(text)):
         yield "expression", True, Problem(where, "compares a text with a number; write asInt(lastRetry.exitCode)")
 
@@ -213,7 +217,7 @@ def _task_findings(
     yield from _order_findings(called, spec, library)
     looped = any(task.get(kind) for kind in ("withItems", "withParam", "withSequence"))
     if not looped and any(re.split(r"[.\[]", tag.strip())[0] == "item" for tag in tags(body)):
-        yield "item", False, Problem(where, "{{item}} has no meaning without withItems, withParam or withSequence")
+        yield "item", False, Problem(where, "{{item}} has no effect without withItems, withParam or withSequence")
 
 
 def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Iterator[RawFinding]:

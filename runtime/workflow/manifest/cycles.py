@@ -23,7 +23,7 @@ def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
             way = _path_back(called, began, own, library)
             if way:
                 names = " -> ".join("/".join(filter(None, one)) for one in [began, *way])
-                said = f"{names}: calls itself for ever; give one of them a when"
+                said = f"{names}: calls itself forever; give one of them a when"
                 yield Problem(("spec", "templates", index, *where), said)
 
 

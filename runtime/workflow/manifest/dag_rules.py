@@ -17,7 +17,7 @@ def style_problems(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[
     for index, task in enumerate(tasks):
         if depends and task.get("continueOn"):
             name = task.get("name")
-            mend = f"has no meaning with depends; say {name}.Failed or {name}.Errored"
+            mend = f"has no effect with depends; say {name}.Failed or {name}.Errored"
             yield Problem((*here, index, "continueOn"), mend)
         if used and str(task.get("name") or "")[:1].isdigit():
             yield Problem((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
@@ -34,7 +34,7 @@ def reference_problems(
                 yield Problem(field, f"there is no task {name}{nearest_hint(name, tasks)}")
             elif state and state not in STATES:
                 yield Problem(
-                    field, f"{state} is none of {', '.join(STATES)}{nearest_hint(state, dict.fromkeys(STATES))}"
+                    field, f"{state} is not one of {', '.join(STATES)}{nearest_hint(state, dict.fromkeys(STATES))}"
                 )
             elif state in LOOP_STATES and not has_items(tasks[name]):
                 yield Problem(field, f"{name}.{state} needs items, and {name} has none")

@@ -46,14 +46,14 @@ def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
     name = str(metadata.get("name") or "")
     if name and not WORKFLOW_NAME.fullmatch(name):
         yield Problem(
-            ("metadata", "name"), f"{name!r} is no name; use a-z, 0-9, - and ., a letter or digit at both ends"
+            ("metadata", "name"), f"{name!r} is not a valid name; use a-z, 0-9, - and ., a letter or digit at both ends"
         )
     if len(name) > 63:
         yield Problem(("metadata", "name"), f"has {len(name)} characters; at most 63 are allowed")
     for key, value in (metadata.get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) or len(str(value)) > 63:
             yield Problem(
-                ("metadata", "labels", key), f"{value!r} is no label's value; use letters, digits, -, _ and ."
+                ("metadata", "labels", key), f"{value!r} is not a valid label value; use letters, digits, -, _ and ."
             )
 
 
@@ -69,10 +69,10 @@ def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
         if wrong := sorted(set(source) - {"default", "configMapKeyRef", "supplied"}):
             yield Problem((*here, "valueFrom", wrong[0]), "an argument takes its value from configMapKeyRef only")
         if "enum" in entry and not entry["enum"]:
-            yield Problem((*here, "enum"), "is empty; list the values that are allowed")
+            yield Problem((*here, "enum"), "is empty; list the allowed values")
         elif entry.get("enum") and entry.get("value") is not None and entry["value"] not in entry["enum"]:
             yield Problem(
-                (*here, "value"), f"{entry['value']!r} is none of its enum: {', '.join(map(str, entry['enum']))}"
+                (*here, "value"), f"{entry['value']!r} is not in its enum: {', '.join(map(str, entry['enum']))}"
             )
     for index, entry in enumerate(list_at(arguments, "artifacts")):
         here = (*where, "artifacts", index)
@@ -96,9 +96,9 @@ def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str]
         if not name:
             yield Problem(here, "needs a name")
         elif not pattern.fullmatch(str(name)):
-            yield Problem((*here, "name"), f"{name!r} is no name here; {rule}")
+            yield Problem((*here, "name"), f"{name!r} is not a valid name here; {rule}")
         elif name in seen:
-            yield Problem((*here, "name"), f"{name!r} is there twice")
+            yield Problem((*here, "name"), f"{name!r} appears twice")
         seen.add(str(name))
 
 
@@ -119,14 +119,14 @@ def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Pro
     if len(found) > 1:
         yield Problem(where, f"has {' and '.join(found)}; a template is one of them")
     if not kind:
-        yield Problem(where, f"says not what it is; give it one of {', '.join(KINDS)}")
+        yield Problem(where, f"has no type; give it one of {', '.join(KINDS)}")
         return
     yield from _input_problems(template, kind, where)
     yield from _output_problems(template, kind, where)
     yield from _limit_problems(template, kind, where)
     policy = (template.get("retryStrategy") or {}).get("retryPolicy")
     if policy and policy not in POLICIES:
-        yield Problem((*where, "retryStrategy", "retryPolicy"), f"{policy} is none of {', '.join(POLICIES)}")
+        yield Problem((*where, "retryStrategy", "retryPolicy"), f"{policy} is not one of {', '.join(POLICIES)}")
     yield from _metric_problems(template, where)
     if kind in ("container", "script"):
         yield from _container_problems(template[kind], (*where, kind))
@@ -139,7 +139,9 @@ def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Pro
             if not one.get("name") and more == "initContainers":
                 yield Problem((*where, more, index), "needs a name")
             if one.get("name") in RESERVED[:1]:
-                yield Problem((*where, more, index, "name"), f"{one['name']} is the name of a container of Argo's own")
+                yield Problem(
+                    (*where, more, index, "name"), f"{one['name']} is the name of one of Argo's own containers"
+                )
 
 
 def _input_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
@@ -148,13 +150,13 @@ def _input_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
         yield from name_problems(list_at(inputs, what), (*where, "inputs", what), IO_NAME, _IO_RULE)
     for index, entry in enumerate(list_at(inputs, "parameters")):
         if "enum" in entry and entry["enum"] is not None and not entry["enum"]:
-            yield Problem((*where, "inputs", "parameters", index, "enum"), "is empty; list the values that are allowed")
+            yield Problem((*where, "inputs", "parameters", index, "enum"), "is empty; list the allowed values")
     taken: dict[str, str] = {}
     for index, entry in enumerate(list_at(inputs, "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
         yield from _artifact_path_problems(entry, kind, here)
         if kind == "container" and path and path in taken:
-            yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
+            yield Problem((*here, "path"), f"{path} is already the path of {taken[path]}")
         taken[path] = str(entry.get("name"))
 
 
@@ -163,9 +165,9 @@ def _artifact_path_problems(entry: Mapping[str, Any], kind: str, here: Where) ->
     if kind in PODS and not path:
         yield Problem(here, f"{entry.get('name')} needs a path")
     if kind not in PODS and path:
-        yield Problem((*here, "path"), "has no meaning where no container is")
+        yield Problem((*here, "path"), "has no effect without a container")
     if ".." in path.split("/"):
-        yield Problem((*here, "path"), f"{path} climbs out with ..")
+        yield Problem((*here, "path"), f"{path} leaves its folder by ..")
 
 
 def _output_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
@@ -175,14 +177,16 @@ def _output_problems(template: Mapping[str, Any], kind: str, where: Where) -> It
         for index, entry in enumerate(list_at(outputs, what)):
             name = str(entry.get("globalName") or "")
             if name and not IO_NAME.fullmatch(name) and "{{" not in name:
-                yield Problem((*where, "outputs", what, index, "globalName"), f"{name!r} is no name; {_IO_RULE}")
+                yield Problem(
+                    (*where, "outputs", what, index, "globalName"), f"{name!r} is not a valid name; {_IO_RULE}"
+                )
     for index, entry in enumerate(list_at(outputs, "parameters")):
         yield from _output_parameter_problems(entry, kind, (*where, "outputs", "parameters", index))
     for index, entry in enumerate(list_at(outputs, "artifacts")):
         if kind in PODS:
             yield from _artifact_path_problems(entry, kind, (*where, "outputs", "artifacts", index))
         elif entry.get("path"):
-            yield Problem((*where, "outputs", "artifacts", index, "path"), "has no meaning where no container is")
+            yield Problem((*where, "outputs", "artifacts", index, "path"), "has no effect without a container")
 
 
 def _output_parameter_problems(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
@@ -196,7 +200,7 @@ def _output_parameter_problems(entry: Mapping[str, Any], kind: str, here: Where)
     kinds = ("path", "jqFilter", "jsonPath", "parameter", "supplied", "expression", "event", "configMapKeyRef")
     ways = [way for way in kinds if source.get(way) is not None]
     if not ways:
-        yield Problem((*here, "valueFrom"), "says not from where; give it a path, a parameter or an expression")
+        yield Problem((*here, "valueFrom"), "has no source; give it a path, a parameter or an expression")
     elif len(ways) > 1:
         yield Problem((*here, "valueFrom"), f"has {' and '.join(ways)}; keep one")
     elif kind in PODS and "path" not in ways:
@@ -207,26 +211,29 @@ def _output_parameter_problems(entry: Mapping[str, Any], kind: str, here: Where)
 
 def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
     if template.get("parallelism") is not None and kind not in ("steps", "dag"):
-        yield Problem((*where, "parallelism"), "only steps and dag templates have it")
+        yield Problem((*where, "parallelism"), "is allowed only in steps and dag templates")
     deadline = template.get("activeDeadlineSeconds")
     if deadline is not None:
         if kind not in LEAVES:
             yield Problem(
-                (*where, "activeDeadlineSeconds"), "steps and dag templates have none; give it to what they run"
+                (*where, "activeDeadlineSeconds"),
+                "is not allowed in steps and dag templates; set it in the templates they run",
             )
         elif "{{" not in str(deadline) and not re.fullmatch(r"0*[1-9]\d*", str(deadline)):
-            yield Problem((*where, "activeDeadlineSeconds"), f"{deadline!r} is no whole number of seconds above 0")
+            yield Problem((*where, "activeDeadlineSeconds"), f"{deadline!r} is not a whole number of seconds above 0")
     timeout = template.get("timeout")
     if timeout:
         if kind in ("steps", "dag"):
-            yield Problem((*where, "timeout"), "steps and dag templates have none; give it to what they run")
+            yield Problem(
+                (*where, "timeout"), "is not allowed in steps and dag templates; set it in the templates they run"
+            )
         elif str(timeout).isdigit():
             yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
 
 
 def _resource_problems(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     if resource.get("action") not in ACTIONS:
-        yield Problem((*where, "action"), f"{resource.get('action')!r} is none of {', '.join(ACTIONS)}")
+        yield Problem((*where, "action"), f"{resource.get('action')!r} is not one of {', '.join(ACTIONS)}")
     if not resource.get("manifest") and not resource.get("manifestFrom"):
         if resource.get("action") not in ("get", "delete", "patch"):
             yield Problem(where, "needs a manifest or a manifestFrom")
@@ -241,7 +248,9 @@ def _metric_problems(template: Mapping[str, Any], where: Where) -> Iterator[Prob
     for index, metric in enumerate(list_at(template, "metrics", "prometheus")):
         here = (*where, "metrics", "prometheus", index)
         if not METRIC_NAME.fullmatch(str(metric.get("name") or "")):
-            yield Problem((*here, "name"), f"{metric.get('name')!r} is no metric's name; use letters, digits and _")
+            yield Problem(
+                (*here, "name"), f"{metric.get('name')!r} is not a valid metric name; use letters, digits and _"
+            )
         if not metric.get("help"):
             yield Problem(here, "needs a help")
         kinds = [kind for kind in ("gauge", "counter", "histogram") if metric.get(kind) is not None]
@@ -258,7 +267,7 @@ def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[
     for index, mount in enumerate(list_at(container, "volumeMounts")):
         path = str(mount.get("mountPath") or "")
         if path in taken:
-            yield Problem((*where, "volumeMounts", index, "mountPath"), f"{path} is there twice")
+            yield Problem((*where, "volumeMounts", index, "mountPath"), f"{path} appears twice")
         taken.add(path)
 
 
@@ -279,7 +288,7 @@ def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterat
     needs = {name: set(one.get("dependencies") or []) for name, one in zip(names, containers, strict=True)}
     for index, one in enumerate(containers):
         if names[index] in RESERVED:
-            yield Problem((*here, index, "name"), f"{names[index]} is the name of a container of Argo's own")
+            yield Problem((*here, index, "name"), f"{names[index]} is the name of one of Argo's own containers")
         for other in one.get("dependencies") or []:
             if other not in names:
                 yield Problem((*here, index, "dependencies"), f"there is no container {other}")

@@ -63,7 +63,7 @@ def load(
             f"{_kind_location(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow"
         )
     if len(workflows) > 1:
-        raise ManifestError(f"{_kind_location(workflows[1])}: a second Workflow; one is run at a time")
+        raise ManifestError(f"{_kind_location(workflows[1])}: is a second Workflow; only one can run at a time")
     beside = [one for one in [*documents, *others] if _kind(one) != "Workflow"]
     named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
     return LoadedWorkflow(workflows[0], Library.from_objects((one.value for one in beside), images), named)
@@ -78,17 +78,17 @@ def _object_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
     """(where, what) of parts of an object that cannot be looked up, or that a cluster would refuse."""
     for field in ("metadata", "spec", "data", "stringData"):
         if not isinstance(value.get(field) or {}, Mapping):
-            yield (field,), "is no map"
+            yield (field,), "is not a map"
             return
     kind, metadata = value.get("kind"), value.get("metadata") or {}
     if kind != "Workflow" and not isinstance(metadata.get("name"), str):
-        yield ("metadata", "name"), "is required: a text"
+        yield ("metadata", "name"), "is required and must be a string"
     for field in ("data", "stringData") if kind in ("ConfigMap", "Secret") else ():
         for key, text in (value.get(field) or {}).items():
             if not isinstance(text, str):
-                yield (field, str(key)), "is no text; put quotes around it"
+                yield (field, str(key)), "is not a string; put it in quotes"
             elif kind == "Secret" and field == "data" and not _is_base64(text):
-                yield (field, str(key)), "is no base64; what is plain text stands in stringData"
+                yield (field, str(key)), "is not base64; put plain text in stringData"
 
 
 def _is_base64(text: str) -> bool:

@@ -90,7 +90,7 @@ class Library:
                 return {}
             raise MissingObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
         if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
-            raise MissingObjectError(f"{kind} {reference.get('name')!r} has data that is no map")
+            raise MissingObjectError(f"{kind} {reference.get('name')!r} has data that is not a map")
         values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
         if kind == "Secret":
             values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}

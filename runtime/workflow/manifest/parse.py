@@ -117,11 +117,11 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
 def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
     """All problems that keep it from running, in the order kind, fields and types, references, pods."""
     if not isinstance(source, Mapping):
-        yield Problem((), "the manifest is no mapping")
+        yield Problem((), "the manifest is not a mapping")
         return
     version, kind = str(source.get("apiVersion") or ""), source.get("kind")
     if not version.startswith(GROUP) or kind != KIND:
-        yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can be run")
+        yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can run")
         return
     found = list(schema.problems(source))
     for place, referred in library.referred_templates(source).items():
@@ -133,7 +133,7 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         spec = source.get("spec") or {}
         yield from cycles.problems(library.merged_spec(spec) or spec, library)
         if spec.get("parallelism") == 0:
-            yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
+            yield Problem(("spec", "parallelism"), "0 lets nothing start; Argo would wait forever")
         yield from _mutex_problems(spec, ("spec",))
         yield from pod_rules.volume_problems(spec, ("spec",))
         yield from volume_sources.problems(list_at(spec, "volumes"), library, ("spec", "volumes"))
@@ -172,7 +172,7 @@ def _pod_problems(
         own = (defaults.get(str(place[-1])) or {}).get("command")
         image = str(container.get("image") or "")
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
-            yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
+            yield Problem((*place, "command"), f"is required; or set what its image runs: --image {image}=COMMAND")
     for side in ("inputs", "outputs"):
         for index, entry in enumerate(list_at(template, side, "artifacts")):
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))

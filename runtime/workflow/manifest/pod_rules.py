@@ -34,16 +34,16 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
             if not one.get("name"):
                 yield Problem((*where, kind, index), "needs a name")
             elif one["name"] in names:
-                yield Problem((*where, kind, index, "name"), f"{one['name']!r} is there twice")
+                yield Problem((*where, kind, index, "name"), f"{one['name']!r} appears twice")
             names.append(str(one.get("name")))
     for key, value in ((template.get("metadata") or {}).get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
-            yield Problem((*where, "metadata", "labels", key), f"{value!r} is no label's value")
+            yield Problem((*where, "metadata", "labels", key), f"{value!r} is not a valid label value")
     taken: dict[str, str] = {}
     for index, entry in enumerate(list_at(template, "inputs", "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
         if path and path in taken:
-            yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
+            yield Problem((*here, "path"), f"{path} is already the path of {taken[path]}")
         taken[path] = str(entry.get("name"))
         places = [place for place in ("raw", "s3", "http", "git") if entry.get(place)]
         if len(places) > 1:
@@ -54,7 +54,9 @@ def volume_problems(spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Problems of the volumes of the whole workflow."""
     for index, volume in enumerate(list_at(spec, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
-            yield Problem((*where, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
+            yield Problem(
+                (*where, "volumes", index, "name"), f"{volume.get('name')!r} is not a valid name; use a-z, 0-9 and -"
+            )
     for index, claim in enumerate(list_at(spec, "volumeClaimTemplates")):
         if not (claim.get("metadata") or {}).get("name"):
             yield Problem((*where, "volumeClaimTemplates", index, "metadata"), "needs a name")
@@ -64,10 +66,12 @@ def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[
     for index, variable in enumerate(list_at(container, "env")):
         if not ENV_NAME.fullmatch(str(variable.get("name") or "")):
             here = (*where, "env", index, "name")
-            yield Problem(here, f"{variable.get('name')!r} is no name of a variable; use letters, digits, _, - and .")
+            yield Problem(
+                here, f"{variable.get('name')!r} is not a valid variable name; use letters, digits, _, - and ."
+            )
     policy = container.get("imagePullPolicy")
     if policy and policy not in PULL_POLICIES:
-        yield Problem((*where, "imagePullPolicy"), f"{policy} is none of {', '.join(PULL_POLICIES)}")
+        yield Problem((*where, "imagePullPolicy"), f"{policy} is not one of {', '.join(PULL_POLICIES)}")
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, wanted in requests.items():
@@ -93,7 +97,9 @@ def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where:
             yield Problem((*where, "volumeMounts", index, "name"), f"there is no volume {mount.get('name')!r}")
     for index, volume in enumerate(list_at(template, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
-            yield Problem((*of, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
+            yield Problem(
+                (*of, "volumes", index, "name"), f"{volume.get('name')!r} is not a valid name; use a-z, 0-9 and -"
+            )
 
 
 def http_problems(http: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:

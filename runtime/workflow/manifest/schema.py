@@ -229,7 +229,7 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
         "str": (isinstance(value, str), "a text"),
         "int": (number, "a whole number"),
         "bool": (isinstance(value, bool), "true or false"),
-        "intstr": (number or isinstance(value, str), "a whole number or a text"),
+        "intstr": (number or isinstance(value, str), "a whole number or a string"),
         "text": (True, ""),
         "quantity": (number or isinstance(value, float | str), "a quantity"),
     }
@@ -238,7 +238,7 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
         mend = "; put it in quotes" if declared == "str" and isinstance(value, bool | int | float) else ""
         yield Problem(where, f"must be {name}, not {_describe(value)}{mend}")
     elif declared == "quantity" and not QUANTITY.fullmatch(str(value)) and "{{" not in str(value):
-        yield Problem(where, f"{value!r} is no quantity; write 500m, 2 or 1Gi")
+        yield Problem(where, f"{value!r} is not a quantity; write 500m, 2 or 1Gi")
 
 
 def nearest_hint(name: str, known: Mapping[str, Any]) -> str:

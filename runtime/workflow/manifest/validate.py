@@ -59,7 +59,7 @@ def problems(workflow: Mapping[str, Any], library: Library) -> Iterator[Problem]
     yield from fields.template_name_problems(list_at(spec, "templates"), ("spec", "templates"))
     strategy = (spec.get("podGC") or {}).get("strategy")
     if strategy and strategy not in fields.POD_GC:
-        yield Problem(("spec", "podGC", "strategy"), f"{strategy} is none of {', '.join(fields.POD_GC[1:])}")
+        yield Problem(("spec", "podGC", "strategy"), f"{strategy} is not one of {', '.join(fields.POD_GC[1:])}")
     for name, hook in (merged.get("hooks") or {}).items():
         if name != "exit" and not hook.get("expression"):
             yield Problem(("spec", "hooks", name), "needs an expression; only the hook named exit has none")
@@ -72,7 +72,7 @@ def _reference_problems(spec: Mapping[str, Any], library: Library) -> Iterator[P
     reference = spec.get("workflowTemplateRef")
     if reference:
         if spec.get("templates"):
-            yield Problem(("spec", "templates"), "has no meaning with a workflowTemplateRef; remove one of them")
+            yield Problem(("spec", "templates"), "has no effect with a workflowTemplateRef; remove one of them")
         if library.merged_spec(spec) is None:
             yield Problem(("spec", "workflowTemplateRef"), f"there is no WorkflowTemplate {reference.get('name')!r}")
 
@@ -220,7 +220,7 @@ class _Walk:
     def _called_template(self, entry: Mapping[str, Any], where: Where) -> Mapping[str, Any] | None:
         inline, reference, name = entry.get("inline"), entry.get("templateRef"), entry.get("template")
         if reference and name:
-            self._report((*where, "template"), "has no meaning beside a templateRef; remove one of them")
+            self._report((*where, "template"), "has no effect beside a templateRef; remove one of them")
             return None
         if reference:
             if not reference.get("template"):
@@ -236,7 +236,7 @@ class _Walk:
         if inline:
             return inline
         if not name:
-            self._report(where, "says not what to run: give it a template")
+            self._report(where, "has nothing to run; give it a template")
         elif name not in self._home:
             self._report((*where, "template"), f"there is no template {name!r}{nearest_hint(str(name), self._home)}")
         return self._home.get(str(name))

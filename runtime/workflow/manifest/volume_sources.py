@@ -78,7 +78,7 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
             if path not in VOLUME_ONLY_FIELDS and not is_known_field(path):
                 yield Problem((*where, index, "downwardAPI"), f"{path} is not known on this machine")
         if any(not _is_file(item) for item in _volume_items(volume)):
-            yield Problem((*where, index), "each of its items needs a key and a path, both texts")
+            yield Problem((*where, index), "each of its items needs a key and a path, both strings")
             continue
         try:
             if "{{" not in str(volume):

@@ -74,7 +74,7 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.lstrip("+"))
     base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
+        raise ValueError(f"a number has {len(digits)} digits, which is too long")
     found = sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
     return found if -(1 << 63) <= found < 1 << 64 else float(found)
 
@@ -103,14 +103,16 @@ def read(path: Path) -> list[Document]:
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ReadError(f"{path}: not YAML: it is no UTF-8 text") from None
+        raise ReadError(f"{path}: not YAML: not UTF-8 text") from None
     return read_text(text, str(path))
 
 
 def read_text(text: str, file: str = "") -> list[Document]:
     """The documents of a text; empty ones are left out. Raises ReadError."""
     if len(text) > MAX_BYTES:
-        raise ReadError(f"{file or 'the text'}: larger than {MAX_BYTES >> 20} MiB; Kubernetes takes objects of 1.5 MiB")
+        raise ReadError(
+            f"{file or 'the text'}: larger than {MAX_BYTES >> 20} MiB; Kubernetes accepts objects of at most 1.5 MiB"
+        )
     loader, found = None, []
     try:
         _check_nesting(text)
@@ -147,9 +149,7 @@ def _check_nesting(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_NESTING:
-                raise _BoundError(
-                    f"lists and mappings stand more than {MAX_NESTING} deep in each other", event.start_mark
-                )
+                raise _BoundError(f"lists and mappings are nested more than {MAX_NESTING} deep", event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -159,12 +159,12 @@ def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: tuple[yaml
     if isinstance(node, yaml.ScalarNode):
         return 1
     if node in around:
-        raise _BoundError("an alias stands inside of what it names", node.start_mark)
+        raise _BoundError("an alias stands inside the value that it refers to", node.start_mark)
     if node not in sizes:
         each = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         sizes[node] = 1 + sum(_check_size(one, sizes, (*around, node)) for one in each)
         if sizes[node] > MAX_VALUES or len(around) > MAX_NESTING:
-            raise _BoundError(f"with its aliases it has more than {MAX_VALUES} values", node.start_mark)
+            raise _BoundError(f"it has more than {MAX_VALUES} values, with its aliases expanded", node.start_mark)
     return sizes[node]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from everstep.runtime.workflow.engine.events import Event, PodStarted
 
 Seconds = Callable[[], float]
-StartTime = Callable[[int], int]
-"""When the process with that pid began, in ticks after boot; 0: there is none."""
+StartTime = Callable[[int], int | None]
+"""When the process with that pid began, in ticks after boot; None: there is none."""
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 

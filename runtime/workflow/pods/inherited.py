@@ -24,10 +24,10 @@ class VariableGroup(NamedTuple):
 INHERITED_GROUPS = (
     VariableGroup(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_*", "TERM",
                "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
-              "a program finds its parts and folders, and writes as the person reads"),
+              "programs find their parts and folders, and write in the user's language"),
     VariableGroup(("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "JAVA_HOME",
                "JDK_JAVA_OPTIONS", "SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_*"),
-              "Python, Java and Spark are this machine's, as an image's would be its own"),
+              "Python, Java and Spark are this machine's"),
     VariableGroup(("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "RAYON_*", "TOKENIZERS_PARALLELISM",
                "MALLOC_*"),
               "threads and memory"),
@@ -36,19 +36,19 @@ INHERITED_GROUPS = (
                "TORCHINDUCTOR_*", "TRITON_*", "CUBLAS_*", "XLA_*", "LOGLEVEL"),
               "devices, and how libraries use and reach them"),
     VariableGroup(("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_*", "HF_ENDPOINT", "TRANSFORMERS_*"),
-              "where models lie on this machine (not HF_TOKEN)"),
+              "where this machine keeps models (not HF_TOKEN)"),
     VariableGroup(("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
                "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-              "the way out of this machine, and whom to believe there"),
+              "proxies and trusted certificates"),
     VariableGroup(("EVERSTEP_*",),
-              "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: a launcher that runs "
-              "in a pod does not hand on what that pod is told of itself)"),
+              "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: those of a launcher that "
+              "runs in a pod are about that pod)"),
 )  # fmt: skip
 NEVER_INHERITED = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
 STORE_VARIABLES = VariableGroup(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
-    "the store and its keys, only for Everstep's own steps (a container whose command is `python -m "
-    "everstep.steps.NAME`), as only these are given the Secret on Argo",
+    "the store and its keys, only for Everstep's own steps (containers with the command `python -m "
+    "everstep.steps.NAME`), as on Argo only these get the Secret",
 )
 _OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 

@@ -9,51 +9,51 @@ DOCS = """\
 Made from `runtime/workflow/pods/inherited.py` by
 `python -m everstep.runtime.workflow.pods.local_runs > docs/local-runs.md`; a test keeps it true.
 
-A local run is no sandbox: pods are processes of whoever runs them, and may do on this machine what that person may do.
-What follows keeps mistakes and careless manifests from doing harm; it holds no program that means it.
+A local run is not a sandbox: pods are processes of the person who runs them, and can do on this machine what that
+person can. The following prevents harm by mistakes and careless manifests. It does not stop a malicious program.
 
 ## Variables
-A pod has the variables that its template gives it, those that Argo gives every pod, and of the launcher's own these:
+A pod gets the variables of its template, those that Argo gives every pod, and these of the launcher's:
 
 | variables | because |
 |---|---|
 {variables}
 
-`--env NAME`, of `everstep workflow run` and of every pipeline, adds one (`--env WANDB_API_KEY`, `--env 'AWS_*'`).
+`--env NAME` of `everstep workflow run` and of every pipeline adds one (`--env WANDB_API_KEY`, `--env 'AWS_*'`).
 
 ## Paths
-What a manifest calls a file lies inside of one folder: keys of artifacts in `runs/artifacts`, claims in
-`runs/NAME/claims`, a volume's `subPath` and files in the volume, members of an archive in a folder of their own. It is
-looked at after all tags are replaced, with every link followed. `..`, an absolute path and a link that leads out are
-errors of that step; a key's first `/` does not count, as in a bucket. Of a pod's outputs only what the pod itself could
-see is taken. Secrets as volumes are files of mode 0400 in folders of mode 0700, unless the manifest gives them a mode.
-They go when their pod has ended; if its launcher was killed, when the run was taken up and has ended. What `--with`
-brought stays in `runs/NAME/beside.json`, of mode 0600: the run may be taken up.
+Every file that a manifest names must lie within one folder: keys of artifacts in `runs/artifacts`, claims in
+`runs/NAME/claims`, a volume's `subPath` and files in the volume, members of an archive in their own folder. Paths are
+checked after all tags are replaced, with every link followed. `..`, an absolute path and a link that leads out are
+errors of that step; the first `/` of a key does not count, as in a bucket. Outputs are taken only from what the pod
+itself could see. Secrets as volumes are files of mode 0400 in folders of mode 0700, unless the manifest gives a mode.
+They are removed when their pod has ended; if the launcher was killed, when the run was resumed and has ended. What
+`--with` provided stays in `runs/NAME/beside.json`, of mode 0600, because the run may be resumed.
 
 ## /tmp
-A pod has a `/tmp` of its own, empty at first. A folder of this machine's `/tmp` is in it, too, whole, if the pod's
-command, script or variables name something in it: `python /tmp/x/script.py` runs, and finds what lies beside it. So
-pods that name the same folder share it, and a folder that happened to be there: name one that no other program uses, or
-declare the file as an output. A folder of another user's may be read there, not written. In a sandbox none is shown.
+A pod has its own `/tmp`, empty at first. It also shows a whole folder of this machine's `/tmp` if the pod's command,
+script or variables name something in it: `python /tmp/x/script.py` runs and finds the files beside it. So pods that
+name the same folder share it, also one that happened to exist: name a folder that no other program uses, or declare the
+file as an output. Another user's folder can be read there, not written. A sandbox shows none of them.
 
 ## Archives
-Argo's rules: a tar is gzipped; `..` in a member's name, and a link that leads out of the archive, end the step. Devices
-and pipes are left out. An archive that would unpack to more than this is refused, and nothing of it stays:
+Argo's rules apply: a tar is gzipped; `..` in a member's name, and a link that leads out of the archive, fail the step.
+Devices and pipes are left out. An archive that would unpack to more than this is refused, and nothing of it is kept:
 
 | limit | | how to raise it |
 |---|---|---|
-| bytes, whatever its size | {bytes} | `{unpacked}=BYTES` of who runs it |
-| bytes, times its own size (the larger of the two counts) | {ratio} x | the same |
-| files, links and folders | {members} | archive them again inside of it |
+| bytes, whatever the archive's size | {bytes} | `{unpacked}=BYTES` in the launcher's environment |
+| bytes, relative to the archive's size (the larger of the two limits counts) | {ratio} x | the same |
+| files, links and folders | {members} | put them into an archive inside the archive |
 | bytes of a name or extended header of a tar | {header} | |
 
 ## Addresses
-Only `http` and `https`. A header of a request goes along to another place only if that is on the same host and port (or
-on https after http). An answer that is shorter than its length, and whatever else the wire does, ends that step in one
-line; so does an artifact of which less than 1 KiB comes in a minute, or that is larger than half of what is left on the
-disk. `activeDeadlineSeconds` and a stop end a request that is under way. The answer to an http template is at most
-16 MiB, and it has `timeoutSeconds` (30) for all of it. A bucket at an endpoint that is not the one of your environment
-is asked only with keys of the manifest's own (`accessKeySecret`, `secretKeySecret`): yours go to nobody else.
+Only `http` and `https` are allowed. A redirected request keeps its headers only on the same host and port (or on https
+after http). A step fails with one line if an answer is shorter than its stated length or the connection misbehaves
+otherwise, if less than 1 KiB of an artifact arrives in a minute, or if the artifact is larger than half of the free
+disk space. `activeDeadlineSeconds` and a stop end a running request. The answer to an http template is at most 16 MiB
+and must arrive within `timeoutSeconds` (30). A bucket at another endpoint than your environment's is accessed only with
+the manifest's own keys (`accessKeySecret`, `secretKeySecret`); yours are never sent there.
 """
 
 

@@ -46,11 +46,11 @@ class _PodRoot(NamedTuple):
         path, default = os.path.join(self.cwd, source["path"]), source.get("default")
         place = _left_path(self.plan, path)
         if self.sandbox and not _is_own_path(self.plan, place):
-            raise _MissingError(f"{source['path']} is outside of the sandbox")
+            raise _MissingError(f"{source['path']} is outside the sandbox")
         if os.path.isdir(place):  # Path's own raises for a name that is too long.
             return None
         if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
-            raise _MissingError(f"{source['path']} is no regular file")
+            raise _MissingError(f"{source['path']} is not a regular file")
         try:
             text = _read_text(place)
         except OSError:
@@ -71,7 +71,7 @@ class _PodRoot(NamedTuple):
         """Save an output artifact. False: it is optional and missing. Raises _MissingError."""
         path = str(entry["path"])
         if self.sandbox and not _is_own_path(self.plan, self.plan.host_path(path)):
-            raise _MissingError(f"{path} is outside of the sandbox")
+            raise _MissingError(f"{path} is outside the sandbox")
         place, below = _left_path(self.plan, path), _is_in_volume(self.plan, path)
         if not os.path.exists(place):
             if entry.get("optional"):

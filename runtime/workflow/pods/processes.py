@@ -255,7 +255,7 @@ def _read_tail(path: Path, limit: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path}: is no file")
+            raise OSError(f"{path}: is not a file")
         file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
         return file.read(limit)
 

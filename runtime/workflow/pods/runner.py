@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from everstep.runtime.system.processes import start_time
+
 
 class RunnerError(OSError):
     """No pod can be started any more."""
@@ -64,7 +66,7 @@ class ProcessRunner:
         while len(answers) < len(requests):
             claim, _, answer = process.stdout.readline().rstrip("\n").partition("\t")
             if not answer:
-                raise RunnerError("the process that starts pods has ended; take the run up again")
+                raise RunnerError("the process that starts pods has ended; resume the run")
             answers[claim] = answer
         return answers
 
@@ -96,12 +98,3 @@ class ProcessRunner:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
-
-
-def start_time(pid: int) -> int:
-    """Ticks since boot at which the process began (proc(5), stat, field 22); 0 when there is none, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])

@@ -77,4 +77,6 @@ def check_available() -> None:
     )  # fmt: skip
     if tried.returncode:
         why = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
-        raise NoSandboxError(f"--sandbox: this kernel makes none ({why[0]}); run it in a container or on a cluster")
+        raise NoSandboxError(
+            f"--sandbox: this kernel cannot make one ({why[0]}); run it in a container or on a cluster"
+        )

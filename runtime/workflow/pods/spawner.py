@@ -1,8 +1,8 @@
 """Starts pods for the launcher: a small process of its own, so that a start costs one fork of a small process.
 
-Run as a file, with the standard library only. Each request is a line of JSON on standard input (see
-`Pod.start_request`). The answer is a line on standard output: the claim, a tab, and `started`, `late` (another process
-has the claim) or an error.
+Run as a file, with the standard library only; so it reads its start time itself (`processes.start_time` elsewhere).
+Each request is a line of JSON on standard input (see `Pod.start_request`). The answer is a line on standard output: the
+claim, a tab, and `started`, `late` (another process has the claim) or an error.
 Between fork and exec the child takes the claim, makes the pod's root in a mount namespace and becomes the shell that
 runs the command and records its exit code. It lives on when the launcher dies.
 

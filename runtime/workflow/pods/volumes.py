@@ -100,7 +100,7 @@ def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Vo
         try:
             _write_files(folder, volume, shown)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
-            raise BadPathError(f"volume {volume['name']}: {error.filename} is a file and a folder") from None
+            raise BadPathError(f"volume {volume['name']}: {error.filename} is both a file and a folder") from None
     return folder, not any(isinstance(volume.get(kind), Mapping) for kind in ("emptyDir", "ephemeral"))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.runtime import faults
+from everstep.runtime.system.processes import start_time
 from everstep.runtime.system.rotate import Rotation
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
 from everstep.runtime.workflow.engine.containers import readiness_probe
@@ -32,7 +33,7 @@ from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, process_cleanup, readiness
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
 from everstep.runtime.workflow.pods.processes import has_namespaces
-from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, start_time
+from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
@@ -43,7 +44,7 @@ LOCK_POLL_S = 0.3
 """How often to try locks that other runs hold."""
 REQUEST_POLL_S = 0.2
 SHARED_FOLDERS = (
-    "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
+    "this kernel has no namespaces: pods share this machine's folders, and their commands' paths are rewritten"
 )
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
@@ -306,7 +307,7 @@ class _Executor:
             self._status.write()
         except OSError as error:  # The event loop calls this and would drop the error.
             self._unwritten = error
-        print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
+        print("stopping; interrupt again to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
 
     async def _end_pod(self, node: Node, grace_s: float) -> None:

@@ -1,10 +1,8 @@
 """The folder of a run: RUNS/NAME. It belongs to one manifest; one launcher at a time holds its lock."""
 
 import errno
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.runtime import faults
-from everstep.runtime.system import atomic
+from everstep.runtime.system import atomic, file_lock
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NAME, NO_LIBRARY, ManifestError
 from everstep.runtime.workflow.pods.sandbox import Sandbox
@@ -32,7 +30,7 @@ class CannotWriteError(OSError):
 def check_name(name: str) -> None:
     """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
     if name in RESERVED:
-        raise ManifestError(f"name {name!r}: all runs have that folder; choose another name")
+        raise ManifestError(f"name {name!r}: that folder is shared by all runs; choose another name")
     if not NAME.fullmatch(name) or len(name) > 63:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
@@ -48,7 +46,7 @@ def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: San
     if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
         raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
     if known.exists() and read_inputs(folder).sandbox != sandbox:
-        raise ManifestError(f"name {name}: {folder} has a run with other flags of its sandbox; give the same")
+        raise ManifestError(f"name {name}: {folder} has a run with other sandbox flags; give the same ones")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -109,18 +107,18 @@ def explain_write_errors(runs: Path, name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE_ERRNOS:
             raise
-        mend = f"make room, then take the run up: everstep workflow resume {name} --runs {runs}"
+        mend = f"free some space, then resume the run: everstep workflow resume {name} --runs {runs}"
         raise CannotWriteError(f"{error.filename or runs / name}: {error.strerror}; {mend}") from error
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Hold the run's lock. Raises ManifestError if another process holds it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _try_lock(descriptor):
-        holder = os.read(descriptor, 20).decode() or "unknown"
-        os.close(descriptor)
-        raise ManifestError(f"name {folder.name}: process {holder} runs it already")
+    path = folder / "lock"
+    try:
+        descriptor = file_lock.open_locked(path, os.O_RDWR | os.O_CREAT, wait_s=LOCK_WAIT_S, mode=0o644)
+    except BlockingIOError:
+        raise ManifestError(f"name {folder.name}: process {path.read_text() or 'unknown'} already runs it") from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     try:
@@ -129,25 +127,11 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Lock the file, if that is possible within TRY_S."""
-    end = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
-
-
 def launcher_pid(folder: Path) -> str | None:
     """The pid of the process that runs it; None when there is none."""
     with (folder / "lock").open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            file_lock.lock(file.fileno(), shared=True, wait_s=0)
         except BlockingIOError:
             return file.read(20).decode()
         return None

@@ -4,8 +4,8 @@ A holder of a lock is a file named after its run and node. It stays while the ru
 launcher, as a workflow on Argo does; the launcher that finishes or resumes the run removes it.
 """
 
-import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from everstep.runtime.system import atomic
+from everstep.runtime.system.file_lock import locked
 from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 
 
@@ -76,6 +77,5 @@ class SharedState:
     @contextmanager
     def _guard(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "guard").open("w") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
+        with locked(self._folder / "guard", os.O_RDWR | os.O_CREAT):
             yield

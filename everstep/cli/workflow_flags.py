@@ -1,0 +1,133 @@
+"""The flags of `everstep workflow`'s verbs; a class's docstring is the help of its verb."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from everstep.flags import Flag
+
+_Folder = Annotated[Path, Flag(metavar="DIR")]
+_Folders = Annotated[tuple[Path, ...], Flag(metavar="DIR")]
+_Values = Annotated[tuple[str, ...], Flag(metavar="NAME=VALUE")]
+_Parameters = Annotated[tuple[str, ...], Flag("-p", metavar="NAME=VALUE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """List the runs, newest last."""
+
+    runs: _Folder = Path("runs")
+    """Directory of the run folders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(List):
+    """What is read of a manifest."""
+
+    file: Annotated[tuple[Path, ...], Flag(is_positional=True)]
+    """YAML, or a pipeline's .py; further files may hold objects that it refers to."""
+    with_: _Folders = ()
+    """WorkflowTemplates, ConfigMaps and Secrets that it refers to."""
+    image: Annotated[tuple[str, ...], Flag(metavar="NAME=COMMAND")] = ()
+    """The command of an image, for containers without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Manifest):
+    """Run a workflow here, to its end."""
+
+    name: Annotated[str, Flag("-n")] = ""
+    """Name of the run; empty: the workflow's name, or a generated one."""
+    parameter: _Parameters = ()
+    """A parameter's value."""
+    parameter_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """YAML or JSON map of parameters."""
+    entrypoint: Annotated[str, Flag(metavar="TEMPLATE")] = ""
+    """Entrypoint instead of the manifest's."""
+    output: Annotated[Literal["", "json", "yaml", "name"], Flag("-o")] = ""
+    """Print the run when it has ended."""
+    path: _Folders = ()
+    """Programs that images would bring, added to every pod's PATH."""
+    env: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
+    """A variable of this shell to pass to pods; NAME* matches several."""
+    sandbox: bool = False
+    """Isolate pods: they see no home directory and no other process, write only to their own folders, and have no
+    privileges."""
+    no_network: bool = False
+    """With --sandbox: pods have no network either."""
+    work_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """The pods' working directory; empty: this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lint(Manifest):
+    """Report what is wrong with a workflow before it runs."""
+
+    format: Literal["text", "json", "sarif"] = "text"
+    """text for people, json or sarif for programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRun(List):
+    """A run by its name."""
+
+    name: Annotated[str, Flag(is_positional=True)]
+    """Name of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Get(OneRun):
+    """Show what a run's steps do, or did."""
+
+    output: Annotated[Literal["", "json", "yaml"], Flag("-o")] = ""
+    """The whole Workflow with its status."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs(OneRun):
+    """Show what a run's pods have printed."""
+
+    pod: Annotated[str, Flag(is_positional=True)] = ""
+    """Only this pod, or steps whose name begins with it."""
+    follow: Annotated[bool, Flag("-f")] = False
+    """Follow until the run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate(OneRun):
+    """Stop a run at once, without its exit handler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(OneRun):
+    """Let suspended steps continue, or continue a run that lost its launcher."""
+
+    node_field_selector: Annotated[str, Flag(metavar="FIELD=VALUE,...")] = ""
+    """Only steps that match."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry(Resume):
+    """Continue a run that failed or was stopped: steps that did not succeed run again."""
+
+    restart_successful: bool = False
+    """Also rerun steps of --node-field-selector, and those after them."""
+    parameter: _Parameters = ()
+    """Change a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Resume):
+    """Stop a run with all its processes; its exit handler still runs."""
+
+    message: str = ""
+    """Message of the suspended steps that --node-field-selector selects, which then fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set(Resume):
+    """Set a suspended step's outputs, or end it."""
+
+    phase: Literal["", "Succeeded", "Failed", "Error"] = ""
+    message: str = ""
+    output_parameter: _Values = ()
