@@ -131,7 +131,8 @@ class Explorer:
     def a_peer_has_a_copy_kept(self) -> None:
         shard, round_ = self.chance.randint(0, 2), max(1, self.world.round - self.chance.randint(0, 1))
         iteration, pages = self.world.start[1] + self.chance.randint(1, 3), self.chance.choice([1, 1, 2])
-        source = Holding(round_, iteration, shard, 3, 4096 * pages, node=PEER, digest="digest")
+        digest = self.chance.choice(["digest", "digest", ""])
+        source = Holding(round_, iteration, shard, 3, 4096 * pages, node=PEER, digest=digest)
         self.world.ask(lambda ticket: events.CopyShard(ticket, source))
 
     def a_peer_reads(self) -> None:
@@ -214,6 +215,7 @@ class Explorer:
         kinds = {type(question) for question in world.waiting.values()}
         assert kinds <= ({events.WaitForRestore} if world.unrestored else set())
         assert {pin.reader for pin in world.core.segments.pins} <= {Reader.START}
+        assert not world.core.segments._claimed
         if not world.closed:
             world.begin(None, "", persists=True, world_size=2)
             world.settle()

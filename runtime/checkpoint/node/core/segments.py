@@ -362,5 +362,6 @@ class Segments:
 
     def close(self) -> None:
         """Remove every file."""
+        self._claimed.clear()
         for segment in self.all():
             self._remove(segment)
