@@ -162,7 +162,7 @@ class WorkThreads:
         try:
             return PeerCopyEnded(work.work, request_copy(work.peer, work.holding, self._credentials))
         except TimeoutError:
-            why = f"{work.peer} has told nothing for {SILENT_S:g} s; it is asked again in {RETRY_S:g} s"
+            why = f"{work.peer} has sent nothing for {SILENT_S:g} s; it is asked again in {RETRY_S:g} s"
             return PeerCopyEnded(work.work, why, silent=True)
 
 
