@@ -9,11 +9,12 @@ import time
 from everstep.runtime.job.assignments import seat_for
 from everstep.runtime.job.brain import Brain
 from everstep.runtime.job.events import HeartbeatSeen, Joined, NodeGone, Opened
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import MasterClaimed
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import JobSpec, RoleSpec
-from everstep.runtime.job.state import fold, round_number
+from everstep.runtime.job.state import round_number
 from everstep.runtime.protocol.messages import Heartbeat, Join
 
 

@@ -19,14 +19,13 @@ from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
 from everstep.runtime.store import Store, StoreError, open_store
 
 WATCHED = 3
 """For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
-DIVERGED = 76
-"""Exit code for a non-finite loss after a restore (see `everstep.runtime.job.policy`)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Session:
         if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
             what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
             print(f"everstep: {what}; this worker exits so that the job returns to an earlier state", file=sys.stderr)
-            raise SystemExit(DIVERGED)
+            raise SystemExit(ExitCode.DIVERGED)
 
 
 _session: Session | None = None

@@ -20,8 +20,8 @@ from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.checkpoints import Checkpoints, with_shard
 from everstep.runtime.job.events import Survey
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
-from everstep.runtime.job.state import fold
 from everstep.runtime.journal import journal, segments, snapshots
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.protocol.messages import Holding

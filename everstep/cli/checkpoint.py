@@ -147,7 +147,7 @@ def _export(flags: Export) -> int:
         raise BadInput(f"{flags.uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
     path = Path(flags.target)
     if path.exists():
-        raise BadInput(f"{flags.target}: there is something already; give a new name")
+        raise BadInput(f"{flags.target}: something exists there already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
     for entry in reversed(committed):
@@ -193,7 +193,7 @@ def _gc(flags: CollectGarbage) -> int:
     places = [f"jobs/{job}/"] if jobs else _PREFIXES
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
-        raise BadInput(f"{flags.uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
+        raise BadInput(f"{flags.uri}: nothing of Everstep's is there; give STORE or STORE/jobs/JOB")
     removed = size = 0
     verb = "would be removed" if flags.dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.state import JobPhase, State, round_number
+from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
 
 NEIGHBOURS = 64

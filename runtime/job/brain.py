@@ -8,10 +8,11 @@ directives, desired nodes) is a function of the state. Only signs of life are no
 from everstep.runtime.job.events import Event, HeartbeatSeen
 from everstep.runtime.job.liveness import stands_still
 from everstep.runtime.job.on_event import handle_event
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import MasterAway
 from everstep.runtime.job.settle import next_deadline, settle
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.job.state import JobPhase, State
+from everstep.runtime.job.state import State
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode, WriteManifest, WriteRecord
 
 __all__ = ["Brain", "Refused", "UnknownNode", "WriteManifest", "WriteRecord"]

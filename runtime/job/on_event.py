@@ -28,6 +28,7 @@ from everstep.runtime.job.events import (
     WorkerExited,
 )
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     Committed,
     DesiredChanged,
@@ -45,7 +46,7 @@ from everstep.runtime.job.records import (
     StoreSurveyed,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import JobPhase, restore_point, round_number
+from everstep.runtime.job.state import restore_point, round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import Decision, Reason, WorkerFaulted
 from everstep.runtime.job.spec import (
@@ -50,7 +51,7 @@ TABLE = (
     Row("the loss is not finite right after a restore: the script ends with exit code 76", Reason.DIVERGED,
         Decision.RESTART,
         "restarts of the role; that state, and what was saved since, is restored again only if there is no other",
-        (76,)),
+        (ExitCode.DIVERGED,)),
     Row("the state to restore is damaged, missing, written by a later Everstep, or not readable within 30 s",
         Reason.DAMAGED, Decision.STEP_BACK, "nothing; the checkpoint stays in the store"),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,

@@ -14,10 +14,11 @@ from itertools import islice
 
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
-from everstep.runtime.job.state import JobPhase, State, next_round, round_number
+from everstep.runtime.job.state import State, next_round, round_number
 from everstep.runtime.job.topology import order_by_switch, switches
 from everstep.runtime.protocol.messages import Member, Round
 

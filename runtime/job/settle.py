@@ -5,6 +5,7 @@
 
 from everstep.runtime.job import policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     DesiredChanged,
     HangOver,
@@ -16,7 +17,7 @@ from everstep.runtime.job.records import (
     RoundFormed,
 )
 from everstep.runtime.job.spec import HangPolicy, StragglerPolicy
-from everstep.runtime.job.state import JobPhase, State, round_number
+from everstep.runtime.job.state import State, round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Transaction, WriteManifest
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from everstep.runtime.job import policy
+from everstep.runtime.job.fold import apply
 from everstep.runtime.job.liveness import Liveness
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     Decision,
     FaultJudged,
@@ -22,7 +24,7 @@ from everstep.runtime.job.records import (
     RoundBroken,
 )
 from everstep.runtime.job.spec import JobSpec, Placement, RestartScope
-from everstep.runtime.job.state import RELAUNCHES, JobPhase, State, apply, round_number
+from everstep.runtime.job.state import RELAUNCHES, State, round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.protocol.messages import Holding
 

@@ -12,8 +12,9 @@ from uuid import uuid4
 import msgspec
 
 from everstep.runtime import faults
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import VERSION, MasterClaimed, Record
-from everstep.runtime.job.state import State, fold
+from everstep.runtime.job.state import State
 from everstep.runtime.journal import segments, snapshots
 from everstep.runtime.journal.segments import JournalError, Segment
 from everstep.runtime.store import NoSuchKey, Store, StoreError

@@ -3,7 +3,7 @@
 The process outlives its node if other nodes need it; if it is killed, that node starts it again. Its configuration
 comes on stdin, because the token must not appear in a command line; lines for people go to stderr. SIGTERM ends the
 job; SIGINT does, too, and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad
-input (the address is taken), 76 another master has taken the job over.
+input (the address is taken), 77 another master has taken the job over.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.joined import JoinedPlatform
 from everstep.runtime.store import Store, open_store
 
-FENCED = 76
 REFUSED = "refused: "
 """Prefix of the line that says why a master did not start."""
 
@@ -157,7 +156,7 @@ def main() -> None:
         sys.exit(ExitCode.TRY_AGAIN)
     if config.remove and outcome.state != "fenced":
         remove_store(Path(config.remove))
-    sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)
+    sys.exit(ExitCode.FENCED if outcome.state == "fenced" else outcome.exit_code)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, checkpoin
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
 from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.job.state import JobPhase, State, restore_point, round_number
+from everstep.runtime.job.state import State, restore_point, round_number
 from everstep.runtime.journal import journal as journals
 from everstep.runtime.journal import segments, snapshots
 from everstep.runtime.master import manifest

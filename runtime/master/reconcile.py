@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from everstep.runtime.job.events import NodeCreated, NodeGone
+from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.replicas import DesiredNode, desired_nodes
-from everstep.runtime.job.state import NodePhase
 from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.door import RateLimitedLog
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, Platform

@@ -23,6 +23,7 @@ from everstep.runtime.job.events import (
     Tick,
     WorkerExited,
 )
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import (
     MasterClaimed,
     NodeJoined,
@@ -34,7 +35,7 @@ from everstep.runtime.job.records import (
 )
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import Placement
-from everstep.runtime.job.state import State, fold, restore_point
+from everstep.runtime.job.state import State, restore_point
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
 
 if TYPE_CHECKING:

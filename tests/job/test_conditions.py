@@ -2,8 +2,8 @@
 
 from everstep.runtime.job.conditions import KEPT_CONDITIONS, ConditionType
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleRequested, StopRequested
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.job.state import fold
 from everstep.runtime.protocol.messages import Finished
 from tests.job.world import World, platform
 

@@ -18,6 +18,7 @@ from everstep.runtime.job.events import (
     Tick,
     WorkerExited,
 )
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import (
@@ -33,7 +34,6 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
-from everstep.runtime.job.state import fold
 from everstep.runtime.protocol.messages import Finished, Holding, Leaving, Persisted, WorkerExit
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform

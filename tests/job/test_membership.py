@@ -5,11 +5,11 @@ import pytest
 from everstep.runtime.job.assignments import directive, seat_for
 from everstep.runtime.job.events import Joined, NodeGone, ScaleRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import DesiredChanged, NodeRequested
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.rounds import rank_order
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
-from everstep.runtime.job.state import JobPhase
 from everstep.runtime.protocol.messages import Action, Join
 from tests.job.world import World, by_themselves, platform
 

@@ -2,10 +2,12 @@
 
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
 from everstep.runtime.job.events import Event, HeartbeatSeen, Joined, Opened, StacksDumped, Tick, WorkerExited
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
-from everstep.runtime.job.state import JobPhase, State, fold, round_number
+from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, WorkerExit
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import DesiredChanged
-from everstep.runtime.job.state import State, fold
+from everstep.runtime.job.state import State
 from everstep.runtime.journal import segments, snapshots
 from everstep.runtime.journal.journal import Fenced, Journal, claim, find_master, read_journal, read_state
 from everstep.runtime.journal.segments import JournalError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import DesiredChanged
-from everstep.runtime.job.state import fold
 from everstep.runtime.journal import segments
 from everstep.runtime.journal.journal import Fenced, Journal, JournalError, ReplayCost, claim, find_master, read_journal
 from everstep.runtime.master.journaled_brain import Clock

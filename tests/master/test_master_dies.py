@@ -18,8 +18,8 @@ import pytest
 
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.faults import FAULT_DIR_VARIABLE, FAULT_VARIABLE
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
-from everstep.runtime.job.state import fold
 from everstep.runtime.journal.journal import claim
 from everstep.runtime.master import Outcome, find_master, read_journal
 from everstep.runtime.protocol.messages import (

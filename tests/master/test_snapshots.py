@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
-from everstep.runtime.job.state import State, fold
+from everstep.runtime.job.state import State
 from everstep.runtime.journal import snapshots
 from everstep.runtime.journal.journal import claim
 from everstep.runtime.master import read_journal

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
-from everstep.runtime.job.state import fold
 from everstep.runtime.journal import snapshots
 from everstep.runtime.journal.journal import Fenced
 from everstep.runtime.master import read_journal

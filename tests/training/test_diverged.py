@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.policy import reason_of
 from everstep.runtime.job.records import Reason
-from everstep.session import DIVERGED, WATCHED, Context, Session
+from everstep.session import WATCHED, Context, Session
 
 
 def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any:
@@ -22,8 +23,8 @@ def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any
 def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         session(7, 7 + WATCHED).send({"loss": loss})
-    assert ended.value.code == DIVERGED
-    assert reason_of(DIVERGED) is Reason.DIVERGED
+    assert ended.value.code == ExitCode.DIVERGED
+    assert reason_of(ExitCode.DIVERGED) is Reason.DIVERGED
     assert "right after iteration 7 was restored; this worker exits" in capfd.readouterr().err
 
 

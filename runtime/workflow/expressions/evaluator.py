@@ -3,8 +3,7 @@
 Names and functions are looked up before anything is computed, as expr-lang's compiler does it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lark import Token, Tree
@@ -25,7 +24,8 @@ from everstep.runtime.workflow.expressions.errors import (
     UnknownNameError,
     point_at,
 )
-from everstep.runtime.workflow.expressions.expr_grammar import MAX_CACHED, parse, unquote
+from everstep.runtime.workflow.expressions.expr_grammar import unquote
+from everstep.runtime.workflow.expressions.expr_names import node_position, parse_with_names, word_text
 from everstep.runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
 from everstep.runtime.workflow.expressions.values import go_text, go_type
 
@@ -50,7 +50,7 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
     """
     with use_meter() as event, evaluation_meter(event) as meter:
         meter.spend(EVALUATION)
-        tree, names = _parse_with_names(text)
+        tree, names = parse_with_names(text)
         expanded = environment if isinstance(environment, ExpandedScope) else expand_names(environment)
         for place, name in names:
             if name not in expanded and name not in functions:
@@ -90,95 +90,6 @@ def expand_names(environment: Mapping[str, Any]) -> ExpandedScope:
     return expanded
 
 
-def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
-    """(place, name) of what the expression takes from its environment; functions of the language do not count."""
-    if not isinstance(tree, Tree):
-        return
-    children = tree.children
-    if tree.data == "name":
-        if str(children[0]) not in bound | {"true", "false", "nil"}:
-            yield _node_position(children[0]), str(children[0])
-        return
-    if tree.data == "call" and isinstance(children[0], Tree) and children[0].data == "name":
-        name = children[0].children[0]
-        if str(name) not in BUILTINS:
-            yield _node_position(name), str(name)
-        children = children[1:]
-    if tree.data == "let":
-        yield from free_names(children[3], bound)
-        yield from free_names(children[5], bound | {str(children[1])})
-        return
-    for child in children:
-        yield from free_names(child, bound)
-
-
-def _parse_with_names(text: str) -> tuple[Tree[Token], Sequence[tuple[int, str]]]:
-    """The tree, and its free names."""
-    tree = parse(text)
-    return tree, _cached_names(text) if len(text) <= MAX_CACHED else list(free_names(tree))
-
-
-@lru_cache(maxsize=4096)
-def _cached_names(text: str) -> Sequence[tuple[int, str]]:
-    return list(free_names(parse(text)))
-
-
-def dotted_paths(text: str) -> frozenset[str]:
-    """The dotted paths that an expression reads: `tasks.a.outputs.result`, also where written with brackets."""
-    with use_meter():
-        tree = parse(text)
-        return _cached_paths(text) if len(text) <= MAX_CACHED else _tree_paths(tree)
-
-
-@lru_cache(maxsize=4096)
-def _cached_paths(text: str) -> frozenset[str]:
-    return _tree_paths(parse(text))
-
-
-def _tree_paths(tree: Any) -> frozenset[str]:
-    found: set[str] = set()
-
-    def path(node: Any) -> str | None:
-        if not isinstance(node, Tree):
-            return None
-        if node.data == "name":
-            return str(node.children[0])
-        if node.data in ("member", "optional_member") and (inner := path(node.children[0])):
-            return f"{inner}.{_word_text(node.children[-1])}"
-        if node.data == "index" and (inner := path(node.children[0])):
-            key = node.children[2]
-            return f"{inner}.{unquote(str(key.children[0]))}" if isinstance(key, Tree) and key.data == "text" else inner
-        return None
-
-    def walk(node: Any) -> None:
-        if isinstance(node, Tree):
-            whole = path(node)
-            if whole is not None:
-                found.add(whole)
-            inner = node.children if whole is None or node.data == "index" else []
-            for child in inner[1:] if node.data == "call" else inner:
-                walk(child)
-
-    walk(tree)
-    return frozenset(found)
-
-
-def _node_position(node: Any) -> int:
-    """The position at which expr-lang reports a node."""
-    while isinstance(node, Tree):
-        if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
-            node = next(child for child in reversed(node.children) if isinstance(child, Token))
-        elif node.data in ("member", "optional_member"):
-            node = node.children[-1]
-        else:
-            node = next((child for child in node.children if child is not None), None)
-    return node.start_pos or 0 if node is not None else 0
-
-
-def _word_text(node: Any) -> str:
-    return str(node.children[0]) if isinstance(node, Tree) else str(node)
-
-
 class _Evaluation:
     """One evaluation."""
 
@@ -194,7 +105,7 @@ class _Evaluation:
         return getattr(self, f"_{node.data}")(node.children, pointer, node)
 
     def _fail(self, message: str, node: Any) -> ExpressionError:
-        return ExpressionError(point_at(message, self._source, _node_position(node)))
+        return ExpressionError(point_at(message, self._source, node_position(node)))
 
     def _let(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         self._meter.spend(len(self._environment) // CHARACTERS_A_STEP)
@@ -262,7 +173,7 @@ class _Evaluation:
         return not self._binary([c[0], c[2], c[3]], pointer, node)
 
     def _member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        of, name = self.evaluate(c[0], pointer), _word_text(c[-1])
+        of, name = self.evaluate(c[0], pointer), word_text(c[-1])
         if isinstance(of, dict):
             return of.get(name)
         raise self._fail(f"cannot fetch {name} from {go_type(of)}", c[-1])
@@ -273,8 +184,8 @@ class _Evaluation:
     def _pointer_member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of = pointer.value if pointer else None
         if isinstance(of, dict):
-            return of.get(_word_text(c[-1]))
-        raise self._fail(f"cannot fetch {_word_text(c[-1])} from {go_type(of)}", c[-1])
+            return of.get(word_text(c[-1]))
+        raise self._fail(f"cannot fetch {word_text(c[-1])} from {go_type(of)}", c[-1])
 
     def _index(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of, key = self.evaluate(c[0], pointer), self.evaluate(c[2], pointer)
@@ -312,7 +223,7 @@ class _Evaluation:
         if callee.data == "name":
             return self._call_function(str(callee.children[0]), callee, self._argument_values(c[2], pointer))
         if callee.data == "member" and callee.children[0].data == "name":
-            group, name = str(callee.children[0].children[0]), _word_text(callee.children[-1])
+            group, name = str(callee.children[0].children[0]), word_text(callee.children[-1])
             if isinstance(self._functions.get(group), Mapping):
                 return self._call_function(f"{group}.{name}", callee, self._argument_values(c[2], pointer))
         raise self._fail("this is not a function", callee)
@@ -323,7 +234,7 @@ class _Evaluation:
         if member:
             function = function.get(member) if isinstance(function, Mapping) else None
         if function is None:
-            raise UnknownNameError(point_at(f"unknown name {name}", self._source, _node_position(place)))
+            raise UnknownNameError(point_at(f"unknown name {name}", self._source, node_position(place)))
         self._meter.spend(CALL)
         for argument in arguments if name not in CONSTANT_TIME else ():
             self._meter.weigh(argument)

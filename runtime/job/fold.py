@@ -1,0 +1,377 @@
+"""The state of a job after its records: one function for each kind. `phases` has the job's transition table, `nodes`
+that of its nodes; an unlisted pair raises.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+from msgspec.structs import replace
+
+from everstep.runtime.job import checkpoints as stored
+from everstep.runtime.job import conditions as conditions_
+from everstep.runtime.job.checkpoints import (
+    Doubt,
+    with_manifest,
+    with_shard,
+    with_surveyed,
+    without_refused,
+)
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
+from everstep.runtime.job.phases import JOB_TRANSITIONS
+from everstep.runtime.job.records import (
+    Committed,
+    Decision,
+    DesiredChanged,
+    FaultJudged,
+    Forgotten,
+    HangOver,
+    HangSeen,
+    JobEnded,
+    JobReopened,
+    MasterAway,
+    MasterClaimed,
+    NodeAppeared,
+    NodeFinished,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    NodeRequested,
+    NodeStrayed,
+    PassedOver,
+    Reason,
+    Record,
+    RoundBroken,
+    RoundFormed,
+    ShardPersisted,
+    StoreSurveyed,
+    WorkerFaulted,
+)
+from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
+from everstep.runtime.protocol.messages import Action, Flaw
+
+KEPT_WORLDS = 64
+"""Rounds whose world size the state remembers."""
+KEPT_REFUSED = 256
+"""Refused sources that the state remembers: more than it remembers checkpoints."""
+P = NodePhase
+_FAULTLESS = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
+"""Reasons to end a round that are not charged as a fault."""
+
+
+def apply(state: State, record: Record) -> State:
+    """The state after `record`. Raises UnlistedTransition if the tables do not list it."""
+    kind = type(record)
+    phase = JOB_TRANSITIONS.get((state.phase, kind))
+    if phase is None:
+        raise UnlistedTransition(f"{kind.__name__} while the job is {state.phase}")
+    if record.time < state.time:
+        raise UnlistedTransition(f"{kind.__name__} at {record.time}, before {state.time}")
+    after = _HANDLERS[kind](replace(state, phase=phase, time=record.time), record)
+    conditions = conditions_.next_conditions(after, record)
+    return after if conditions is after.conditions else replace(after, conditions=conditions)
+
+
+def fold(records: Iterable[Record], state: State | None = None) -> State:
+    """The state after these records."""
+    return reduce(apply, records, State() if state is None else state)
+
+
+def _require_node(state: State, name: str) -> NodeState:
+    node = state.nodes.get(name)
+    if node is None:
+        raise UnlistedTransition(f"{name} is not a node of this job")
+    return node
+
+
+def _with_nodes(state: State, *nodes: NodeState, **fields: Any) -> State:
+    return replace(state, nodes=state.nodes.with_nodes(nodes), **fields)
+
+
+def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
+    if record.epoch <= state.epoch:
+        raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
+    since = state.since or record.time
+    # What could not be read before may be readable by now, or by this version of Everstep.
+    refused = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
+    return replace(
+        state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since, refused=refused
+    )
+
+
+def _apply_master_away(state: State, record: MasterAway) -> State:
+    return replace(state, awake_since=record.time)
+
+
+def _apply_job_reopened(state: State, record: JobReopened) -> State:
+    why = "the job was resumed by another master"
+    nodes = [
+        replace(n if n.phase is P.LOST else node_after(n, record, why, left_at=record.time), left_because=None)
+        for n in state.nodes.values()
+    ]
+    return _with_nodes(
+        state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
+        hang=None, finished={}, excused=frozenset(), refused=(), reason="taken up again",
+    )  # fmt: skip
+
+
+def _apply_node_requested(state: State, record: NodeRequested) -> State:
+    if record.node in state.nodes:
+        raise UnlistedTransition(f"{record.node} was already requested")
+    fresh = NodeState(
+        record.node, record.role, record.index, record.launch, record.host, record.time,
+        replaces=record.replaces, memory_bytes=record.memory_bytes,
+    )  # fmt: skip
+    return _with_nodes(state, node_after(fresh, record), requested_at=record.time)
+
+
+def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
+    before = state.nodes.get(record.node)
+    fresh = NodeState(
+        record.node, record.role, record.index, before.launch + 1 if before else 0, record.host, record.time,
+        phase=before.phase if before else P.ABSENT, action=before.action if before else Action.CONTINUE,
+        directive=before.directive if before else 0, life=before.life if before else 0,
+        join=before.join if before else 0,
+    )  # fmt: skip
+    return _with_nodes(state, node_after(fresh, record))
+
+
+def _apply_node_joined(state: State, record: NodeJoined) -> State:
+    before = _require_node(state, record.node)
+    if before.phase is P.RUNNING:
+        return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
+    # An agent whose long poll ended joins again with another port: it has waited since its first join.
+    since = before.joined_at if before.phase is P.WAITING else record.time
+    node = node_after(
+        before, record,
+        joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
+        master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
+        checked=record.checked, life=record.life, join=record.number,
+    )  # fmt: skip
+    return _with_nodes(state, node, joined_at=max(state.joined_at, since))
+
+
+def _apply_node_strayed(state: State, record: NodeStrayed) -> State:
+    why = f"it is in round {record.round} and has no place there"
+    return _with_nodes(
+        state, node_after(_require_node(state, record.node), record, why, record.round, action=Action.REJOIN)
+    )
+
+
+def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
+    before = _require_node(state, record.node)
+    action = {"action": Action.PERSIST} if before.phase is P.RUNNING else {}
+    node = node_after(
+        before, record, record.detail, round_number(state),
+        leaving_until=record.until, leaving_because=record.reason, **action,
+    )  # fmt: skip
+    return _with_nodes(state, node)
+
+
+def _apply_node_released(state: State, record: NodeReleased) -> State:
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before) if before.is_leaving else state.excused
+    node = node_after(before, record, record.reason.value, left_at=record.time, left_because=record.reason)
+    return _with_nodes(state, node, excused=excused)
+
+
+def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
+    """The excused rounds now that the node goes: it will not report what happened in its last round."""
+    if state.round and node.phase in (P.RUNNING, P.REJOINING) and node.round == state.round.number:
+        return state.excused | {state.round.number}
+    return state.excused
+
+
+def _apply_node_lost(state: State, record: NodeLost) -> State:
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before)
+    because = before.left_because or before.leaving_because or record.reason
+    action = {"action": Action.REJOIN} if record.may_return else {}
+    node = node_after(
+        before, record, record.reason.value, round_number(state),
+        left_at=record.time, left_because=because, holdings=(), **action,
+    )  # fmt: skip
+    return _with_nodes(state, node, excused=excused)
+
+
+def _apply_node_finished(state: State, record: NodeFinished) -> State:
+    node = node_after(_require_node(state, record.node), record, finished_round=record.round)
+    return _with_nodes(state, node, finished=_count_up(state.finished, node.role))
+
+
+def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
+    node = node_after(_require_node(state, record.node), record)
+    state = _with_nodes(
+        state, replace(node, faulted_round=record.round), iteration=max(state.iteration, record.iteration)
+    )
+    round_ = state.round
+    if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
+        doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
+        state = replace(state, doubted=(*(known for known in state.doubted if known != doubt), doubt))
+    if record.reason is not Reason.USER_ERROR:
+        return replace(state, excused=state.excused | {record.round})
+    first = state.blamed.get(record.round)
+    if first is None or (record.died, record.rank) < (first.died, first.rank):
+        return replace(state, blamed={**state.blamed, record.round: record})
+    return state
+
+
+def _apply_fault_judged(state: State, record: FaultJudged) -> State:
+    node = _require_node(state, record.node)
+    if record.decision is Decision.RESTART or record.decision in RELAUNCHES:
+        state = replace(state, restarts=_count_up(state.restarts, node.role))
+    if record.decision in RELAUNCHES:
+        state = replace(state, relaunches=_count_up(state.relaunches, node.replica))
+    if record.decision is Decision.GIVE_UP:
+        state = replace(state, given_up={**state.given_up, node.replica: record})
+    avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
+    return replace(state, avoided=avoided, judged=max(state.judged, record.round))
+
+
+def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
+    if state.round is None or record.round != state.round.number:
+        raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it does not run")
+    hangs = record if isinstance(record, HangSeen) else None
+    action, why = (Action.DUMP, "all ranks stand still") if hangs else (Action.CONTINUE, "they move again")
+    nodes = [
+        node_after(node, record, why, record.round, action=action)
+        for leaving in (False, True)
+        for role in state.members
+        for node in state.nodes.select(role, (P.RUNNING,), leaving)
+    ]
+    return _with_nodes(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
+
+
+def _apply_round_formed(state: State, record: RoundFormed) -> State:
+    round_ = record.round
+    if round_.number != next_round(state):
+        raise UnlistedTransition(f"round {round_.number} where {next_round(state)} is the next")
+    before = member_names(state.round)
+    nodes: list[NodeState] = []
+    first_rank = 0
+    for members in round_.members.values():
+        slots = [member.slots for member in members]
+        for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
+            node = node_after(
+                _require_node(state, member.node), record,
+                round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
+                role_first_rank=role_first,
+            )  # fmt: skip
+            nodes.append(node)
+        first_rank += sum(slots)
+    worlds = {**state.worlds, round_.number: first_rank}
+    # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
+    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING,)) else set()
+    return _with_nodes(
+        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None,
+        changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
+        members={role: len(members) for role, members in round_.members.items()},
+        workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
+        worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
+        blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
+        excused=frozenset(),
+    )  # fmt: skip
+
+
+def _apply_round_broken(state: State, record: RoundBroken) -> State:
+    if state.round is None or record.round != state.round.number:
+        raise UnlistedTransition(f"round {record.round} broken, but it does not run")
+    start = state.round.restore.iteration if state.round.restore else 0
+    stalled = state.stalled + (record.reason not in _FAULTLESS)
+    # Members stop their workers one after the other: workers of the others die of the broken connection first.
+    echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
+    nodes = [
+        node_after(node, record, record.detail, record.round)
+        for leaving in (False, True)
+        for role in state.members
+        for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
+    ]
+    return _with_nodes(
+        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
+        excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
+        iteration=max(state.iteration, record.iteration),
+    )  # fmt: skip
+
+
+def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
+    checkpoints = with_shard(state.checkpoints, record.holding)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
+
+
+def _apply_committed(state: State, record: Committed) -> State:
+    checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration))
+
+
+def _apply_forgotten(state: State, record: Forgotten) -> State:
+    deleted = set(record.places)
+    checkpoints = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in deleted}
+    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted))
+
+
+def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
+    checkpoints = with_surveyed(state.checkpoints, record.found)
+    state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
+    if not record.found:
+        return state
+    newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
+    why = f"iteration {newest.iteration} of round {newest.round}, which the journal does not record, is in the store"
+    return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
+
+
+def _apply_passed_over(state: State, record: PassedOver) -> State:
+    refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
+    checkpoints = without_refused(state.checkpoints, record.refusals)
+    excused = state.excused | {record.round} if record.round else state.excused
+    return replace(
+        state, refused=refused, checkpoints=checkpoints, excused=excused, reason=stored.refusal_summary(record.refusals)
+    )
+
+
+def _apply_desired_changed(state: State, record: DesiredChanged) -> State:
+    asked_at = state.asked_at if record.detail else record.time
+    return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
+
+
+def _apply_job_ended(state: State, record: JobEnded) -> State:
+    nodes = [
+        node_after(n, record, f"the job {record.result.value}", left_at=record.time)
+        for n in state.nodes.values()
+        if n.phase in LIVE
+    ]
+    iteration = max(state.iteration, record.iteration)
+    return _with_nodes(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
+
+
+def _count_up(counts: dict[Any, int], key: object) -> dict[Any, int]:
+    return {**counts, key: counts.get(key, 0) + 1}
+
+
+_HANDLERS: dict[type, Callable[[State, Any], State]] = {
+    MasterClaimed: _apply_master_claimed,
+    MasterAway: _apply_master_away,
+    JobReopened: _apply_job_reopened,
+    NodeRequested: _apply_node_requested,
+    NodeAppeared: _apply_node_appeared,
+    NodeJoined: _apply_node_joined,
+    NodeStrayed: _apply_node_strayed,
+    NodeLeaving: _apply_node_leaving,
+    NodeReleased: _apply_node_released,
+    NodeLost: _apply_node_lost,
+    NodeFinished: _apply_node_finished,
+    WorkerFaulted: _apply_worker_faulted,
+    FaultJudged: _apply_fault_judged,
+    HangSeen: _apply_hang,
+    HangOver: _apply_hang,
+    RoundFormed: _apply_round_formed,
+    RoundBroken: _apply_round_broken,
+    ShardPersisted: _apply_shard_persisted,
+    Committed: _apply_committed,
+    Forgotten: _apply_forgotten,
+    StoreSurveyed: _apply_store_surveyed,
+    PassedOver: _apply_passed_over,
+    DesiredChanged: _apply_desired_changed,
+    JobEnded: _apply_job_ended,
+}
