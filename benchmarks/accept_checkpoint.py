@@ -49,7 +49,8 @@ WORKS = {
     "4 the whole main job on MinIO": (f"{STORE}test_main_job_on_s3.py",),
     "5 when workers die the newest state is persisted unasked": (f"{KEEPER}::unasked",),
     "5 every N iterations, or --checkpoint-overhead; in log and report": (
-        f"{CHECKPOINT}test_cadence.py", f"{CHECKPOINT}test_thinning.py", f"{KEEPER}::interval", "tests/report/",
+        f"{CHECKPOINT}test_persist_interval.py", f"{CHECKPOINT}test_thinning.py", f"{KEEPER}::interval",
+        "tests/report/",
     ),
     "6 --model s3://..., and smollm2 converted once": ("tests/model/",),
     "7 keeps the last N and every Mth; debris": (

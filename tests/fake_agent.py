@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
@@ -82,7 +83,7 @@ class _Peer(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         told = "held"
         try:
-            self.keeper.keep(msgspec.json.decode(body, type=Holding), lambda: None)
+            self.keeper.copy_shard(msgspec.json.decode(body, type=Holding), lambda: None)
         except RuntimeError as error:
             told = str(error)
         self.send_response(200)
@@ -111,16 +112,9 @@ class Node:
         folder.mkdir(exist_ok=True)
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
-        settings = {
-            "job": "job",
-            "node": name,
-            "store": store,
-            "credentials": Credentials("secret"),
-            "persist_interval": interval,
-            **more,
-        }
-        settings |= {"on_persisted": self._on_persisted, "on_unrestored": self.refused.put}
-        self._keeper = Keeper(directory=self.shm, **{"unreachable_s": 0.0, **settings})
+        credentials = more.pop("credentials", Credentials("secret"))
+        options = KeeperOptions("job", name, **{"persist_interval": interval, "unreachable_s": 0.0, **more})
+        self._keeper = Keeper(options, store, credentials, self._on_persisted, self.refused.put, self.shm)
         self._server: http.server.ThreadingHTTPServer | None = None
         self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")
@@ -133,7 +127,7 @@ class Node:
         self.persisted.append(holding)
         self.told(holding)
         if self.commits:
-            self._keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
+            self._keeper.note_commit(holding, holding.key.rpartition("/")[0] + "/manifest.json")
 
     def begin(self, round_: int, restore: Restore | None = None, persists: bool = True, **place: Any) -> None:
         self.keeper.new_round(seat(round_, restore, persists, **place))
@@ -214,19 +208,19 @@ class Node:
     def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
         match request:
             case Hello():
-                start = self._keeper.near(local_rank)
+                start = self._keeper.expected_range(local_rank)
                 return replace(Welcome("job", self.store.uri), **(start._asdict() if start else {}))
             case Announce():
                 return self._keeper.announce(local_rank, request.capacity, request.sharded)
             case Acquire():
                 return self._keeper.acquire(local_rank, request.iteration)
             case Staged():
-                self._keeper.staged(local_rank, request)
+                self._keeper.commit_stage(local_rank, request)
                 return Done()
             case Flush():
                 return Done(self._keeper.flush(local_rank, request.iteration))
             case Fetch():
-                return self._keeper.fetched(local_rank)
+                return self._keeper.wait_for_restore(local_rank)
         raise TypeError(request)
 
     def close(self) -> None:

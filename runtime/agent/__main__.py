@@ -19,6 +19,7 @@ from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
@@ -37,18 +38,15 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     def make_keeper(
         on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
     ) -> Keeper:
-        return Keeper(
+        options = KeeperOptions(
             job=settings.job,
             node=settings.node,
-            store=store,
-            credentials=credentials,
             persist_interval=persist_interval,
             overhead=settings.checkpoint_overhead,
-            on_persisted=on_persisted,
-            on_unrestored=on_unrestored,
             workers=settings.slots,
             persists=settings.persists,
         )
+        return Keeper(options, store, credentials, on_persisted, on_unrestored)
 
     logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")
 

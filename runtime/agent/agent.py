@@ -3,6 +3,7 @@
 import random
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,19 +51,28 @@ class Agent:
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
         resources = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
         self.client.threads = threads
-        life = AgentLifecycle(
-            settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance
-        )
-        headers = {**credentials.headers, "Content-Type": "application/json", JOB_HEADER: settings.job}
         try:
-            trust = aiohttp.TCPConnector(ssl=credentials.client or True)
-            async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
-                self.client.session = session
-                await life.open()
-                async with gate.serve(application_of(application(life.keeper, gate, threads)), listener):
-                    return await life.run()
+            life = AgentLifecycle(
+                settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance
+            )
+            try:
+                return await self._run(life, threads, gate, listener)
+            finally:
+                await life.close()
         finally:
-            await life.close()
             listener.close()
             end_processes(settings.job, settings.node)
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _run(
+        self, life: AgentLifecycle, threads: ThreadPoolExecutor, gate: TokenGate, listener: socket.socket
+    ) -> Ending:
+        """Connect to the master, listen to workers and peers, and run the life cycle."""
+        credentials = self._dependencies.credentials
+        headers = {**credentials.headers, "Content-Type": "application/json", JOB_HEADER: self._settings.job}
+        trust = aiohttp.TCPConnector(ssl=credentials.client or True)
+        async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
+            self.client.session = session
+            await life.open()
+            async with gate.serve(application_of(application(life.keeper, gate, threads)), listener):
+                return await life.run()

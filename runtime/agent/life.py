@@ -392,7 +392,7 @@ class AgentLifecycle:
     async def _report_persisted(self, holding: Holding) -> None:
         manifest = await self._sender.report_persisted(holding)
         if manifest:
-            await self._run_in_thread(self.keeper.committed, holding, manifest)
+            await self._run_in_thread(self.keeper.note_commit, holding, manifest)
 
     def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return self._loop.run_in_executor(self._resources.threads, call, *arguments)

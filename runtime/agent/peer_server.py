@@ -67,7 +67,7 @@ def application(keeper: Keeper, gate: TokenGate, threads: Executor, stall_s: flo
             source = msgspec.json.decode(await read_body(request), type=Holding)
         except (msgspec.DecodeError, BadBody) as error:
             return web.Response(status=400, text=f"not understood: {error}")
-        return await _copy(request, threads, partial(keeper.keep, source))
+        return await _copy(request, threads, partial(keeper.copy_shard, source))
 
     async def ends(_: web.Application) -> AsyncIterator[None]:
         yield

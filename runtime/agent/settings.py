@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, split_command
-from everstep.runtime.checkpoint.node.persist_interval import share_of
+from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),

@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
         for line in self._buffer.split(b"\n")[:-1]:
             with suppress(msgspec.DecodeError, RuntimeError):
                 if isinstance(request := _decode(line), Staged):
-                    self._server.keeper.staged(self._local_rank, request)
+                    self._server.keeper.commit_stage(self._local_rank, request)
 
     def abort(self) -> None:
         """Disconnect at once."""
@@ -176,7 +176,7 @@ class _Connection(asyncio.Protocol):
             case Unusable(refusals):
                 self._server.on_unusable(refusals)
             case Staged():
-                keeper.staged(rank, request)
+                keeper.commit_stage(rank, request)
                 self._send(Done())
             case Acquire(iteration):
                 if slot := keeper.try_acquire(rank, iteration):
@@ -188,7 +188,9 @@ class _Connection(asyncio.Protocol):
             case Flush(iteration):
                 self._answer_later(lambda: Done(keeper.flush(rank, iteration)))
             case Fetch():
-                self._answer_later(lambda: keeper.fetched(rank), lambda reply: self._server.on_fetched(rank, reply))
+                self._answer_later(
+                    lambda: keeper.wait_for_restore(rank), lambda reply: self._server.on_fetched(rank, reply)
+                )
 
     def _greet(self, hello: Hello) -> None:
         seat = self._server.seat
@@ -199,7 +201,7 @@ class _Connection(asyncio.Protocol):
         else:
             self._local_rank = hello.local_rank
             self._server.note_greeting()
-            start = self._server.keeper.near(hello.local_rank)
+            start = self._server.keeper.expected_range(hello.local_rank)
             self._send(replace(self._server.welcome, **(start._asdict() if start else {})))
 
     def _answer_later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep.runtime.agent.logs import LogPlan, parse_streams
-from everstep.runtime.checkpoint.node.persist_interval import share_of
+from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.diagnosis.switchbox import parse_switchbox
 from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
 from everstep.runtime.launch.affinity import Cpus, cpus_of

@@ -19,6 +19,7 @@ from everstep.runtime.agent.logs import LaunchLogs
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.agent.settings import Settings
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
@@ -329,19 +330,16 @@ class _Node:
     def _make_keeper(
         self, on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
     ) -> Keeper:
-        place = self._identity
-        return Keeper(
-            job=place.job,
-            node=place.node,
-            store=place.store,
-            credentials=place.credentials,
-            persist_interval=self._options.saving.persist_interval,
-            overhead=self._options.saving.overhead,
-            on_persisted=on_persisted,
-            on_unrestored=on_unrestored,
-            workers=self._options.slots,
+        identity, launch = self._identity, self._options
+        options = KeeperOptions(
+            job=identity.job,
+            node=identity.node,
+            persist_interval=launch.saving.persist_interval,
+            overhead=launch.saving.overhead,
+            workers=launch.slots,
             persists=self._persists,
         )
+        return Keeper(options, identity.store, identity.credentials, on_persisted, on_unrestored)
 
     def _make_outputs(self, folder: Path) -> Outputs:
         options = self._options

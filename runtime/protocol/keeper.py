@@ -8,7 +8,7 @@ from everstep.runtime.protocol.messages import Holding, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 
 
-class Place(NamedTuple):
+class MemoryRange(NamedTuple):
     """A range of bytes in a shared memory file."""
 
     path: str
@@ -19,8 +19,8 @@ class Place(NamedTuple):
 class Keeper(Protocol):
     """Owns the slots in shared memory, their digests, their copies in the store, and the state a round starts from.
 
-    These methods may block and are called in a thread: announce, acquire, fetched, flush, holdings, keep, committed,
-    persist_newest. On failure they raise RuntimeError or OSError with one line for the worker.
+    These methods may block and are called in a thread: announce, acquire, wait_for_restore, flush, holdings,
+    copy_shard, note_commit, persist_newest. On failure they raise RuntimeError or OSError with one line for the worker.
     """
 
     def new_round(self, seat: Seat) -> None:
@@ -39,8 +39,8 @@ class Keeper(Protocol):
         """Return a slot that may be overwritten now, or None. Never blocks."""
         ...
 
-    def staged(self, local_rank: int, message: Staged) -> None:
-        """Commit a stage: the slot is complete. Never blocks."""
+    def commit_stage(self, local_rank: int, stage: Staged) -> None:
+        """The worker's slot is complete: offer it, copy it to the peer, persist it if it is due. Never blocks."""
         ...
 
     def interval(self) -> tuple[int, str]:
@@ -51,11 +51,11 @@ class Keeper(Protocol):
         """Free the slot that the worker was writing."""
         ...
 
-    def fetched(self, local_rank: int) -> Fetched:
+    def wait_for_restore(self, local_rank: int) -> Fetched:
         """Block until the state that the round starts from is in this node's memory."""
         ...
 
-    def near(self, local_rank: int) -> Place | None:
+    def expected_range(self, local_rank: int) -> MemoryRange | None:
         """Where that state will be if its bytes are verified; None while this is unknown. Never blocks."""
         ...
 
@@ -68,7 +68,7 @@ class Keeper(Protocol):
         the copy."""
         ...
 
-    def committed(self, holding: Holding, manifest: str) -> None:
+    def note_commit(self, holding: Holding, manifest: str) -> None:
         """Note that the master has committed the checkpoint."""
         ...
 
@@ -76,9 +76,9 @@ class Keeper(Protocol):
         """The shards that this node can serve now from `address`."""
         ...
 
-    def keep(self, source: Holding, came: Callable[[], None]) -> None:
-        """Fetch a copy of a peer's shard into this node's memory, blocking until it is complete. Calls `came` in that
-        thread whenever bytes have arrived."""
+    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+        """Fetch a copy of a peer's shard into this node's memory, blocking until it is complete. Calls `on_progress` in
+        a thread whenever memory or bytes have arrived."""
         ...
 
     def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002

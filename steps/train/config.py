@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.checkpoint.node.persist_interval import share_of
+from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, open_store

@@ -19,8 +19,8 @@ def shared_memory_bytes(config: "Config") -> int:
 
     The ranks of a node stage one copy of a replicated state; for a user's script `state_bytes` says how much.
     """
-    from everstep.runtime.checkpoint.node.keeper import SLOTS
-    from everstep.runtime.checkpoint.shard.segment import segment_bytes
+    from everstep.runtime.checkpoint.node.core.slots import SLOTS
+    from everstep.runtime.checkpoint.shard.sizes import segment_bytes
 
     state = int(config.state_bytes)
     if not state and not config.script and config.model != TINY:

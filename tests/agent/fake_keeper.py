@@ -16,7 +16,7 @@ from everstep.runtime.agent.settings import settings_of
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
-from everstep.runtime.protocol.keeper import Place
+from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Holding, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import open_store
@@ -47,13 +47,13 @@ class FakeKeeper:
     def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
         return None if iteration == 13 else Slot(0, 0, 0.0)
 
-    def staged(self, local_rank: int, message: Staged) -> None:
-        if message.slot:
+    def commit_stage(self, local_rank: int, stage: Staged) -> None:
+        if stage.slot:
             raise RuntimeError("there is one slot only")
         assert self.seat is not None
-        self.held[local_rank, self.seat.round, message.iteration] = self.path.read_bytes()[: message.size]
-        if message.persist:
-            self.on_persisted(Holding(self.seat.round, message.iteration, key="k"))
+        self.held[local_rank, self.seat.round, stage.iteration] = self.path.read_bytes()[: stage.size]
+        if stage.persist:
+            self.on_persisted(Holding(self.seat.round, stage.iteration, key="k"))
 
     def interval(self) -> tuple[int, str]:
         return 50, "every 50 iterations"
@@ -61,13 +61,13 @@ class FakeKeeper:
     def worker_died(self, local_rank: int) -> None:
         self.died.append(local_rank)
 
-    def fetched(self, local_rank: int) -> Fetched:
+    def wait_for_restore(self, local_rank: int) -> Fetched:
         if self.seat is None or self.seat.restore is None:
             return Fetched("", 0, 0, 0, 0, "", "")
         return Fetched("/some/where", 0, 0, self.seat.restore.round, self.seat.restore.iteration, "", "memory")
 
-    def near(self, local_rank: int) -> Place | None:
-        return Place("/some/where", 0, 0) if self.seat and self.seat.restore else None
+    def expected_range(self, local_rank: int) -> MemoryRange | None:
+        return MemoryRange("/some/where", 0, 0) if self.seat and self.seat.restore else None
 
     def flush(self, local_rank: int, iteration: int) -> str:
         return f"manifest-{iteration}"
@@ -76,7 +76,7 @@ class FakeKeeper:
         for _, round_, iteration in self.held:
             self.on_persisted(Holding(round_, iteration, key="newest"))
 
-    def committed(self, holding: Holding, manifest: str) -> None:
+    def note_commit(self, holding: Holding, manifest: str) -> None:
         self.manifests[holding.iteration] = manifest
 
     def holdings(self, address: str) -> tuple[Holding, ...]:
@@ -85,7 +85,7 @@ class FakeKeeper:
             for index, round_, iteration in self.held
         )
 
-    def keep(self, source: Holding, came: Callable[[], None]) -> None:
+    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
         raise RuntimeError("no room")
 
     @contextmanager

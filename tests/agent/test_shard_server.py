@@ -141,8 +141,8 @@ class Copies:
     def __init__(self, error: str = "") -> None:
         self.error, self.done = error, threading.Event()
 
-    def keep(self, source: Holding, came: Callable[[], None]) -> None:
-        came()
+    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+        on_progress()
         assert self.done.wait(60)
         if self.error:
             raise RuntimeError(self.error)

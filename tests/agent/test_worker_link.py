@@ -23,7 +23,7 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.keeper: Any = create_autospec(Keeper, instance=True, spec_set=True)
-        self.keeper.near.return_value = None
+        self.keeper.expected_range.return_value = None
         self.keeper.try_acquire.return_value = Slot(1, 4096, 0.0)
         self._threads = ThreadPoolExecutor(1)
         welcome = Welcome("job", "store")
@@ -38,7 +38,7 @@ class Agent:
         return await asyncio.to_thread(Link, self.path, Hello(1, 0, 0, 1))
 
     def staged(self) -> list[Staged]:
-        return [call.args[1] for call in self.keeper.staged.call_args_list]
+        return [call.args[1] for call in self.keeper.commit_stage.call_args_list]
 
 
 def stage(iteration: int) -> Staged:
@@ -84,11 +84,11 @@ def test_what_is_wrong_with_a_stage_is_told_at_the_next_question_and_the_answers
     async def run() -> None:
         await agent.begin()
         link = await agent.worker()
-        agent.keeper.staged.side_effect = RuntimeError("iteration 7 of worker 0: torn")
+        agent.keeper.commit_stage.side_effect = RuntimeError("iteration 7 of worker 0: torn")
         link.tell(stage(7))
         with pytest.raises(LinkError, match="iteration 7 of worker 0: torn"):
             await asyncio.to_thread(link.ask, Acquire(8), Slot)
-        agent.keeper.staged.side_effect = None
+        agent.keeper.commit_stage.side_effect = None
         link.tell(stage(8))
         assert (await asyncio.to_thread(link.ask, Acquire(9), Slot)).slot == 1
         assert await asyncio.to_thread(link.ask, stage(9), Done) == Done()

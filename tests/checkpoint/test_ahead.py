@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.checkpoint.node import round_restore
+from everstep.runtime.checkpoint.node import work
 from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, map_segment_ahead
 
@@ -42,7 +42,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     checkpointer.save(7, saved)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    place = node.keeper.fetched(0)
+    place = node.keeper.wait_for_restore(0)
     link = node.link(2)
     ahead = map_segment_ahead(link)
     assert ahead is not None
@@ -69,7 +69,7 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
         looks.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(round_restore, "check_shard", check)
+    monkeypatch.setattr(work, "check_shard", check)
     node.begin(2, newest)
     try:
         assert looks.wait(60)

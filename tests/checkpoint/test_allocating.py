@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import KeeperError
-from everstep.runtime.checkpoint.node.slots import SlotTable
+from everstep.runtime.checkpoint.node.core.slots import SlotTable
 from everstep.runtime.checkpoint.shard import segment as segment_module
-from everstep.runtime.checkpoint.shard.segment import PAGE, SegmentFile
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.protocol.messages import Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
@@ -128,7 +129,7 @@ def test_what_a_rank_holds_is_offered_until_its_new_memory_holds_a_state(
     node.keeper.worker_died(0)
     wait_until(lambda: [held.iteration for held in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
     node.begin(2, node.newest())
-    assert node.keeper.fetched(0).iteration == 3
+    assert node.keeper.wait_for_restore(0).iteration == 3
     gate.open.release(3)
     assert node.keeper.acquire(0, 4).slot == 0
     assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
@@ -144,7 +145,7 @@ def test_what_was_staged_just_before_a_rank_announced_something_else_is_held(
     slot = node.keeper.acquire(0, 3).slot
     whole.slot(slot)[:] = whole.slot(1)
     begun(node, gate)
-    node.keeper.staged(0, Staged(slot, 3, whole.capacity, False))
+    node.keeper.commit_stage(0, Staged(slot, 3, whole.capacity, False))
     assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
     gate.open.release(3)
 
@@ -189,10 +190,10 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
     with pytest.raises(KeeperError, match=r"2 slots of 4\.6 MB need 9\.2 MB"):
-        node.keeper.keep(holding, lambda: None)
+        node.keeper.copy_shard(holding, lambda: None)
     wait_until(lambda: os.listdir(node.shm) == [], "the file with one slot goes", PATIENCE_S)
     gate.after = 1 << 40
-    node.keeper.keep(holding, lambda: None)
+    node.keeper.copy_shard(holding, lambda: None)
     assert {held.iteration for held in node.keeper.holdings("")} == {3}
     assert len(os.listdir(node.shm)) == 1
 
@@ -206,7 +207,7 @@ def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
     def told(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
         wanted.append(((slots + copies) * capacity, others))
 
-    monkeypatch.setattr("everstep.runtime.checkpoint.node.segments.require_room", told)
+    monkeypatch.setattr("everstep.runtime.checkpoint.node.work.require_room", told)
     slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
     gate.open.release(8)
     assert slots == [4, 4]
@@ -245,7 +246,7 @@ def fetched(make_node: Any, make_state: Any, gate: Gate) -> tuple[Node, dict[str
     trained(peer, saved := large(make_state, 2), 3)
     gate.after = PAGE + 1
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
-    assert node.keeper.fetched(0).source == "peer worker-1-0"
+    assert node.keeper.wait_for_restore(0).source == "peer worker-1-0"
     assert gate.asked.acquire(timeout=PATIENCE_S)
     return node, saved
 

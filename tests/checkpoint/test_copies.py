@@ -31,7 +31,7 @@ def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
     slot = node.keeper.acquire(0, iteration).slot
     Stager(layout, tree).stage(slot, segment.slot(slot), tree, text, iteration)
-    node.keeper.staged(0, Staged(slot, iteration, layout.size, False))
+    node.keeper.commit_stage(0, Staged(slot, iteration, layout.size, False))
 
 
 def begin(nodes: list[Node], round_: int, restore: Restore | None = None) -> None:
@@ -47,7 +47,7 @@ def held(node: Node, shard: int) -> set[tuple[int, int]]:
 
 
 def restored(node: Node) -> Fetched:
-    return node.keeper.fetched(0)
+    return node.keeper.wait_for_restore(0)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
     ]
     fresh = make_node("worker-0-1", workers=2)
     fresh.begin(2, Restore(1, 1, tuple(sources), "newest whole"), world_size=2)
-    assert [fresh.keeper.fetched(rank).source for rank in (0, 1)] == [f"peer {node.name}" for node in nodes]
+    assert [fresh.keeper.wait_for_restore(rank).source for rank in (0, 1)] == [f"peer {node.name}" for node in nodes]
 
 
 def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_node: Callable[..., Node]) -> None:

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.node.segments import COPY_SLOTS
-from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.node.core.segments import COPY_SLOTS
+from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, SlotTable
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose_restore
@@ -40,7 +40,7 @@ class Rank:
 
     def forget(self, round_: int) -> None:
         """After a stage: what lies elsewhere now."""
-        if len(self.own.whole()) >= KEPT_SHARDED:
+        if len(self.own.complete()) >= KEPT_SHARDED:
             self.earlier = [t for t in self.earlier if any(t[slot].pins for slot in range(len(t)))]
         if self.stages == 3:
             for shard, table in list(self.copies.items()):
@@ -136,7 +136,7 @@ class Ranks(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3), slot=st.integers(0, SLOTS))
     def is_being_persisted(self, which: int, slot: int) -> None:
         rank = self.pick(which)[1]
-        if slot in rank.own.whole() and len(self.readers) < 3:
+        if slot in rank.own.complete() and len(self.readers) < 3:
             rank.own.pin(slot)
             self.readers.append((rank, rank.own, slot))
 
@@ -276,7 +276,7 @@ class Ranks(RuleBasedStateMachine):
             Holding(*identity, node=f"n{number}")
             for number, rank in enumerate(self.ranks)
             for table in rank.tables()
-            for slot in table.whole()
+            for slot in table.complete()
             if (identity := table[slot].identity)
         ]
         found = choose_restore(held + self.stored())
@@ -294,7 +294,7 @@ class Ranks(RuleBasedStateMachine):
             self.start = found.round, found.iteration
         for rank in self.ranks:
             for table in rank.copies.values():
-                for slot in table.whole():
+                for slot in table.complete():
                     if (identity := table[slot].identity) and self.start < identity[:2]:
                         table.drop(slot)
         for number, rank in enumerate(self.ranks):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
-from everstep.runtime.checkpoint.node import keeper as keeper_module
+from everstep.runtime.checkpoint.node import work
 from everstep.runtime.protocol.worker_link import LinkError, Staged
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S
@@ -16,7 +16,7 @@ from tests.harness import wait_until
 def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_next_one_is_persisted(
     node: Any, make_state: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    broken, real = threading.Event(), keeper_module.seal
+    broken, real = threading.Event(), work.seal
 
     def seal(file: memoryview) -> str:
         if broken.is_set():
@@ -24,7 +24,7 @@ def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_nex
         return real(file)
 
     broken.set()
-    monkeypatch.setattr(keeper_module, "seal", seal)
+    monkeypatch.setattr(work, "seal", seal)
     node.begin(1)
     checkpointer = trained(node, state := make_state(1), 1)
     with pytest.raises(LinkError, match=r"iteration 1 (cannot be persisted: not a shard|is not staged)"):
@@ -47,4 +47,4 @@ def test_a_stage_of_another_iteration_than_the_slot_was_given_for_is_refused(nod
         file.seek(slot.offset)
         file.write(whole)
     with pytest.raises(KeeperError, match="for another iteration"):
-        node.keeper.staged(0, Staged(slot.slot, 3, len(whole), False))
+        node.keeper.commit_stage(0, Staged(slot.slot, 3, len(whole), False))

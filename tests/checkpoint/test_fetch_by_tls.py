@@ -12,7 +12,7 @@ import torch
 
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.errors import DamagedError, UnreachableError
-from everstep.runtime.checkpoint.node.peer_copies import _ask
+from everstep.runtime.checkpoint.node.work import request_copy
 from everstep.runtime.checkpoint.shard import fetch as fetching
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, read
@@ -38,9 +38,9 @@ class Holder:
         self.asked += 1
         yield self.shard[:]
 
-    def keep(self, source: Holding, came: Any) -> None:
+    def copy_shard(self, source: Holding, on_progress: Any) -> None:
         """As if there were room."""
-        came()
+        on_progress()
 
     def holding(self, address: str) -> Holding:
         """What others are told of it."""
@@ -87,7 +87,7 @@ def test_a_shard_comes_by_several_connections_and_is_what_it_was() -> None:
         some = memoryview(bytearray(1_234_567))
         read(source, 77, some, NO_STORE, credentials())
         assert bytes(some) == bytes(holder.shard[77 : 77 + len(some)])
-        assert _ask(address, source, credentials()) == ""
+        assert request_copy(address, source, credentials()) == ""
 
 
 def test_what_was_damaged_at_the_peer_is_found() -> None:

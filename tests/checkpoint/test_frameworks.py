@@ -138,7 +138,7 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
             assert run("killed", **place, EVERSTEP_FAULT=f"{fault}=kill", EVERSTEP_ROUND=str(round_)) == -9
             node.keeper.worker_died(0)
             node.begin(round_ + 1, node.newest())
-            restored.append(node.keeper.fetched(0).iteration)
+            restored.append(node.keeper.wait_for_restore(0).iteration)
         assert restored == [3, 5]  # Inside an epoch and at the end of one.
         assert run("resumed", **place, EVERSTEP_ROUND="3") == 0
     assert forks.wait(script) == 0

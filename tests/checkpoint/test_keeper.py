@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
-from everstep.runtime.checkpoint.node import round_restore
+from everstep.runtime.checkpoint.node import work
+from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.checkpoint.node.segments import Held, Segments, copies_of
-from everstep.runtime.checkpoint.node.slots import Identity
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding, Restore
@@ -48,7 +47,7 @@ def test_after_a_workers_death_the_state_comes_from_own_memory(node: Any, make_s
     live = make_state(0)
     assert Checkpointer(live, link=node.link(2)).load(live) == 7
     assert same(live, saved)
-    assert node.keeper.fetched(0).source == "memory"
+    assert node.keeper.wait_for_restore(0).source == "memory"
 
 
 def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: Any, same: Any) -> None:
@@ -60,7 +59,7 @@ def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: 
     live = make_state(0)
     assert Checkpointer(live, link=fresh.link(2)).load(live) == 3
     assert same(live, saved)
-    assert fresh.keeper.fetched(0).source == "peer worker-1-0"
+    assert fresh.keeper.wait_for_restore(0).source == "peer worker-1-0"
 
 
 def test_a_round_that_starts_from_nothing_says_so(node: Any, make_state: Any) -> None:
@@ -112,7 +111,7 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
         node.begin(round_, restore)
         live = make_state(0)
         assert Checkpointer(live, link=node.link(round_)).load(live) == 4
-        assert node.keeper.fetched(0).source == source
+        assert node.keeper.wait_for_restore(0).source == source
         assert same(live, saved)
     assert "own memory: the digest of bytes" in caplog.text
     assert "peer worker-1-0: the digest of bytes" in caplog.text
@@ -133,7 +132,7 @@ def test_when_no_source_is_right_each_is_told_the_master_and_the_round_is_waited
         "missing": Flaw.DAMAGED, "short": Flaw.DAMAGED, "worker-9-0": Flaw.UNREACHABLE,
     }  # fmt: skip
     assert "missing: no such object" in refused["missing"].why
-    asked = ThreadPoolExecutor(1).submit(node.keeper.fetched, 0)
+    asked = ThreadPoolExecutor(1).submit(node.keeper.wait_for_restore, 0)
     node.begin(3)
     with pytest.raises(KeeperError, match="the round ended"):
         asked.result(PATIENCE_S)
@@ -142,13 +141,13 @@ def test_when_no_source_is_right_each_is_told_the_master_and_the_round_is_waited
 def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
     node.begin(1)
     checkpointer = trained(node, make_state(1), 3)
-    slot = node.keeper.acquire(0, 4)
+    slot = node.keeper.acquire(0, 5)
     node.keeper.worker_died(0)
     offered = {held.iteration for held in node.keeper.holdings("")}
     assert offered in ({1, 3}, {2, 3})  # The oldest gives way, unless somebody reads it.
     with pytest.raises(KeyError), node.keeper.open_shard(1, 4, 0):
         pass
-    assert node.keeper.acquire(0, 4).slot == slot.slot
+    assert node.keeper.acquire(0, 5).slot == slot.slot
     assert checkpointer.stall_s > 0
 
 
@@ -158,7 +157,7 @@ def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any
     node.keeper.acquire(0, 2)
     node.keeper.worker_died(0)
     with pytest.raises(KeeperError, match="not what worker 0 was given"):
-        node.keeper.staged(0, Staged(0, 2, 10, False))
+        node.keeper.commit_stage(0, Staged(0, 2, 10, False))
     assert checkpointer.stall_s > 0
 
 
@@ -167,7 +166,7 @@ def test_what_is_no_shard_is_refused_when_it_is_staged(node: Any, make_state: An
     trained(node, make_state(1), 1)
     slot = node.keeper.acquire(0, 2)
     with pytest.raises(KeeperError, match="iteration 2 of worker 0: not a shard of Everstep"):
-        node.keeper.staged(0, Staged(slot.slot, 2, 10, False))
+        node.keeper.commit_stage(0, Staged(slot.slot, 2, 10, False))
     assert [holding.iteration for holding in node.keeper.holdings("")] == [1]
 
 
@@ -283,7 +282,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
         assert staged.wait(PATIENCE_S)
         looked.set()
 
-    monkeypatch.setattr(round_restore, "check_shard", late)
+    monkeypatch.setattr(work, "check_shard", late)
     node = make_node(interval=1, store=store)
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)
@@ -291,7 +290,9 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
     checkpointer = trained(node, state, 1, round_=2)
     staged.set()
     assert looked.wait(PATIENCE_S)
-    wait_until(lambda: node.keeper.fetched(0).source == "memory", "the state in the node's own memory", PATIENCE_S)
+    wait_until(
+        lambda: node.keeper.wait_for_restore(0).source == "memory", "the state in the node's own memory", PATIENCE_S
+    )
     taken = threading.Thread(target=checkpointer.save, args=(2, state), daemon=True)
     taken.start()
     taken.join(PATIENCE_S)
@@ -315,7 +316,7 @@ def test_a_node_that_leaves_while_it_fetches_leaves_no_shared_memory(make_node: 
     node.close()
     gate.set()
     with pytest.raises(KeeperError, match=r"this node is leaving|the round ended"):
-        node.keeper.fetched(0)
+        node.keeper.wait_for_restore(0)
     assert os.listdir(node.shm) == []
 
 
@@ -334,20 +335,20 @@ def test_what_is_asked_for_is_persisted_though_others_are_skipped(
 
 def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_state: Any, tmp_path: Path) -> None:
     store = GatedStore(tmp_path / "slow")
-    node = make_node(slots=2, store=store)
+    node = make_node(store=store)
     node.begin(1)
     state = make_state(1)
     checkpointer = trained(node, state, 1)
-    checkpointer.save(2, state, persist=True)
-    checkpointer.save(3, state)
+    for iteration in (2, 3, 4):
+        checkpointer.save(iteration, state, persist=iteration < 4)
     failed = threading.Event()
 
     def wait() -> None:
         with pytest.raises(KeeperError, match="died"):
-            node.keeper.acquire(0, 4)
+            node.keeper.acquire(0, 5)
         failed.set()
 
-    assert node.keeper.try_acquire(0, 4) is None
+    assert node.keeper.try_acquire(0, 5) is None
     threading.Thread(target=wait, daemon=True).start()
     wait_until(lambda: node.keeper.worker_died(0) or failed.is_set(), "the worker's death is known", PATIENCE_S)
     store.gate.release(9)
@@ -390,7 +391,7 @@ def test_flush_of_a_shard_that_was_overwritten_fails_as_other_ranks_put_theirs(n
     with open(segment.path, "r+b") as file:
         file.seek(slot.offset)
         file.write(whole)
-    node.keeper.staged(1, Staged(slot.slot, 5, len(whole), False))
+    node.keeper.commit_stage(1, Staged(slot.slot, 5, len(whole), False))
     with pytest.raises(KeeperError, match="iteration 4 is not staged"):
         node.keeper.flush(1, 4)
 
@@ -452,60 +453,6 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
 
 
-def staged(segments: Segments, held: Held) -> Held:
-    """With a whole state in its first slot."""
-    segments.changed.wait_for(lambda: not held.table.absent())
-    assert held.table.acquire(Identity(1, 1)) == 0
-    held.table.stage(0, 4096)
-    return held
-
-
-def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        old, new = (staged(segments, segments.for_worker(0, capacity)) for capacity in (4096, 8192))
-        old.table.pin(0)
-        segments.forget_earlier(0)
-        assert segments.to_fetch_into(0, 4096) is old
-        segments.unpin(old, 0)
-        assert segments.all() == [old, new]
-        assert old.file.path.exists()
-
-
-def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer_one_is_written(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        read, written = (staged(segments, segments.to_fetch_into(copies_of(shard), 4096)) for shard in (0, 1))
-        newer = written.table.acquire(Identity(2, 1))
-        assert newer is not None
-        for copy in (read, written):
-            copy.table.pin(0)
-        segments.forget_copies(2)
-        written.table.stage(newer, 4096)
-        assert segments.all() == [read, written]
-        for copy in (read, written):
-            segments.unpin(copy, 0)
-        assert segments.all() == [written]
-
-
-def test_memory_that_is_still_coming_for_a_copy_is_not_let_go_of(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        coming = segments.to_fetch_into(copies_of(0), 4096)
-        segments.forget_copies(2)
-        assert segments.all() == [coming]
-        assert segments.changed.wait_for(lambda: not coming.table.absent(), PATIENCE_S)
-
-
-def test_whoever_waits_for_a_segment_that_is_given_up_is_woken(tmp_path: Path) -> None:
-    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
-    with segments.changed:
-        given_up = segments.to_fetch_into(0, 4096)
-        segments.for_worker(0, 0)
-        assert given_up not in segments.all()
-        assert segments.changed.wait(PATIENCE_S)
-
-
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
     node.begin(1)
     state = make_state(1) | {"log": [1.5]}
@@ -523,10 +470,7 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     old.keeper.announce(0, 100)
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
-    again = Keeper(
-        job="job", node=old.name, store=old.store, credentials=Credentials(""), persist_interval=1, directory=shm,
-        on_persisted=print, on_unrestored=print,
-    )  # fmt: skip
+    again = Keeper(KeeperOptions("job", old.name, 1), old.store, Credentials(""), print, print, shm)
     assert os.listdir(shm) == [name + "0-7"]
     again.close()
 

@@ -118,7 +118,7 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
     fresh.begin(2, Restore(1, 3, (stored, held), ""))
     assert Checkpointer(other.state, link=fresh.link(2)).load(other.state) == 3
     assert bad.suffered is trouble
-    assert fresh.keeper.fetched(0).source == "peer worker-0-0"
+    assert fresh.keeper.wait_for_restore(0).source == "peer worker-0-0"
     assert f"store {stored.key}" in caplog.text
     assert torch.equal(other.model.weight, training.model.weight)
 

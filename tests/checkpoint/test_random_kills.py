@@ -49,7 +49,7 @@ class Ranks:
                 key = write_manifest(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
                 for node in self.nodes:
                     for held in every:
-                        node.keeper.committed(held, key)
+                        node.keeper.note_commit(held, key)
 
     def begin(self) -> int:
         """A round, from the newest state that is held whole; its iteration."""

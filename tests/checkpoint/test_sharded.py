@@ -50,7 +50,7 @@ class Job:
                 self.manifests.append(key)
                 for node in self.nodes:
                     for held in every:
-                        node.keeper.committed(held, key)
+                        node.keeper.note_commit(held, key)
 
     def holdings(self) -> list[Holding]:
         stored = [held for node in self.nodes for held in node.persisted]
@@ -107,7 +107,7 @@ def test_ranks_of_fsdp2_are_killed_and_a_node_is_lost_and_the_training_ends_as_i
     assert restore.iteration == 3
     job.begin(survivors, restore)
     assert job.run("fsdp", 6, "checkpoint.after_commit,iteration=5,rank=1=kill")[0]
-    assert [node.keeper.fetched(0).source for node in survivors] == ["memory", "memory"]
+    assert [node.keeper.wait_for_restore(0).source for node in survivors] == ["memory", "memory"]
     survivors.pop().close()
     restore = choose_restore(survivors[0].keeper.holdings(survivors[0].address))
     assert restore is not None
@@ -115,7 +115,7 @@ def test_ranks_of_fsdp2_are_killed_and_a_node_is_lost_and_the_training_ends_as_i
     job.begin([*survivors, job.node()], restore)
     code, again = job.run("fsdp", 6)
     assert code == 0
-    assert [node.keeper.fetched(0).source for node in job.nodes] == ["memory", "peer worker-3-0"]
+    assert [node.keeper.wait_for_restore(0).source for node in job.nodes] == ["memory", "peer worker-3-0"]
     assert sorted(os.listdir(job._folder / "faults")) == ["checkpoint.after_commit", "checkpoint.mid_copy"]
     assert again.pop("done") == restore.iteration
     undisturbed.pop("done")

@@ -5,7 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.node.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
+from everstep.runtime.checkpoint.node.core.slots import (
+    TRANSITIONS,
+    Identity,
+    SlotError,
+    SlotEvent,
+    SlotState,
+    SlotTable,
+)
 from tests.examples import examples
 
 
@@ -15,8 +22,11 @@ def table_in(state: SlotState) -> SlotTable:
     table = SlotTable(2)
     if state is not SlotState.FREE:
         assert table.acquire(Identity(1, 1)) == 0
-    if state is SlotState.WHOLE:
+    if state in (SlotState.COMPLETE, SlotState.INVALID):
         table.stage(0, 10)
+    if state is SlotState.INVALID:
+        table.pin(0)
+        table.invalidate(0, "other bytes")
     return table
 
 
@@ -25,14 +35,16 @@ def table_in(state: SlotState) -> SlotTable:
 def test_an_event_that_the_table_does_not_list_raises(state: SlotState, event: SlotEvent) -> None:
     table = table_in(state)
     apply = {
-        SlotEvent.ALLOCATE: lambda: table.allocated(0),
+        SlotEvent.ALLOCATE: lambda: table.allocate(0),
         SlotEvent.STAGE: lambda: table.stage(0, 10),
         SlotEvent.ABANDON: lambda: table.abandon(0),
-        SlotEvent.DROP: lambda: table.drop(0),
+        SlotEvent.INVALIDATE: lambda: table.invalidate(0, "other bytes"),
+        SlotEvent.DROP: lambda: table.unpin(0) if state is SlotState.INVALID else table.drop(0),
     }[event]
     if (state, event) in TRANSITIONS:
         apply()
-        assert table[0].state is TRANSITIONS[state, event]
+        reached = TRANSITIONS[state, event]
+        assert table[0].state is (SlotState.FREE if reached is SlotState.INVALID else reached), "nobody reads it"
     else:
         with pytest.raises(SlotError, match=f"no {event} now"):
             apply()
@@ -46,8 +58,8 @@ def test_one_slot_is_too_few_to_keep_a_state_whole() -> None:
 def test_a_slot_without_memory_is_not_handed_out_until_it_has_some() -> None:
     table = SlotTable(3, absent=2)
     assert (table.acquire(Identity(1, 1)), table.acquire(Identity(1, 2))) == (0, None)
-    assert (table.absent(), table.whole()) == ([1, 2], [])
-    table.allocated(1)
+    assert (table.absent(), table.complete()) == ([1, 2], [])
+    table.allocate(1)
     assert (table.acquire(Identity(1, 2)), table.acquire(Identity(1, 3))) == (1, None)
     assert table.absent() == [2]
 
@@ -64,13 +76,27 @@ def test_a_pinned_slot_is_not_handed_out_until_it_is_let_go() -> None:
     assert table.acquire(Identity(1, 3)) == 0
 
 
+def test_what_proves_wrong_is_offered_to_nobody_and_written_when_its_last_reader_ends() -> None:
+    table = table_in(SlotState.COMPLETE)
+    for _ in range(2):
+        table.pin(0)
+    table.invalidate(0, "other bytes")
+    assert (table.complete(), table.find(Identity(1, 1)), table[0].flaw) == ([], None, "other bytes")
+    table.unpin(0)
+    assert table[0].state is SlotState.INVALID
+    with pytest.raises(SlotError):
+        table.pin(0)
+    table.unpin(0)
+    assert table[0].state is SlotState.FREE
+
+
 def test_after_a_rollback_the_later_round_is_the_newer_state() -> None:
     table = SlotTable(3)
     for identity in (Identity(1, 50), Identity(2, 41)):
         slot = table.acquire(identity)
         assert slot is not None
         table.stage(slot, 1)
-    assert table[table.whole()[0]].identity == Identity(2, 41)
+    assert table[table.complete()[0]].identity == Identity(2, 41)
 
 
 def test_a_state_staged_twice_is_held_once() -> None:
@@ -79,7 +105,7 @@ def test_a_state_staged_twice_is_held_once() -> None:
         slot = table.acquire(Identity(1, 1))
         assert slot is not None
         table.stage(slot, 1)
-    assert table.whole() == [0]
+    assert table.complete() == [0]
 
 
 def test_a_torn_slot_can_be_neither_read_nor_digested() -> None:
@@ -87,7 +113,7 @@ def test_a_torn_slot_can_be_neither_read_nor_digested() -> None:
     with pytest.raises(SlotError):
         table.pin(0)
     with pytest.raises(SlotError):
-        table.digested(0, "00")
+        table.set_digest(0, "00")
 
 
 class Slots(RuleBasedStateMachine):
@@ -107,11 +133,11 @@ class Slots(RuleBasedStateMachine):
     @rule()
     def worker_begins_a_stage(self) -> None:
         identity = Identity(self.round, self.iteration + 1)
-        newest, free = self.table.newest(), len(self.table) - len(self.table.whole())
+        newest, free = self.table.newest(), len(self.table) - len(self.table.complete())
         slot = self.table.acquire(identity)
         if slot is None:
             assert not free
-            assert {self.table[n].pins > 0 for n in self.table.whole()[1:]} == {True}
+            assert {self.table[n].pins > 0 for n in self.table.complete()[1:]} == {True}
             return
         assert slot != newest
         assert slot not in [number for number, _ in self.readers]
@@ -137,7 +163,7 @@ class Slots(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2))
     def reader_begins(self, which: int) -> None:
-        whole = self.table.whole()
+        whole = self.table.complete()
         if whole:
             slot = whole[which % len(whole)]
             self.table.pin(slot)
@@ -152,7 +178,7 @@ class Slots(RuleBasedStateMachine):
 
     @invariant()
     def what_is_offered_is_whole(self) -> None:
-        for slot in self.table.whole():
+        for slot in self.table.complete():
             assert self.table[slot].identity == self.content[slot]
 
     @invariant()

@@ -24,7 +24,7 @@ import torch
 
 from everstep.runtime.checkpoint.errors import DamagedError, StateError
 from everstep.runtime.checkpoint.shard.digests import DIGESTS_TENSOR, find_table, table_size
-from everstep.runtime.checkpoint.shard.segment import round_to_pages
+from everstep.runtime.checkpoint.shard.sizes import round_to_pages
 from everstep.runtime.checkpoint.state.flatten import RESERVED, decode, tensor_names
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, whole_part
 

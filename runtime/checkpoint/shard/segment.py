@@ -17,8 +17,8 @@ from pathlib import Path
 
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.huge_pages import allocate, map_shared, populate
+from everstep.runtime.checkpoint.shard.sizes import PAGE, round_to_pages, segment_bytes
 
-PAGE = 4096
 _MAGIC = b"EVERSTEP"
 _VERSION = 3
 _HEAD = struct.Struct("<8sIIQ")
@@ -227,16 +227,6 @@ def _no_room_error(directory: Path, what: str, size: int, why: str) -> SegmentEr
         f"{directory}: {what} need {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free ({why}); "
         f"enlarge {directory} (in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
     )
-
-
-def segment_bytes(slots: int, capacity: int) -> int:
-    """Size of a file with so many slots for states of `capacity` bytes."""
-    return PAGE + slots * round_to_pages(capacity)
-
-
-def round_to_pages(size: int) -> int:
-    """Round up to whole pages."""
-    return -(-size // PAGE) * PAGE
 
 
 def _start_thread(work: Callable[[], None]) -> None:

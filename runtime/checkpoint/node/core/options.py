@@ -1,0 +1,23 @@
+"""The configuration of a node's keeper."""
+
+from dataclasses import dataclass
+
+UNREACHABLE_S = 30.0
+"""A source that does not answer is asked again for so long, if no other source supplies the right bytes."""
+
+
+@dataclass(frozen=True)
+class KeeperOptions:
+    """The configuration of a node's keeper."""
+
+    job: str
+    node: str
+    persist_interval: int
+    """Iterations between two states that go to the store."""
+    overhead: float = 0.0
+    """Share of the training time; if set, the interval follows from measurements (see `persist_interval`)."""
+    workers: int = 1
+    """Local ranks of this node."""
+    persists: bool = True
+    """Whether other nodes can read the store."""
+    unreachable_s: float = UNREACHABLE_S

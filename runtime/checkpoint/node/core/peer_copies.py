@@ -1,0 +1,224 @@
+"""Peer copies: what a rank staged of a sharded state is also in the memory of another failure domain.
+
+The node that staged a shard asks its peer to fetch it, one state at a time for each local rank. A rank stages the next
+state only when the copy has succeeded, or has failed, which is logged. So while ranks keep step, as collectives make
+them, the last two states of every surviving rank (`slots.KEPT_SHARDED`) include the last one of which a lost node's
+shards were copied. Invariant: whatever single failure domain is lost, some (round, iteration) is complete in memory.
+
+Source: "Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints" (SOSP 2023), for copying
+every iteration's state to a fixed peer.
+"""
+
+from dataclasses import dataclass
+
+from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
+from everstep.runtime.checkpoint.node.core.actions import FetchShard, Location, ReportProgress, RequestPeerCopy, Warn
+from everstep.runtime.checkpoint.node.core.events import CopyShard, FetchEnded, PeerCopyEnded
+from everstep.runtime.checkpoint.node.core.peer_reads import PeerReads
+from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments, copies_of
+from everstep.runtime.checkpoint.node.core.slots import Identity
+from everstep.runtime.checkpoint.node.core.transaction import Transaction
+from everstep.runtime.protocol.messages import Holding, Seat
+
+SILENT_S = 1.5
+"""A peer that sends nothing for so long is given up, and the copy with it: no save waits longer for a peer that is
+dead, frozen or cut off."""
+RETRY_S = 20.0
+"""A silent peer is asked for no more copies for so long: each would cost a save that wait again."""
+FULL_S = 30.0
+"""A copy waits for a slot for so long: both are busy while one is being read and an earlier fetch is running."""
+PROGRESS_S = 0.5
+"""Interval at which the node that asked for a copy is told that its memory is being allocated."""
+_ROLLED_BACK = "another round began from an earlier state"
+
+
+@dataclass(eq=False)
+class _Sending:
+    peer: str
+    pin: Pin
+    work: int | None = None
+    """The request to the peer; None: the digest is not known yet."""
+
+
+class SentCopies:
+    """The copies that this node asks its peer to fetch."""
+
+    def __init__(self, tx: Transaction, segments: Segments, reads: PeerReads) -> None:
+        self._tx, self._segments, self._reads = tx, segments, reads
+        self._peer = ""
+        self._sending: dict[int, _Sending] = {}
+        """Of this round, by local rank."""
+        self._requested: dict[int, _Sending] = {}
+        """By work, including earlier rounds: the peer reads until it has answered."""
+        self._last_error = ""
+        self._silent_until = 0.0
+
+    def begin(self, seat: Seat) -> None:
+        """A round begins, with another peer or none. The state it starts from is sent again."""
+        self._peer, self._last_error, self._silent_until = seat.peer, "", 0.0
+        self._forget()
+
+    def close(self) -> None:
+        """Ask for no more copies."""
+        self._peer = ""
+        self._forget()
+
+    def _forget(self) -> None:
+        for sending in self._sending.values():
+            if sending.work is None:
+                self._segments.unpin(sending.pin)
+        self._sending.clear()
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether there is another failure domain."""
+        return bool(self._peer)
+
+    def is_busy(self, local_rank: int) -> bool:
+        """Whether what that worker staged last is still on its way."""
+        return local_rank in self._sending
+
+    def send(self, local_rank: int, segment: Segment, slot: int) -> None:
+        """Have that complete state copied."""
+        if self._peer and local_rank not in self._sending and self._tx.now >= self._silent_until:
+            self._sending[local_rank] = _Sending(self._peer, self._segments.pin(segment, slot, Reader.COPY))
+
+    def advance(self) -> bool:
+        """Request every copy whose digest is known. Returns whether there was one."""
+        moved = False
+        for local_rank, sending in list(self._sending.items()):
+            pin = sending.pin
+            if sending.work is not None or not (pin.digest or pin.flaw):
+                continue
+            moved = True
+            if pin.flaw:
+                del self._sending[local_rank]
+                self._end(sending, pin.flaw)
+            else:
+                sending.work = self._tx.number_work()
+                self._requested[sending.work] = sending
+                self._tx.act(RequestPeerCopy(sending.work, sending.peer, self._reads.describe(pin)))
+        return moved
+
+    def end_copy(self, event: PeerCopyEnded) -> None:
+        """The peer has its copy or has not."""
+        sending = self._requested.pop(event.work)
+        if event.silent and sending.peer == self._peer:
+            self._silent_until = self._tx.now + RETRY_S
+        self._sending = {rank: one for rank, one in self._sending.items() if one is not sending}
+        self._end(sending, event.error)
+
+    def _end(self, sending: _Sending, error: str) -> None:
+        """Unpin, and log the error, once a round for each reason."""
+        if error and sending.peer == self._peer and error != self._last_error:
+            self._last_error, identity = error, sending.pin.identity
+            what = f"iteration {identity.iteration}, shard {identity.shard}"
+            self._tx.act(Warn(f"{what} has no copy in a peer's memory: {error}"))
+        self._segments.unpin(sending.pin)
+
+
+@dataclass(eq=False)
+class _Receiving:
+    ticket: int
+    source: Holding
+    full_until: float
+    """When it will have waited too long for a slot."""
+    progress_at: float
+    segment: Segment | None = None
+    slot: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.source.round, self.source.iteration, self.source.shard, self.source.shards)
+
+
+class ReceivedCopies:
+    """The copies that peers ask this node to fetch."""
+
+    def __init__(self, tx: Transaction, segments: Segments) -> None:
+        self._tx, self._segments = tx, segments
+        self._waiting: list[_Receiving] = []
+        """For memory or a slot."""
+        self._fetching: dict[int, _Receiving] = {}
+        """By work."""
+
+    def copy_shard(self, event: CopyShard) -> None:
+        """A peer wants a copy of this shard."""
+        self._waiting.append(_Receiving(event.ticket, event.source, self._tx.now + FULL_S, self._tx.now + PROGRESS_S))
+
+    def advance(self) -> bool:
+        """Start every fetch that has a slot. Returns whether there was one."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            try:
+                if not self._start(one):
+                    self._waiting.append(one)
+                    continue
+            except (SegmentError, KeeperError) as error:
+                self._tx.refuse(one.ticket, KeeperError(str(error)))
+            self._segments.release(one)
+        return len(self._waiting) < len(waiting)
+
+    def _start(self, one: _Receiving) -> bool:
+        """Returns whether it waits no more. Raises KeeperError, SegmentError.
+
+        No slot is used before all slots for copies are allocated.
+        """
+        segments, now = self._segments, self._tx.now
+        if segments.find(one.identity):
+            self._tx.answer(one.ticket)
+            return True
+        if segments.is_rolled_back(one.identity):
+            raise KeeperError(_ROLLED_BACK)
+        one.segment = segments.claim(one, copies_of(one.source.shard), one.source.size)
+        if one.segment.table.absent():
+            one.full_until = now + FULL_S
+            if now >= one.progress_at:
+                one.progress_at = now + PROGRESS_S
+                self._tx.act(ReportProgress(one.ticket))
+            return False
+        slot = one.segment.table.acquire(one.identity)
+        if slot is None:
+            if now >= one.full_until:
+                raise KeeperError(f"shard {one.source.shard} is still read or fetched after {FULL_S:g} s")
+            return False
+        one.slot, work = slot, self._tx.number_work()
+        self._fetching[work] = one
+        location = Location(one.segment.number, slot, one.source.size)
+        self._tx.act(FetchShard(work, location, one.source, ticket=one.ticket))
+        return True
+
+    def end_fetch(self, event: FetchEnded) -> bool:
+        """Returns whether that fetch was for a copy."""
+        one = self._fetching.pop(event.work, None)
+        if one is None:
+            return False
+        assert one.segment is not None
+        table = one.segment.table
+        error = event.refusal.why if event.refusal else ""
+        if self._segments.is_rolled_back(one.identity):  # A round has begun meanwhile.
+            error = error or _ROLLED_BACK
+        if error:
+            table.abandon(one.slot)
+            self._tx.refuse(one.ticket, KeeperError(error))
+            return True
+        table.stage(one.slot, one.source.size)
+        slot = table.find(one.identity)  # Another slot if two requests fetched it.
+        assert slot is not None
+        if not table[slot].digest:
+            table.set_digest(slot, one.source.digest)
+        self._tx.answer(one.ticket)
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When a copy has waited too long for a slot, or its peer is to be told that it is being worked on."""
+        deadlines = [one.full_until for one in self._waiting]
+        deadlines += [one.progress_at for one in self._waiting if one.segment and one.segment.table.absent()]
+        return min(deadlines, default=None)
+
+    def close(self, why: str) -> None:
+        """End every wait; refuse what is being fetched, too."""
+        for one in [*self._waiting, *self._fetching.values()]:
+            self._tx.refuse(one.ticket, KeeperError(why))
+        self._waiting.clear()
+        self._fetching.clear()
