@@ -11,7 +11,7 @@ help:  ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; run make PYTHON=python3.12" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2**30; sys.exit(0 if free > 11 else f"make: installing takes 11 GiB of disk (7 stay; most is torch for CUDA), and {free:.1f} are free here: make room")'
 	$(PYTHON) -m venv $(VENV)
 	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(VENV)/pip.txt
@@ -54,10 +54,10 @@ test: $(READY)  ## lint, and the tests, JOBS at a time (PART=checkpoint: what a 
 suite: $(READY)
 	$(SUITE) $(if $(PART),--part $(PART))
 
-test-long: $(READY)  ## what `make test` leaves out as others test nearly the same, and more examples (PROFILE=long)
+test-long: $(READY)  ## tests that `make test` skips as near-duplicates, and more examples (PROFILE=long)
 	$(SUITE) --long $(if $(PART),--part $(PART))
 
-flaky: $(READY)  ## one test 50 times beside load: TEST=PATH::NAME, or words as of pytest -k
+flaky: $(READY)  ## one test 50 times under load: TEST=PATH::NAME, or words as of pytest -k
 	$(SUITE) --repeat '$(TEST)'
 
 cluster-up: $(READY)  ## a real Kubernetes of two nodes with MinIO on this machine, as root (built by Go the first time)

@@ -19,6 +19,6 @@ class ExitCode(IntEnum):
     TRY_AGAIN = 75
     """Nothing was wrong with what was asked: a machine or a service failed (EX_TEMPFAIL of sysexits)."""
     DIVERGED = 76
-    """Of a worker: the loss is not finite right after a restore (see `everstep.runtime.job.policy`)."""
+    """Of a worker: the loss is not finite right after a restore (see `everstep.runtime.job.fault_policy`)."""
     FENCED = 77
     """Of a launched job's master: another master has taken the job over, and no new one is to be started."""

@@ -47,7 +47,7 @@ class Run(Manifest):
     output: Annotated[Literal["", "json", "yaml", "name"], Flag("-o")] = ""
     """Print the run when it has ended."""
     path: _Folders = ()
-    """Programs that images would bring, added to every pod's PATH."""
+    """Folders of programs that images would provide, added to every pod's PATH."""
     env: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
     """A variable of this shell to pass to pods; NAME* matches several."""
     sandbox: bool = False
@@ -80,7 +80,7 @@ class Get(OneRun):
     """Show what a run's steps do, or did."""
 
     output: Annotated[Literal["", "json", "yaml"], Flag("-o")] = ""
-    """The whole Workflow with its status."""
+    """Print the whole Workflow with its status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,5 +129,8 @@ class Set(Resume):
     """Set a suspended step's outputs, or end it."""
 
     phase: Literal["", "Succeeded", "Failed", "Error"] = ""
+    """How the step ends; empty: it stays suspended."""
     message: str = ""
+    """Message of the step."""
     output_parameter: _Values = ()
+    """The value of an output parameter."""

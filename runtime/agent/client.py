@@ -127,19 +127,19 @@ class MasterClient:
         await self._post("fault", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_finished(self, message: Finished) -> None:
-        """Told when it returns."""
+        """Returns once the master has acknowledged it."""
         await self._post("finished", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_leaving(self, message: Leaving) -> None:
-        """Told when it returns."""
+        """Returns once the master has acknowledged it."""
         await self._post("leaving", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_unrestored(self, message: Unrestored) -> None:
-        """Told when it returns."""
+        """Returns once the master has acknowledged it."""
         await self._post("unrestored", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_dumped(self, message: Dumped) -> None:
-        """Told when it returns."""
+        """Returns once the master has acknowledged it."""
         await self._post("dumped", message, Ack, REPORT_TIMEOUT_S)
 
     async def job_end(self, node: str, seconds: float = REPORT_TIMEOUT_S) -> JobEnd | None:

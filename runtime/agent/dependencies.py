@@ -48,7 +48,8 @@ class Ending:
     """Why and how the agent ended."""
 
     code: int
-    """0 left when told to, 2 rejected by the master, 75 lost its master, 128 + the signal that ended it."""
+    """0 left as the master said, 2 rejected by the master, 3 not fit to train, 75 without a master or a place in
+    time, 128 + the signal that ended it."""
     reason: str
     by_master: bool = False
     """The master told the agent to leave."""

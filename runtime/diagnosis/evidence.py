@@ -6,15 +6,13 @@ not assumed to be bounded, so no node is named by guessing: every node that is n
 failure counts as 3600 s, and a straggler is (strictly) slower than twice the median, as in DLRover's network check.
 """
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everstep.runtime.job.stragglers import slow_threshold_s
+
 FAILED_S = 3600.0
 """The value of a failed or unfinished measurement, in seconds."""
-SLOW_FACTOR = 2.0
-"""A straggler's best time is more than this many times the median."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Evidence:
     faulty: Mapping[str, str]
     """Node -> the proof."""
     untried: frozenset[str]
-    """Nothing it did failed, but no group of it reached its all-reduce."""
+    """Nothing it did failed, but none of its groups reached the all-reduce."""
     undecided: frozenset[str]
     """Its group failed, and another member may be the cause."""
     best_s: Mapping[str, float]
@@ -143,16 +141,6 @@ def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict
         node: f"works alone but not with {', '.join(others)}, proven to work with others"
         for node, others in partners.items()
     }
-
-
-def slow_threshold_s(best_s: Sequence[float]) -> float:
-    """The time above which a node is a straggler: twice the median. Of two nodes, twice the other's time.
-
-    (With two nodes, twice the mean is at least the larger time, so by the median neither could be slow.)
-    """
-    if len(best_s) < 2:
-        return math.inf
-    return SLOW_FACTOR * (min(best_s) if len(best_s) == 2 else statistics.median(best_s))
 
 
 def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dict[str, float]:

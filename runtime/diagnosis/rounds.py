@@ -14,7 +14,8 @@ The published rule ends after round 2 and names every node that failed twice: fo
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, weigh
+from everstep.runtime.diagnosis.evidence import Evidence, Round, weigh
+from everstep.runtime.job.stragglers import SLOW_FACTOR
 
 ROUNDS = 3
 ROUNDS_OF_THREE = 4

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, slow_threshold_s, weigh
+from everstep.runtime.diagnosis.evidence import Evidence, Round, weigh
+from everstep.runtime.job.stragglers import SLOW_FACTOR, slow_threshold_s
 
 
 class Health(StrEnum):

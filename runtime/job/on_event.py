@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job import checkpoints, policy, replicas
+from everstep.runtime.job import checkpoints, fault_policy, replicas
 from everstep.runtime.job.events import (
     DeletionDue,
     HeartbeatSeen,
@@ -188,7 +188,7 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
     if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
         return
     tx.liveness.record_iteration(report.node, report.iteration)
-    reason = policy.reason_of(report.exit_code, tx.spec.hardware_exit_codes, report.oom)
+    reason = fault_policy.reason_of(report.exit_code, tx.spec.hardware_exit_codes, report.oom)
     fault = WorkerFaulted(
         time=tx.now, node=report.node, round=report.round, rank=report.rank, local_rank=report.local_rank,
         exit_code=report.exit_code, iteration=report.iteration, reason=reason, error=report.error,
@@ -196,7 +196,7 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
     )  # fmt: skip
     tx.record(fault)
     if tx.state.phase is JobPhase.RUNNING:
-        tx.break_round(reason, policy.fault_summary(fault), report.node)
+        tx.break_round(reason, fault_policy.fault_summary(fault), report.node)
     if reason is not Reason.USER_ERROR and not node.is_leaving:  # An error may be an echo: judged later.
         tx.judge_fault(node, reason, report.exit_code, current)
 
@@ -271,7 +271,7 @@ def _on_node_gone(tx: Transaction, event: NodeGone) -> None:
         tx.record(NodeLeaving(time=tx.now, node=event.node, reason=Reason.PREEMPTED, detail=detail, until=tx.now))
     reason = Reason.START_FAILED if node.phase is P.REQUESTED else Reason.NODE_LOST
     if event.exit_code is not None:
-        by_code = policy.reason_of(event.exit_code, tx.spec.hardware_exit_codes)
+        by_code = fault_policy.reason_of(event.exit_code, tx.spec.hardware_exit_codes)
         reason = by_code if by_code in (Reason.HARDWARE, Reason.OOM) else reason
     tx.lose_node(event.node, reason, event.detail, event.exit_code)
 

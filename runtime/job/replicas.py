@@ -11,9 +11,9 @@ from itertools import count, islice
 import msgspec
 from msgspec.structs import replace
 
+from everstep.runtime.job.fault_policy import DECISIONS, memory_of, more_memory
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.policy import DECISIONS, memory_of, more_memory
 from everstep.runtime.job.records import Decision, NodeRequested, Reason
 from everstep.runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
 from everstep.runtime.job.state import State

@@ -251,10 +251,6 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Also kept: the newest checkpoint of each iteration that is a multiple of this; 0: none."""
 
 
-_OF_PLATFORM = ("priority", "resources", "restart_scope", "restart_time_limit_s", "scale_out_timeout_s", "waits_for")
-"""Fields of a role that only mean something where the brain asks for nodes."""
-
-
 def problems(spec: JobSpec) -> list[str]:
     """The contradictions in the spec, one line each, `path: what`; empty if the job can run."""
     return [*_of_job(spec), *(line for name in spec.roles for line in _of_role(spec, name)), *_of_waiting(spec)]

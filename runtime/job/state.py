@@ -32,7 +32,7 @@ class State(msgspec.Struct, frozen=True):
     epoch: int = 0
     address: str = ""
     awake_since: float = 0.0
-    """Since when the current master has heard its nodes without a gap: timeouts do not start earlier."""
+    """Since when the current master has heard from its nodes without a gap: timeouts do not start earlier."""
     phase: JobPhase = JobPhase.FORMING
     since: float = 0.0
     """Since when the job has had no round."""

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from everstep.runtime.job.fault_policy import stragglers
 from everstep.runtime.job.nodes import NodePhase, NodeState
-from everstep.runtime.job.policy import stragglers
 from everstep.runtime.job.rounds import rank_order
 from everstep.runtime.job.state import State
 

@@ -6,7 +6,7 @@ Every decision becomes a record here and nowhere else.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everstep.runtime.job import policy
+from everstep.runtime.job import fault_policy
 from everstep.runtime.job.fold import apply
 from everstep.runtime.job.liveness import Liveness
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
@@ -129,7 +129,7 @@ class Transaction:
 
     def judge_fault(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
         """Decide about a fault of the node that ended round `number` (0: none), and record what follows."""
-        fate = policy.judgement(self.state, self.spec, node, reason, exit_code)
+        fate = fault_policy.judgement(self.state, self.spec, node, reason, exit_code)
         self.record(
             FaultJudged(
                 time=self.now, node=node.name, reason=reason, decision=fate.decision, detail=fate.detail, round=number,

@@ -92,7 +92,8 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="a job whose ranks call everstep hangs if none makes progress for so long; stacks are written (300)",
+        help="a job that calls everstep counts as hung when no rank makes progress for this long; "
+        "stacks are written (300)",
     )
     group.add_argument(
         "--on-hang",
@@ -104,7 +105,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a round is not broken to add nodes so soon after a change (30)",
+        help="after a change, wait this long before breaking a round to add nodes (30)",
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
     group.add_argument(

@@ -47,7 +47,7 @@ _TAKE_OVER_S = 15.0
 """Seconds (up to twice as long, at random) without a master's answer until a node starts the next master."""
 _CHECK_EVERY_S = 1.0
 _PROBE_AFTER_S = 1.5
-"""Nodes are started in any order: a master that comes so much later is no news."""
+"""Nodes are started in any order: a master that starts this much later is normal."""
 NOTICE_S = 20.0
 """Seconds from a signal until the node exits, if other nodes are there to take over its state."""
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)

@@ -152,7 +152,7 @@ def _add_workers(taking: Any, switch: Any) -> None:
         "max-restarts", "rounds that workers' failures may cost before the job fails (default 0)", default=0, kind=int
     )
     taking(
-        "monitor-interval", "accepted as torchrun does; a worker's end is always seen at once", default=0.1, kind=float
+        "monitor-interval", "accepted for compatibility, ignored: exits are noticed at once", default=0.1, kind=float
     )
     taking(
         "start-method",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.checkpoint.node import work
+from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, map_segment_ahead
 
@@ -69,7 +69,7 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
         looks.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(work, "check_shard", check)
+    monkeypatch.setattr(keeper_io, "check_shard", check)
     node.begin(2, newest)
     try:
         assert looks.wait(60)

@@ -207,7 +207,7 @@ def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
     def told(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
         wanted.append(((slots + copies) * capacity, others))
 
-    monkeypatch.setattr("everstep.runtime.checkpoint.node.work.require_room", told)
+    monkeypatch.setattr("everstep.runtime.checkpoint.node.keeper_io.require_room", told)
     slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
     gate.open.release(8)
     assert slots == [4, 4]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
-from everstep.runtime.checkpoint.node import work
+from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.protocol.worker_link import LinkError, Staged
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S
@@ -16,7 +16,7 @@ from tests.harness import wait_until
 def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_next_one_is_persisted(
     node: Any, make_state: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    broken, real = threading.Event(), work.seal
+    broken, real = threading.Event(), keeper_io.seal
 
     def seal(file: memoryview) -> str:
         if broken.is_set():
@@ -24,7 +24,7 @@ def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_nex
         return real(file)
 
     broken.set()
-    monkeypatch.setattr(work, "seal", seal)
+    monkeypatch.setattr(keeper_io, "seal", seal)
     node.begin(1)
     checkpointer = trained(node, state := make_state(1), 1)
     with pytest.raises(LinkError, match=r"iteration 1 (cannot be persisted: not a shard|is not staged)"):

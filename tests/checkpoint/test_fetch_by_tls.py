@@ -12,7 +12,7 @@ import torch
 
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.errors import DamagedError, UnreachableError
-from everstep.runtime.checkpoint.node.work import request_copy
+from everstep.runtime.checkpoint.node.keeper_io import request_copy
 from everstep.runtime.checkpoint.shard import fetch as fetching
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, read

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
-from everstep.runtime.checkpoint.node import work
+from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
@@ -282,7 +282,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
         assert staged.wait(PATIENCE_S)
         looked.set()
 
-    monkeypatch.setattr(work, "check_shard", late)
+    monkeypatch.setattr(keeper_io, "check_shard", late)
     node = make_node(interval=1, store=store)
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)

@@ -2,19 +2,21 @@
 
 from pathlib import Path
 
-from everstep.runtime.job import policy
+from everstep.runtime.job import fault_policy
 from everstep.runtime.job.records import Reason
 
 
 def test_every_reason_has_one_row() -> None:
-    assert sorted(row.reason for row in policy.TABLE) == sorted(Reason)
+    assert sorted(row.reason for row in fault_policy.TABLE) == sorted(Reason)
 
 
 def test_every_exit_code_has_a_reason_with_a_decision() -> None:
     for code in range(-64, 256):
-        assert policy.reason_of(code) in policy.DECISIONS
+        assert fault_policy.reason_of(code) in fault_policy.DECISIONS
 
 
 def test_the_rendered_table_is_the_one_in_the_docs() -> None:
     docs = Path(__file__).parents[2] / "docs/faults.md"
-    assert docs.read_text() == policy.render(), "run: python -m everstep.runtime.job.policy > docs/faults.md"
+    assert docs.read_text() == fault_policy.render(), (
+        "run: python -m everstep.runtime.job.fault_policy > docs/faults.md"
+    )

@@ -6,9 +6,9 @@ from everstep.runtime.job import restore
 from everstep.runtime.job.assignments import directive, peer, seat
 from everstep.runtime.job.brain import Brain, WriteRecord
 from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleRequested, WorkerExited
+from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.fold import apply, fold
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
-from everstep.runtime.job.policy import reason_of
 from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
 from everstep.runtime.job.state import State

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleRequested, StopRequested, WorkerExited
+from everstep.runtime.job.fault_policy import more_memory, reason_of
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.policy import more_memory, reason_of
 from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import (

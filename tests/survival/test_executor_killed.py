@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
-from everstep.runtime.workflow.pods.processes import Pod
+from everstep.runtime.workflow.pods.pod import Pod
 from everstep.runtime.workflow.pods.runner import ProcessRunner
 from tests.harness import ROUNDS, wait_until
 

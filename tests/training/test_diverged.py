@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.job.policy import reason_of
+from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.records import Reason
 from everstep.session import WATCHED, Context, Session
 

@@ -12,7 +12,7 @@ import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.pods import isolation
-from everstep.runtime.workflow.pods.processes import has_namespaces
+from everstep.runtime.workflow.pods.pod import has_namespaces
 from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, run, sh, workflow

@@ -25,7 +25,7 @@ from everstep.runtime.checkpoint.node.core.events import Event, Question, Segmen
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.checkpoint.node.work import SegmentFiles, WorkThreads
+from everstep.runtime.checkpoint.node.keeper_io import SegmentFiles, WorkThreads
 from everstep.runtime.checkpoint.shard.digests import Digests
 from everstep.runtime.checkpoint.shard.fetch import describe
 from everstep.runtime.checkpoint.shard.segment import Beacon

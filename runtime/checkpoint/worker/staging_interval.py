@@ -56,7 +56,7 @@ class StagingInterval:
         changed, self.every = every != self.every, every
         if changed:
             self.why = (
-                f"one of {every} iterations is staged: staging one takes {cost:.3f} s, an iteration {iteration:.3f} s"
+                f"one in {every} iterations is staged: staging one takes {cost:.3f} s, an iteration {iteration:.3f} s"
             )
             self.why = self.why if every > 1 else "each iteration is staged again"
         return changed

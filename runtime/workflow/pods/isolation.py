@@ -5,7 +5,7 @@ are the pod's own; whatever else stands in a private folder's place on the machi
 the working directory and the store are where they are. Two pods that write the same absolute path do not meet, and
 what a pod writes is found in its folder afterwards.
 
-A folder of the machine's /tmp that a pod is told of (`python /tmp/x/script.py`) is meant: it is bound into the pod's
+A folder of the machine's /tmp that a pod's command mentions (`python /tmp/x/script.py`) is bound into the pod's
 own, whole, as a program may have its parts beside it. In one that belongs to another user nothing is written: whoever
 makes /tmp/out before a pod does must not have the pod's files.
 """

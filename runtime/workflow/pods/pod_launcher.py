@@ -33,8 +33,8 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
 from everstep.runtime.workflow.pods.inherited import inherited_variables
+from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.pod_outputs import collect
-from everstep.runtime.workflow.pods.processes import NOT_STARTED, SCRIPT_PATH, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 

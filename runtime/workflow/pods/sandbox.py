@@ -31,7 +31,7 @@ class NoSandboxError(ManifestError):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The walls of pods."""
+    """How sandboxed pods are isolated."""
 
     network: bool = True
     """Whether pods have this machine's network; without it a pod has only a loopback of its own."""

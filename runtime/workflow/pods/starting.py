@@ -12,8 +12,8 @@ from everstep.runtime.workflow.engine.events import Event, PodEnded, PodLoading,
 from everstep.runtime.workflow.engine.nodes import Node
 from everstep.runtime.workflow.manifest.library import MissingObjectError
 from everstep.runtime.workflow.pods.clock import Clock
+from everstep.runtime.workflow.pods.pod import NOT_STARTED, PodError
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
-from everstep.runtime.workflow.pods.processes import NOT_STARTED, PodError
 from everstep.runtime.workflow.pods.runner import Runner
 
 STARTS_AT_ONCE = 16

@@ -31,8 +31,8 @@ from everstep.runtime.workflow.engine.nodes import Node, Phase
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, readiness
+from everstep.runtime.workflow.pods.pod import has_namespaces
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
-from everstep.runtime.workflow.pods.processes import has_namespaces
 from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, kill_leftovers
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox

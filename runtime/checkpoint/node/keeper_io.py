@@ -1,4 +1,4 @@
-"""The work of a keeper: memory, digests, copies to and from the store and peers. Each work ends with its event."""
+"""The work of a keeper: memory, digests, copies to and from the store and peers. Each task ends with an event."""
 
 import http.client
 import re

@@ -1,4 +1,6 @@
-"""The table of faults: symptom -> reason -> decision. `python -m everstep.runtime.job.policy` prints docs/faults.md.
+"""The table of faults: symptom -> reason -> decision.
+
+`python -m everstep.runtime.job.fault_policy` prints docs/faults.md.
 
 The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
 membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
@@ -6,7 +8,6 @@ membership costs nothing, a user's error costs one restart, the same error at th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.nodes import NodeState
@@ -23,6 +24,7 @@ from everstep.runtime.job.spec import (
     RoleSpec,
 )
 from everstep.runtime.job.state import RELAUNCHES, State
+from everstep.runtime.job.stragglers import slow_threshold_s
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,9 @@ def more_memory(memory: int, oom: Oom) -> int:
 
 
 def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
-    """The nodes whose check took more than twice the median of all checked nodes."""
-    checked = [node.checked for node in nodes if node.checked > 0]
-    if not checked:
-        return []
-    limit = 2 * median(checked)
-    return [node for node in nodes if node.checked > limit]
+    """The nodes whose check took too long compared with the others'."""
+    limit_s = slow_threshold_s([node.checked for node in nodes if node.checked > 0])
+    return [node for node in nodes if node.checked > limit_s]
 
 
 def fault_summary(fault: WorkerFaulted) -> str:
@@ -208,8 +207,8 @@ def render() -> str:
     lines = [
         "# What follows from a fault",
         "",
-        "Made from `runtime/job/policy.py` by `python -m everstep.runtime.job.policy > docs/faults.md`; a test",
-        "keeps it true.",
+        "Made from `runtime/job/fault_policy.py` by `python -m everstep.runtime.job.fault_policy > docs/faults.md`; a",
+        "test keeps it true.",
         "",
         "| seen | exit codes | reason | decision | counts against |",
         "|---|---|---|---|---|",
