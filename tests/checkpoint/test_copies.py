@@ -253,4 +253,4 @@ def test_a_new_round_asks_a_silent_peer_again(nodes: list[Node], silent: Any, ca
         nodes[0].begin(round_, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
         stage(nodes[0], 1)
         with silent.accept()[0]:
-            wait_until(lambda round_=round_: caplog.text.count("told nothing") == round_, "the line", PATIENCE_S)
+            wait_until(lambda round_=round_: caplog.text.count("sent nothing") == round_, "the line", PATIENCE_S)
