@@ -149,7 +149,7 @@ class FakeMaster:
         await self._take(request, WorkerExit)
         return self._answer(Ack(self.epoch))
 
-    async def _post_leaving(self, request: web.Request) -> web.Response:
+    async def _leaving(self, request: web.Request) -> web.Response:
         await self._take(request, Leaving)
         return self._answer(Ack(self.epoch))
 

@@ -40,7 +40,7 @@ def test_once_it_is_measured_staging_takes_no_more_than_its_share(
     assert thinning.every.bit_count() == 1
     every = thinning.every
     if every > 1:
-        assert f"one of {every} iterations is staged" in thinning.why
+        assert f"one in {every} iterations is staged" in thinning.why
     assert stall / (stall + every * seconds) <= overhead * 1.0001
     assert every == 1 or stall / (stall + every / 2 * seconds) >= overhead * 0.9999
 

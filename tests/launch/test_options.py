@@ -199,7 +199,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--standalone", "--nnodes=2"], {}, "--standalone, but 2 nodes are requested"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:0"], {}, "no other node can find port 0"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=h:x"], {}, "'x' is not a port"),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "no port"),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "'99999' is not a port"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], {}, "neither a host's name nor an address"),
         (["--nnodes=2", "--rdzv-endpoint=h"], {}, "needs a port"),
         (["--nnodes=2", "--node-rank=2"], {}, "--node-rank 2"),
@@ -208,7 +208,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--nnodes=2"], {"DLROVER_MASTER_ADDR": "h", "NODE_RANK": "0"}, "the port is missing"),
         (["--rdzv-conf=join_timeout"], {}, "not KEY=VALUE"),
         (["--rdzv-conf=join_timeout=-1"], {}, "not a number above 0"),
-        (["--rdzv-conf=jion_timeout=1"], {}, "jion_timeout is not known"),
+        (["--rdzv-conf=jion_timeout=1"], {}, "jion_timeout is unknown"),
         (["--rdzv-conf=store_type=file"], {}, "only tcp"),
         (["--rdzv-conf=is_host=perhaps"], {}, "give true or false"),
         (["--max-restarts=-1"], {}, "--max-restarts -1"),
@@ -328,7 +328,9 @@ def test_a_job_spec_and_the_flags_may_not_contradict_each_other(tmp_path: Path, 
 
 def test_a_spec_for_nodes_that_are_made_is_refused_where_nodes_come_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "roles.yaml").write_text("replicaSpecs:\n  worker: {replicas: 1, resources: {cpu: 1}}\n")
-    with pytest.raises(ValueError, match=r"roles.yaml line 2: replicaSpecs.worker.resources: nodes that come by"):
+    with pytest.raises(
+        ValueError, match=r"roles.yaml line 2: replicaSpecs.worker.resources: is not possible for nodes that come by"
+    ):
         read("--job-spec=roles.yaml")
     with pytest.raises(ValueError, match=r"--job-spec no.yaml: No such file"):
         read("--job-spec=no.yaml")

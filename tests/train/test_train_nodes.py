@@ -153,7 +153,9 @@ def test_flags_for_a_scheduler_are_told_to_it_and_to_nobody_on_this_machine(
             pass
 
     asyncio.run(story())
-    assert "--gang, --queue, --priority-class: nodes are processes of this machine" in capsys.readouterr().err
+    assert (
+        "--gang, --queue, --priority-class: ignored, as nodes are processes of this machine" in capsys.readouterr().err
+    )
 
 
 def test_the_gang_is_there_before_its_pods_and_gone_when_the_job_is_over() -> None:
