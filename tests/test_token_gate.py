@@ -91,6 +91,20 @@ def descriptors(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@contextmanager
+def filled_gaps() -> Iterator[int]:
+    """No descriptor is free below those in use: yields how many are used. A limit counts numbers, not descriptors."""
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]
+    while fillers[-1] < highest:
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
+    try:
+        yield fillers[-1] + 1
+    finally:
+        for one in fillers:
+            os.close(one)
+
+
 def _is_used_up(held: list[int]) -> bool:
     try:
         held.append(os.open(os.devnull, os.O_RDONLY))
@@ -210,8 +224,7 @@ def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
 
 def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
     async def story(end: Served) -> None:
-        most = len(os.listdir("/proc/self/fd")) + 280
-        with descriptors(most):
+        with filled_gaps() as used, descriptors(most := used + 280):
             async with end.connection(RIGHT) as (reader, writer):
                 await reader.readuntil(b"\r\n\r\n")
                 crowd = [await asyncio.open_connection("127.0.0.1", end.port) for _ in range(120)]
