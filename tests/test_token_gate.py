@@ -229,7 +229,7 @@ def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
                 await reader.readuntil(b"\r\n\r\n")
                 crowd = [await asyncio.open_connection("127.0.0.1", end.port) for _ in range(120)]
                 assert await end.is_answered()  # All before it have been accepted.
-                own = [os.open(os.devnull, os.O_RDONLY) for _ in range(most // 4 - 2 * MOST_ACCEPTS)]
+                own = [os.open(os.devnull, os.O_RDONLY) for _ in range(3 * MOST_ACCEPTS)]
                 writer.write(RIGHT)
                 assert (await reader.readline()).startswith(ANSWER)
                 sent_away = sum(stranger.at_eof() for stranger, _ in crowd)
