@@ -224,7 +224,7 @@ def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
 
 def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
     async def story(end: Served) -> None:
-        with filled_gaps() as used, descriptors(most := used + 280):
+        with filled_gaps() as used, descriptors(used + 280):
             async with end.connection(RIGHT) as (reader, writer):
                 await reader.readuntil(b"\r\n\r\n")
                 crowd = [await asyncio.open_connection("127.0.0.1", end.port) for _ in range(120)]
