@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from everstep.leaving import exit_now
+from everstep.runtime.exit_codes import ExitCode
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,5 +20,5 @@ def main(arguments: Sequence[str]) -> int:
         code = launch(read_launch(Parser(environment).parse_args(arguments), environment), environment)
     except (ValueError, StoreError) as error:
         print(f"everstep launch: {error}", file=sys.stderr)
-        return 2
+        return ExitCode.BAD_INPUT
     return exit_now(code)  # A thread may still be waiting for a store that does not answer.

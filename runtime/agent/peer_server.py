@@ -41,7 +41,7 @@ verified digests takes 0.7 times as long as with default buffers."""
 _MIN_RTT_AT, _MIN_RTT = 148, struct.Struct("=I")
 """Offset and format of tcpi_min_rtt, in microseconds, in struct tcp_info of linux/tcp.h."""
 STALL_S = 30.0
-"""A peer that reads nothing for so long counts as gone. The kernel's own timeout is a quarter of an hour, during which
+"""A peer that reads nothing for this long is gone. The kernel's own timeout is a quarter of an hour, during which
 the slot being read could not be overwritten."""
 _PROGRESS_INTERVAL_S = 0.5
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")

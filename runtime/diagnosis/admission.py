@@ -23,7 +23,7 @@ TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
 _POLL_S = 0.5
 PARTNER_S = 5.0
-"""A new node waits so long for a healthy partner; then it is checked alone."""
+"""A new node waits this long for a healthy partner; then it is checked alone."""
 
 
 def node_check_port(master_port: int) -> int:

@@ -18,7 +18,7 @@ from everstep.runtime.net.tls import Credentials
 
 _RETRY_PAUSE_S = 1.0
 _PATIENCE_S = 30.0
-"""One address is tried for so long before the check's address is looked up again."""
+"""One address is tried for this long before the check's address is looked up again."""
 
 
 class AdmissionClient:

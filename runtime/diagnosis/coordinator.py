@@ -14,7 +14,7 @@ from everstep.runtime.diagnosis.verdicts import Verdict
 POLL_S = 20.0
 """Duration of a long poll for orders."""
 SILENCE_S = POLL_S + 10.0
-"""A node without a request for so long is gone. Its `HttpLink` gives the coordinator up after the same time."""
+"""A node without a request for this long is gone. Its `HttpLink` gives the coordinator up after the same time."""
 _ANY_EVENT = ""
 """Key of the waiters for any event; all other keys are nodes."""
 
@@ -26,7 +26,7 @@ class Coordinator:
         timeout_s: for a node's part in one round; a node that takes longer has failed.
         exclude_straggler: the verdict on a straggler is to avoid it.
         on_round: called with each finished round.
-        silence_s: a node that is being checked and asks for no orders for so long is gone.
+        silence_s: a node that is being checked and asks for no orders for this long is gone.
     """
 
     def __init__(

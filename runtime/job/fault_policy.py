@@ -6,9 +6,7 @@ The rules are those of DLRover's exit reasons, torchrun's restart budget and AIT
 membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.nodes import NodeState
@@ -25,7 +23,6 @@ from everstep.runtime.job.spec import (
     RoleSpec,
 )
 from everstep.runtime.job.state import RELAUNCHES, State
-from everstep.runtime.job.stragglers import SLOW_FACTOR
 
 
 @dataclass(frozen=True)
@@ -164,16 +161,6 @@ def more_memory(memory: int, oom: Oom) -> int:
     """The memory in bytes of a node that replaces one that ran out of `memory`. By default twice as much, at most 8 GiB
     more, up to 64 GiB."""
     return min(memory + min(int(memory * (oom.factor - 1)), oom.increment_bytes), oom.limit_bytes)
-
-
-def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
-    """The nodes whose check took more than SLOW_FACTOR times the median. Of two nodes that is neither: the figures do
-    not say which of the two was disturbed."""
-    checked = [node.checked for node in nodes if node.checked > 0]
-    if not checked:
-        return []
-    limit_s = SLOW_FACTOR * median(checked)
-    return [node for node in nodes if node.checked > limit_s]
 
 
 def fault_summary(fault: WorkerFaulted) -> str:

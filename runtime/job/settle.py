@@ -3,7 +3,7 @@
 `settle` runs every rule until none changes the state. `next_deadline` says when a rule will apply without an event.
 """
 
-from everstep.runtime.job import fault_policy, replicas, restore, rounds, termination
+from everstep.runtime.job import replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
@@ -18,6 +18,7 @@ from everstep.runtime.job.records import (
 )
 from everstep.runtime.job.spec import HangPolicy, StragglerPolicy
 from everstep.runtime.job.state import State, round_number
+from everstep.runtime.job.stragglers import stragglers
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Transaction, WriteManifest
 
@@ -199,7 +200,7 @@ def _exclude_stragglers(tx: Transaction) -> bool:
     if tx.spec.stragglers is not StragglerPolicy.EXCLUDE:
         return False
     chosen = [node for nodes in rounds.choose_members(tx.state, tx.spec).values() for node in nodes]
-    slow = fault_policy.stragglers(chosen)
+    slow = stragglers(chosen)
     for node in slow:
         tx.judge_fault(node, Reason.STRAGGLER, None, 0)
     return bool(slow)

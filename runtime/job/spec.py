@@ -152,11 +152,11 @@ class RoleSpec(msgspec.Struct, frozen=True):
     restart_limit: int | None = None
     """Restarts after faults of all its nodes together; None: only each node's own limit applies."""
     restart_time_limit_s: float = 0.0
-    """A replacement that has not joined for so long is lost; 0: `Patience.join_timeout_s`."""
+    """A replacement that has not joined for this long is lost; 0: `Patience.join_timeout_s`."""
     restart_timeout_s: float = 0.0
-    """After its first round, the job ends if the role lacks its minimum for so long; 0: `Patience.join_timeout_s`."""
+    """After its first round, the job ends if the role lacks its minimum for this long; 0: `Patience.join_timeout_s`."""
     scale_out_timeout_s: float = 0.0
-    """After a scaling, nodes that have not joined for so long are given up on; 0: never."""
+    """After a scaling, nodes that have not joined for this long are given up on; 0: never."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
     """When nodes that were given up fail the role. None: never, as long as the minimum is there."""

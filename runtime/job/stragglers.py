@@ -1,8 +1,10 @@
 """When a node counts as slow, from the seconds that its check took: for a check by itself and for one before a job."""
 
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import median
+
+from everstep.runtime.job.nodes import NodeState
 
 SLOW_FACTOR = 2.0
 """A slow node takes more than this many times the median, as in DLRover's network check."""
@@ -15,4 +17,14 @@ def slow_threshold_s(best_s: Sequence[float]) -> float:
     """
     if len(best_s) < 2:
         return math.inf
-    return SLOW_FACTOR * (min(best_s) if len(best_s) == 2 else statistics.median(best_s))
+    return SLOW_FACTOR * (min(best_s) if len(best_s) == 2 else median(best_s))
+
+
+def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
+    """The nodes whose check took more than SLOW_FACTOR times the median. Of two nodes that is neither: the figures do
+    not say which of the two was disturbed."""
+    checked = [node.checked for node in nodes if node.checked > 0]
+    if not checked:
+        return []
+    limit_s = SLOW_FACTOR * median(checked)
+    return [node for node in nodes if node.checked > limit_s]

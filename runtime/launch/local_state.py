@@ -17,7 +17,7 @@ from everstep.runtime.system import processes
 from everstep.runtime.system.file_lock import locked
 
 _STARTING_S = 3600.0
-"""A job's secret is kept for so long although it has no node yet."""
+"""A job's secret is kept for this long although it has no node yet."""
 
 
 class LocalState:

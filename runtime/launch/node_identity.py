@@ -76,7 +76,7 @@ def identify_node(
 def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> bool:
     """Is this machine's endpoint free? False: this job's master is there. Raises ValueError otherwise. Blocks 3 s."""
     answer, seen = probe_endpoint(ip, port, credentials, job)
-    process = listening_process(port) if answer in (Answer.OTHER, Answer.SILENT) else None
+    process = listening_process(ip, port) if answer in (Answer.OTHER, Answer.SILENT) else None
     if answer is Answer.OTHER or (process is not None and not is_master(process)):
         who = process_text(process) if process else "something"
         raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {seen}; choose another port")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.net.tls import Credentials, mismatch_reason
 from everstep.runtime.net.tls_transport import SPEAKS_TLS
 from everstep.runtime.protocol.messages import JOB_HEADER
@@ -67,12 +68,12 @@ def probe_endpoint(address: str, port: int, credentials: Credentials, job: str) 
 NOBODY = Listener(Answer.NOBODY)
 
 
-def listening_process(port: int) -> psutil.Process | None:
-    """The process of this machine that listens on that port; None if there is none that this user can see."""
+def listening_process(address: str, port: int) -> psutil.Process | None:
+    """The process of this machine that listens there; None if there is none that this user can see."""
+    ours = {(one, port) for one in (address, "0.0.0.0", "::")}
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and tuple(connection.laddr)[1:2] == (port,)
-            if listens and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr) in ours and connection.pid:
                 return psutil.Process(connection.pid)
     return None
 
@@ -93,7 +94,7 @@ def process_text(process: psutil.Process) -> str:
 
 
 def _printable(text: str) -> str:
-    text = "".join(character if character.isprintable() else "?" for character in text.strip())
+    text = as_text(text.strip())
     return text if len(text) <= _LONGEST_SEEN else f"{text[:_LONGEST_SEEN]}..."
 
 

@@ -19,15 +19,15 @@ class Rendezvous:
     """How patient the nodes are with each other. All times are in seconds."""
 
     join_timeout_s: float = 600.0
-    """The job ends after so long without the minimum of nodes."""
+    """The job ends after this long without the minimum of nodes."""
     last_call_s: float = 30.0
-    """Once the minimum is there, the round begins so long after the last join."""
+    """Once the minimum is there, the round begins this long after the last join."""
     connect_s: float = 60.0
     """How long a node tries to reach the master for the first time."""
     pend_timeout_s: float = math.inf
-    """dlrover-run's: a node without a seat in any round leaves after so long."""
+    """dlrover-run's: a node without a seat in any round leaves after this long."""
     silence_s: float = 30.0
-    """A node that is silent for so long is lost."""
+    """A node that is silent for this long is lost."""
     is_host: bool | None = None
     """This node hosts the master; None: if the endpoint is this machine."""
 

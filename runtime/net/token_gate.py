@@ -28,9 +28,9 @@ from everstep.runtime.net.token import Bearer
 from everstep.runtime.system.processes import is_shortage
 
 HEAD_S = 10.0
-"""A connection must have shown the token so long after it was accepted."""
+"""A connection must have shown the token this long after it was accepted."""
 BODY_S = 15.0
-"""A body must arrive within so long. An agent does not wait longer for its answer either."""
+"""A body must arrive within this long. An agent does not wait longer for its answer either."""
 MOST_STRANGERS = 256
 """Connections that have not shown the token."""
 MOST_ACCEPTS = 16
@@ -47,7 +47,7 @@ BACKLOG = 4096
 KEEPALIVE_S = 75.0
 TELL_S = 60.0
 _SHORT_S = 1.0
-"""Nothing is accepted for so long when descriptors have run out."""
+"""Nothing is accepted for this long when descriptors have run out."""
 END_S = 0.2
 """How long answers in progress may take when a server ends."""
 _KEEPALIVE = {

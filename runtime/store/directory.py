@@ -34,7 +34,7 @@ _CREATE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABANDONED_S = 24 * 3600.0
-"""Without locks in the file system: a temporary file that has not changed for so long has no writer."""
+"""Without locks in the file system: a temporary file that has not changed for this long has no writer."""
 _FRESH_S = 60.0
 """An empty folder or file younger than this may belong to an object that is about to be written."""
 _ATTEMPTS = 100

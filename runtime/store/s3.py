@@ -31,7 +31,7 @@ READ_ATTEMPTS = 3
 PROBE = "~probe"
 """An object that proves at each opening that a second create fails. No key can begin with `~`."""
 ABANDONED_S = 86_400.0
-"""An upload initiated so long ago has no living writer. MinIO aborts such uploads by itself, too."""
+"""An upload initiated this long ago has no living writer. MinIO aborts such uploads by itself, too."""
 _NONCE_HEADER = "x-amz-meta-everstep-writer"
 _CHUNK_BYTES = 1 << 20
 

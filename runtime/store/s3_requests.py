@@ -33,7 +33,7 @@ ATTEMPTS = 6
 FIRST_PAUSE_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
-"""A connection without a byte for so long counts as broken."""
+"""A connection without a byte for this long counts as broken."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses for which another attempt may succeed."""
 RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"})

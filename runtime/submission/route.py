@@ -8,7 +8,7 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long an answer may take."""
 SILENCE_S = 90.0
-"""A stream that is silent for so long is opened again."""
+"""A stream that is silent for this long is opened again."""
 
 
 class Trouble(StrEnum):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PER_KIND = 1 << 20
 """Approximate number of hashes per task: 16 bytes each, and as much again to sort them."""
 _PAIR = np.dtype([("high", "<u8"), ("low", "<u8")])
-_EMPTY = np.empty(0, np.uint32)
 
 
 class Hashes(NamedTuple):

@@ -161,6 +161,15 @@ def test_a_node_that_waits_for_its_master_says_what_it_found(launcher: Launcher,
     assert f"127.0.0.1:{port}: {seen}; this node tries for 900 s" in said
 
 
+def test_a_listener_on_another_address_of_the_same_port_is_not_taken_for_it() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = listener.getsockname()[1]
+        found = probe.listening_process("127.0.0.2", port)
+        assert found is not None
+        assert found.pid == os.getpid()
+        assert probe.listening_process("127.0.0.1", port) is None
+
+
 def _greet_all(listener: socket.socket, greeting: bytes) -> None:
     """Greet whoever connects, until the listener is closed."""
     with suppress(OSError):

@@ -13,7 +13,7 @@ from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
-"""The next source is tried if the peer sends no byte for so long."""
+"""The next source is tried if the peer sends no byte for this long."""
 _CHUNK_BYTES = 1 << 20
 """Bytes that are checked at once after they arrive from a peer, while they are in the core's cache."""
 _MAX_CONNECTIONS = 4

@@ -21,7 +21,7 @@ from everstep.runtime.checkpoint.stored.keys import (
 from everstep.runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0
-"""An uncommitted checkpoint is debris if it is older than a committed one and has not changed for so long."""
+"""An uncommitted checkpoint is debris if it is older than a committed one and has not changed for this long."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ STREAM_S = 240
 """How long the server may keep a watch open; a stream that is open 30 s longer is considered dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ALLOWED_S = 60.0
-"""A request that was allowed before and is now forbidden is retried for so long.
+"""A request that was allowed before and is now forbidden is retried for this long.
 
 An API server that has just started refuses requests until it has read its own rules (Kubernetes' issue 121635).
 """

@@ -35,7 +35,7 @@ from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, e
 from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
-"""A pod that is still there so long after it was told to end is on an unreachable host: it is forgotten."""
+"""A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
 
 
 async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:

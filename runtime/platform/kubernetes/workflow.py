@@ -17,7 +17,7 @@ ANSWER_S = 5.0
 """Seconds to wait for an answer: a process that is told to end has little time."""
 FINAL_PHASES = ("Succeeded", "Failed", "Error")
 EARLY_S = 5.0
-"""Pods may be told to end so long before the Workflow's deadline: Argo rounds down, and clocks differ."""
+"""Pods may be told to end this long before the Workflow's deadline: Argo rounds down, and clocks differ."""
 
 
 def owner_of(pod: Mapping[str, Any]) -> Owner:

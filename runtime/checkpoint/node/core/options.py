@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 UNREACHABLE_S = 30.0
-"""A source that does not answer is asked again for so long, if no other source supplies the right bytes."""
+"""A source that does not answer is asked again for this long, if no other source supplies the right bytes."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.protocol.messages import Holding, Seat
 
 SILENT_S = 1.5
-"""A peer that sends nothing for so long is given up, and the copy with it: no save waits longer for a peer that is
+"""A peer that sends nothing for this long is given up, and the copy with it: no save waits longer for a peer that is
 dead, frozen or cut off."""
 RETRY_S = 20.0
-"""A silent peer is asked for no more copies for so long: each would cost a save that wait again."""
+"""A silent peer is asked for no more copies for this long: each would cost a save that wait again."""
 FULL_S = 30.0
-"""A copy waits for a slot for so long: both are busy while one is being read and an earlier fetch is running."""
+"""A copy waits for a slot for this long: both are busy while one is being read and an earlier fetch is running."""
 PROGRESS_S = 0.5
 """Interval at which the node that asked for a copy is told that its memory is being allocated."""
 _ROLLED_BACK = "another round began from an earlier state"

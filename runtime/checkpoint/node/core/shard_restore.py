@@ -15,7 +15,7 @@ from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 
 RETRY_S = 1.0
-"""Sources that do not answer are asked again after so long."""
+"""Sources that do not answer are asked again after this long."""
 
 
 class Stage(StrEnum):
