@@ -59,8 +59,16 @@ class Digests:
         return xxhash.xxh3_128(self.head).hexdigest()
 
     def fill(self, file: memoryview) -> None:
-        """Compute the table from the data of the whole shard. Releases the interpreter lock."""
+        """Compute the table from the data of the whole shard. Releases the interpreter lock.
+
+        Raises DamagedError if the header gives the table another size than that data needs.
+        """
         data = file[len(self.head) :]
+        if len(self._table) != table_size(len(data)):
+            raise DamagedError(
+                f"its table of digests has {len(self._table)} bytes, {table_size(len(data))} are needed for "
+                f"{len(data)} bytes of data: not a shard of Everstep, or its header is damaged"
+            )
         for number, start in enumerate(range(0, len(data), BLOCK_BYTES)):
             digest = xxhash.xxh3_128(data[start : start + BLOCK_BYTES]).digest()
             self._table[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = digest
