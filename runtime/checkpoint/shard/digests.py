@@ -61,10 +61,11 @@ class Digests:
     def fill(self, file: memoryview) -> None:
         """Compute the table from the data of the whole shard. Releases the interpreter lock.
 
-        Raises DamagedError if the header gives the table another size than that data needs.
+        Raises DamagedError if the header gives the table less room than that data needs; it may give more, as the head
+        of a shard ends where a page does.
         """
         data = file[len(self.head) :]
-        if len(self._table) != table_size(len(data)):
+        if len(self._table) < table_size(len(data)):
             raise DamagedError(
                 f"its table of digests has {len(self._table)} bytes, {table_size(len(data))} are needed for "
                 f"{len(data)} bytes of data: not a shard of Everstep, or its header is damaged"
