@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -55,8 +56,8 @@ def run_fuzz(options: argparse.Namespace) -> Iterator[Line]:
     findings = [one for chunk in chunks for one in chunk.findings]
     peak = max(chunk.peak_bytes for chunk in chunks)
     told = f"{sum(ends.values()) + len(findings):,} cases, {len(findings)} findings, {peak >> 20} MiB at most"
-    if findings:
-        told += f"; {findings[0][:200]}"
+    for one in findings:
+        print(one, file=sys.stderr)
     yield Line(
         PROMISE, f"no traceback, none over {fuzz.LIMIT_S:.0f} s, no process over {MEMORY_BYTES >> 20} MiB",
         told, not findings and peak < MEMORY_BYTES,

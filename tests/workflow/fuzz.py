@@ -262,6 +262,8 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
             due = engine.next_deadline()
             if len(told) > EVENTS or due is None:
                 tell(events.ShutdownAsked(now, "Terminate"))
+                if due is None and not engine.finished and not engine.open_nodes() and not engine.gates:
+                    raise FindingError("nothing of it runs or waits, and it does not end")
                 break
             now = max(now, due)
             engine.advance(now)

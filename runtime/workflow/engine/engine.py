@@ -72,6 +72,8 @@ class Engine:
         self._running: dict[str, Node] = {}
         self._suspended: dict[str, Node] = {}
         self._queue: deque[tuple[str, str]] = deque()
+        self._has_room = False
+        """A place may have become free for a call that waits."""
         self._timers: list[tuple[float, int, str, str]] = []
         self._timed = 0
         self.variables = variables.Variables(self)
@@ -168,13 +170,15 @@ class Engine:
             node_completion.handle_timeout(self, self.nodes[name], kind, now)
 
     def _drain_queue(self, now: float) -> None:
-        while self._queue:
+        while self._queue or self._has_room:
+            if not self._queue:
+                self._has_room = False
+                self.limits.start_waiting(now)
+                continue
             kind, name = self._queue.popleft()
             node = self.nodes.get(name)
             if kind == "begin":
                 self.composites[name].begin(now)
-            elif kind == "call":
-                self.limits.start_waiting(now)
             elif kind == "fast":
                 self._fail_fast(name, now)
             elif node is not None:
@@ -282,8 +286,8 @@ class Engine:
             composite.fail_fast(now)
 
     def admit_waiting_calls(self) -> None:
-        """Have the limits look whether a waiting call may begin now."""
-        self._queue.append(("call", ""))
+        """Have the limits look whether a waiting call may begin, once all that has ended is known to its owners."""
+        self._has_room = True
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
         """Run the template that a task, step or hook of the call's boundary names, with its arguments."""

@@ -1,10 +1,17 @@
-"""How much may run at once: `parallelism` of the workflow (pods) and of a template (its children), and failFast."""
+"""How much may run at once: `parallelism` of the workflow (pods) and of a template (its children), and failFast.
+
+Argo counts a template's children that are pods, DAGs or step groups and have not ended; a Retry node is none, its
+attempts are (`workflow/controller/node_counters.go` of 4.1). Here a call is counted from the moment it may begin.
+"""
 
 from collections import deque
 
 from everstep.runtime.workflow.engine.nodes import Node, NodeType
 from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.engine.template_call import Call
+from everstep.runtime.workflow.manifest.fields import kind_of
+
+_UNCOUNTED = ("suspend", "http")
 
 
 class Limits:
@@ -14,20 +21,21 @@ class Limits:
         self._engine = engine
         self._pods = engine.manifest.spec.get("parallelism")
         self._lines: dict[str, deque[Call]] = {}
-        self._active: dict[str, int] = {}
-        """Children that have not ended, of each boundary that limits them."""
+        self._active: dict[str, set[str]] = {}
+        """Invariant: the names of begun calls that have not ended, of each boundary that limits its children."""
         self._failed: set[str] = set()
         """Boundaries with failFast that have a failed child."""
         self.waiting = 0
         """Number of calls that wait in all lines."""
 
     def admit(self, call: Call) -> bool:
-        """Count the call as started if it may begin; else queue it, or drop it after failFast. True: it may begin."""
-        line = call.boundary if self._limits_children(call.boundary) else ""
+        """Count the call as begun if it may begin; else queue it, or drop it after failFast. True: it may begin."""
+        # An attempt takes the place of its Retry node; only the limit of the workflow may hold it back.
+        line = "" if _is_attempt(call) or not self._limits_children(call.boundary) else call.boundary
         if line in self._failed:
             return False
         if not self._lines.get(line) and self._has_room(line):
-            self._count_start(line)
+            self._count_start(call)
             return True
         self._lines.setdefault(line, deque()).append(call)
         self.waiting += 1
@@ -45,32 +53,49 @@ class Limits:
         if self._pods is not None and self._engine.open_pod_count() >= int(self._pods):
             return False
         limit = self._engine.nodes[line].spec.get("parallelism") if line else None
-        return limit is None or self._active.get(line, 0) < int(limit)
+        return limit is None or len(self._active.get(line, ())) < int(limit)
 
-    def _count_start(self, line: str) -> None:
-        if line:
-            self._active[line] = self._active.get(line, 0) + 1
+    def _count_start(self, call: Call) -> None:
+        if not self._limits_children(call.boundary):
+            return
+        active = self._active.setdefault(call.boundary, set())
+        if _is_attempt(call):
+            active.discard(call.owner)
+        if kind_of(call.template) not in _UNCOUNTED:
+            active.add(call.name)
 
     def on_node_end(self, node: Node) -> None:
         """A node has ended: free its place, and drop the calls that wait in it."""
         self.waiting -= len(self._lines.pop(node.name, ()))
-        if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
-            self._active[node.boundary] -= 1
-            boundary = self._engine.nodes[node.boundary]
-            if node.phase.bad and boundary.spec.get("failFast") and not node.hooked:
-                self._failed.add(node.boundary)
-                self.waiting -= len(self._lines.pop(node.boundary, ()))
-            if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
-                self._engine.schedule_fail_fast(node.boundary)
+        active = self._active.get(node.boundary)
+        if active is not None and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
+            active.discard(node.name)
+            self._fail_fast(node)
         if self._lines:
             self._engine.admit_waiting_calls()
 
+    def _fail_fast(self, node: Node) -> None:
+        """Fail the boundary of a node that has ended, as soon as nothing in it runs."""
+        boundary = self._engine.nodes[node.boundary]
+        counts = node.type in (NodeType.POD, NodeType.STEPS, NodeType.DAG) and not node.hooked
+        if node.phase.bad and counts and boundary.spec.get("failFast"):
+            self._failed.add(node.boundary)
+            self.waiting -= len(self._lines.pop(node.boundary, ()))
+        if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
+            self._engine.schedule_fail_fast(node.boundary)
+
     def start_waiting(self, now: float) -> None:
-        """Start the waiting calls that may begin now."""
+        """Start a waiting call of each line, if it may begin now; the next ones when its owner knows what became of it."""
         for line, waiting in list(self._lines.items()):
-            while waiting and self._has_room(line):
-                self._count_start(line)
+            if waiting and self._has_room(line):
+                call = waiting.popleft()
+                self._count_start(call)
                 self.waiting -= 1
-                self._engine.factory.start(waiting.popleft(), now)
+                self._engine.factory.start(call, now)
+                self._engine.admit_waiting_calls()
             if not waiting:
                 self._lines.pop(line, None)
+
+
+def _is_attempt(call: Call) -> bool:
+    return bool(call.scope.get("retries"))

@@ -122,6 +122,7 @@ class NodeFactory:
         if kept is not None and kind in (*PROCESSES, "suspend"):
             self._restore_node(kept)
             self._engine.notify_owner(call.name)
+            self._engine.limits.on_node_end(kept)
             return
         phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
         node = self._add_node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
@@ -200,6 +201,7 @@ class NodeFactory:
         if raised:
             self._engine.raised[call.name] = raised
         self._engine.notify_owner(call.name)
+        self._engine.limits.on_node_end(node)
 
     def _depth(self, call: Call) -> int:
         depth, name = 0, call.boundary

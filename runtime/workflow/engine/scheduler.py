@@ -94,6 +94,10 @@ class Limits(Protocol):
         """Whether failFast has failed the boundary: no more of its children begin."""
         ...
 
+    def on_node_end(self, node: Node) -> None:
+        """A node has ended: free its place, and drop the calls that wait in it."""
+        ...
+
 
 class Root(Protocol):
     """The workflow itself."""
