@@ -188,7 +188,8 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     if sandbox is None:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
         end_nodes(folder)
     for name, value in result.outputs.items():
-        print(f"{name}: {as_text(value)}", file=sys.stderr)
+        if value:
+            print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"
     if report.exists():
         print(f"report: {report}", file=sys.stderr)

@@ -19,7 +19,11 @@ class Config:
     model: str = "tiny"
     """tiny (a few million random weights), smollm2 (135 million trained ones), a directory of a Llama, or s3://..."""
     script: str = ""
-    """Your own training script instead of steps/train/llama.py."""
+    """Your own training script instead of steps/train/llama.py: any that torchrun runs (docs/scripts.md)."""
+    script_args: str = ""
+    """Its arguments, as in a shell; {dataset}, {iterations}, ... stand for what the pipeline knows."""
+    evaluate_script: str = ""
+    """Your own evaluation script; without it, what is not a Llama is not measured."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
@@ -40,6 +44,7 @@ class Config:
         preprocess.Config(tokenizer=self.tokenizer).check()
         train.Config(
             script=self.script,
+            script_args=self.script_args,
             nodes=self.nodes,
             min_nodes=self.min_nodes,
             job_spec=self.job_spec,
@@ -47,6 +52,7 @@ class Config:
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
         ).check()
+        evaluate.Config(script=self.evaluate_script).check()
 
 
 def build(config: Config) -> Workflow:
@@ -63,6 +69,7 @@ def build(config: Config) -> Workflow:
                 dataset=tokens.uri,
                 model=start.uri,
                 script=everstep.parameter("script"),
+                script_args=everstep.parameter("script_args"),
                 nodes=everstep.parameter("nodes"),
                 min_nodes=everstep.parameter("min_nodes"),
                 job_spec=everstep.parameter("job_spec"),
@@ -71,7 +78,14 @@ def build(config: Config) -> Workflow:
                 global_batch=everstep.parameter("global_batch"),
                 avoid_hosts=health.avoid_hosts,
             )
-            score = evaluate.task(checkpoint=trained.checkpoint, validation=tokens.validation, model=start.uri)
+            score = evaluate.task(
+                checkpoint=trained.checkpoint,
+                results=trained.results,
+                validation=tokens.validation,
+                model=start.uri,
+                trained_by=everstep.parameter("script"),
+                script=everstep.parameter("evaluate_script"),
+            )
             text >> tokens >> trained >> score
             start >> tokens
             health >> trained

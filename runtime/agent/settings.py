@@ -127,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
         "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
     )
     flags.add_argument("--has-beacon", action="store_true", help="the script is known to show its progress")
+    flags.add_argument("--any-script", action="store_true", help="the script need not use everstep: tell if not")
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
     flags.add_argument(
         "--grace", type=float, default=3.0, help="of these, seconds between SIGTERM and SIGKILL of the workers"
@@ -181,6 +182,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         checkpoint_overhead=share_of(options.checkpoint_overhead),
         persist_bytes_per_s=options.persist_bytes_per_s,
         has_beacon=options.has_beacon,
+        any_script=options.any_script,
         unfit=options.network_check,
         notice_s=options.notice,
         grace_s=options.grace,

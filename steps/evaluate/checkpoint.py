@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from everstep.runtime.checkpoint.stored.manifest import Commit
 
 
+class NotALlamaError(StepError):
+    """A whole checkpoint, but without what `steps/train/llama.py` puts into its state."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """The result of the training."""
@@ -53,7 +57,7 @@ def read_manifest(uri: str) -> "Commit":
 
 
 def read(uri: str) -> Trained:
-    """Read and verify all shards. Raises StepError: damaged, or not written by our training script."""
+    """Read and verify all shards. Raises StepError: damaged; NotALlamaError: not as our script writes it."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.committed import read_committed
 
@@ -66,10 +70,10 @@ def read(uri: str) -> Trained:
 
 
 def trained_of(state: dict[str, Any], iteration: int, uri: str) -> Trained:
-    """The training's result from that state, which is stored at `uri`. Raises StepError: not written by our script."""
+    """The training's result from that state, which is stored at `uri`. Raises NotALlamaError."""
     try:
         config = state["config"]
         return Trained(state["model"], json.loads(config["model"]), json.loads(config["settings"]), iteration)
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
-        raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None
+        raise NotALlamaError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None

@@ -1,6 +1,9 @@
 """The parameters of the evaluation."""
 
+import json
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from everstep.steps.entry import StepError
 from everstep.steps.model import directory
@@ -9,10 +12,18 @@ from everstep.steps.model.directory import TINY
 
 @dataclass(frozen=True)
 class Config:
-    """Measure a checkpoint of steps/train/llama.py on held-out text and export it as a Hugging Face directory."""
+    """Measure a checkpoint of a Llama on held-out text and export it for Hugging Face, or run a script of yours."""
 
     checkpoint: str = ""
     """URI of a committed checkpoint, as the train step prints it."""
+    trained_by: str = ""
+    """The script that trained it; empty: steps/train/llama.py. If another's checkpoint is not of a Llama, nothing is
+    measured."""
+    script: str = ""
+    """Your own evaluation script instead; it gets EVERSTEP_CHECKPOINT, EVERSTEP_VALIDATION, EVERSTEP_MODEL and
+    EVERSTEP_RESULTS (docs/scripts.md)."""
+    results: str = "{}"
+    """JSON: what the training named with `everstep.results`, as the train step prints it."""
     validation: str = ""
     """URI of the held-out split: the dataset's with #validation."""
     model: str = TINY
@@ -28,7 +39,7 @@ class Config:
     task: str = "evaluate"
     """Name of the task in that run."""
     outputs: str = "outputs"
-    """Folder for perplexity, model and metrics.json."""
+    """Folder for perplexity, model, results and metrics.json."""
 
     def check(self) -> None:
         """Raise StepError for unusable numbers and paths."""
@@ -36,5 +47,18 @@ class Config:
             raise StepError(f"--windows {self.windows}: must be at least 1")
         if self.sample_tokens < 0:
             raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
+        if self.script and not os.path.isfile(self.script):
+            raise StepError(f"--script {self.script}: no such file")
+        self.training_results()
         if self.model != TINY:
             directory.check_finished(self.model)
+
+    def training_results(self) -> dict[str, Any]:
+        """What the training named. Raises StepError."""
+        try:
+            named = json.loads(self.results or "{}")
+        except ValueError:
+            named = None
+        if not isinstance(named, dict):
+            raise StepError(f"--results {self.results[:80]}: not a JSON object of names and values")
+        return named

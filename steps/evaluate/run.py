@@ -4,13 +4,15 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.data.errors import DatasetError
-from everstep.steps.entry import Result, StepError
-from everstep.steps.evaluate.checkpoint import read, read_manifest
+from everstep.steps.entry import Result, StepError, artifact
+from everstep.steps.evaluate.checkpoint import NotALlamaError, read, read_manifest
 from everstep.steps.evaluate.config import Config
+from everstep.steps.evaluate.script import run_script
 from everstep.steps.model.directory import MANIFEST, TINY
 
 if TYPE_CHECKING:
@@ -22,7 +24,38 @@ PROMPT_TOKENS = 12
 
 
 def run(config: Config) -> Result:
-    """Raises StepError for a checkpoint or a dataset that is missing or does not fit."""
+    """Raises StepError for a checkpoint or a dataset that is missing or does not fit, or a failed script."""
+    if config.script:
+        named = {**config.training_results(), **run_script(config)}
+        return _result(config, named, f"{Path(config.script).name}: {_words(named) or 'named no results'}")
+    if config.trained_by:
+        try:
+            return _measure(config) if config.checkpoint else _nothing_measured(config)
+        except NotALlamaError:
+            return _nothing_measured(config)
+    return _measure(config)
+
+
+def _nothing_measured(config: Config) -> Result:
+    """For a script of the user's own whose state this step cannot read."""
+    named, script = config.training_results(), Path(config.trained_by).name
+    why = "a checkpoint that is not of a Llama" if config.checkpoint else "no checkpoint"
+    print(f"{script} left {why}, so nothing was measured; an evaluation script of your own can", file=sys.stderr)
+    return _result(config, named, _words(named) or f"nothing to measure: {script} left {why}")
+
+
+def _result(config: Config, named: dict[str, Any], summary: str) -> Result:
+    """The results that scripts named; `perplexity` and `model` among them are this step's outputs of these names."""
+    outputs = {name: str(named.get(name, "")) for name in ("perplexity", "model")}
+    path = artifact(config, "metrics.json", json.dumps(named, indent=1).encode() + b"\n")
+    return Result(summary, {**outputs, "results": json.dumps(named, sort_keys=True)}, named, {path.name: path})
+
+
+def _words(named: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {_short(value) if isinstance(value, float) else value}" for name, value in named.items())
+
+
+def _measure(config: Config) -> Result:
     from everstep.runtime.data import finished, open_dataset
 
     for name in ("checkpoint", "validation"):
@@ -38,17 +71,15 @@ def run(config: Config) -> Result:
         metrics = _evaluate(config, data, key)
     else:
         print("this checkpoint was evaluated before", file=sys.stderr)
-    uri = finished.data_uri(config.store, key)
-    folder = Path(config.outputs)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "metrics.json"
-    path.write_text(json.dumps(metrics, indent=1) + "\n")
-    outputs = {"perplexity": f"{metrics['perplexity']:.4f}", "model": uri}
+    metrics = {**config.training_results(), **metrics, "model": finished.data_uri(config.store, key)}
     summary = f"perplexity {_short(metrics['perplexity'])} (untrained: {_short(metrics['untrained_perplexity'])})"
-    return Result(summary, outputs, {**metrics, "model": uri}, {path.name: path})
+    result = _result(config, metrics, summary)
+    return replace(result, outputs={**result.outputs, "perplexity": f"{metrics['perplexity']:.4f}"})
 
 
 def _short(value: float) -> str:
+    if abs(value) < 10:
+        return f"{value:.4g}"
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 

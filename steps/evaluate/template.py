@@ -10,13 +10,13 @@ from everstep.steps.template import StepTask, step_task, step_template
 
 @cache
 def template() -> Container:
-    """Outputs: `perplexity`, and `model`."""
+    """Outputs: `perplexity`, `model`, `results`."""
     return step_template(
         "evaluate",
         Config,
         title="Evaluate and export",
         description="Perplexity on held-out text beside the untrained model's, a sample, the Hugging Face export.",
-        outputs=("perplexity", "model"),
+        outputs=("perplexity", "model", "results"),
         artifacts=("metrics.json",),
         cpu=2,
         memory="3Gi",
@@ -24,5 +24,7 @@ def template() -> Container:
 
 
 def task(name: str = "evaluate", **arguments: object) -> StepTask:
-    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory) and the artifact `metrics`."""
+    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory), `results` (JSON: all that was
+    measured and named) and the artifact `metrics`. The first two are empty where nothing fits.
+    """
     return step_task(template(), name, arguments)

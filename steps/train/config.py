@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from everstep.steps.entry import StepError
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
+from everstep.steps.train.script import script_arguments, script_variables, split_arguments
 
 LLAMA = Path(__file__).with_name("llama.py")
 PERSIST_EVERY = 50
@@ -32,9 +32,10 @@ class Config:
     model: str = TINY
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
-    """Your own training script; empty: steps/train/llama.py. It gets the same flags."""
-    script_arguments: str = ""
-    """Arguments for your script instead of those flags, as in a shell; {dataset} and {iterations} are filled in."""
+    """Your own training script; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and the like, and those of the
+    flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
+    script_args: str = ""
+    """Arguments for your script besides those, as in a shell; {dataset}, {iterations}, ... are filled in."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
@@ -114,12 +115,9 @@ class Config:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
         if self.script and not os.path.isfile(self.script):
             raise StepError(f"--script {self.script}: no such file")
-        try:
-            shlex.split(self.script_arguments)
-        except ValueError as error:
-            raise StepError(f"--script-arguments {self.script_arguments!r}: {error}") from None
-        if self.script_arguments and not self.script:
-            raise StepError("--script-arguments: they belong to your own --script; give one")
+        split_arguments(self.script_args)
+        if self.script_args and not self.script:
+            raise StepError("--script-args: they belong to your own --script; give one")
         model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
             self._check_dataset(model)
@@ -203,15 +201,16 @@ class Config:
         """The script that the workers run, absolute."""
         return Path(self.script).absolute() if self.script else LLAMA
 
-    def script_flags(self) -> list[str]:
+    def script_arguments(self) -> list[str]:
         """The arguments of the script."""
-        if self.script_arguments:
-            known = {"{dataset}": self.dataset, "{iterations}": str(self.iterations)}
-            words = shlex.split(self.script_arguments)
-            for name, value in known.items():
-                words = [word.replace(name, value) for word in words]
-            return words
-        flags = {
+        return script_arguments(self.script_path(), split_arguments(self.script_args), self._known())
+
+    def script_variables(self) -> dict[str, str]:
+        """The variables that tell the script what the step knows."""
+        return script_variables(self._known())
+
+    def _known(self) -> dict[str, object]:
+        return {
             "dataset": self.dataset,
             "model": directory.absolute_address(self.model),
             "iterations": self.iterations,
@@ -221,4 +220,3 @@ class Config:
             "warmup": self.warmup,
             "seed": self.seed,
         }
-        return [f"--{name}={value}" for name, value in flags.items()]

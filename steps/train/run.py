@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 FINAL_STATES = ("succeeded", "failed", "no_quorum")
 """Final states: no later master takes the job's nodes over."""
+NO_CHECKPOINT = "after a fault it begins again, and no step can read its state; everstep.Checkpointer keeps it"
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
 
@@ -41,7 +42,7 @@ def run(config: Config) -> Result:
     from everstep.runtime.platform.kubernetes import KubeError
     from everstep.runtime.store import StoreError, open_store
 
-    if not config.dataset:
+    if not config.dataset and not config.script:
         raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess printed")
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
@@ -65,18 +66,32 @@ def run(config: Config) -> Result:
         raise Terminated
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)
+    return _result(config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)})
+
+
+def _result(
+    config: Config, spec: "JobSpec", store: "Store", outcome: "Outcome", measured: Mapping[str, float | None]
+) -> Result:
+    """Raises StepError if our own script left no checkpoint."""
+    from everstep.runtime.data.results import read_results
+
+    if outcome.checkpoint is None and not config.script:
+        raise StepError("trained to the end, but no checkpoint was committed", 1)
     if outcome.checkpoint is None:
-        raise StepError("trained to the end, but no checkpoint was committed; call everstep's Checkpointer.finish", 1)
+        print(f"{config.script_path().name} keeps no checkpoint: {NO_CHECKPOINT}", file=sys.stderr)
+    named = read_results(store, spec.job)
     facts = {
         **round_counts(store, spec.job),
         **reported_settings(config, spec),
-        "loss": lines.loss,
-        "seconds": round(time.time() - started, 2),
+        **measured,
+        "iterations": outcome.iterations,
+        "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
+        **({"results": named} if named else {}),
     }
-    facts |= {"iterations": outcome.iterations, "parameters": checkpoint_parameters(store, outcome.checkpoint)}
     outputs = {
-        "checkpoint": f"{store.uri}/{outcome.checkpoint}",
+        "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
+        "results": json.dumps(named, sort_keys=True),
     }
     return Result(_summary(facts), outputs, facts)
 
@@ -96,10 +111,10 @@ async def _train(
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
-        *([] if config.script else ["--has-beacon"]),
+        "--any-script" if config.script else "--has-beacon",
         "--",
         str(config.script_path()),
-        *config.script_flags(),
+        *config.script_arguments(),
     ]
     async with (
         node_backend(config, spec, folder, os.environ) as place,
@@ -113,7 +128,7 @@ async def _train(
                 place.platform,
                 credentials=place.credentials,
                 agent_arguments=[*check, *script],
-                agent_environment=place.environment,
+                agent_environment={**place.environment, **config.script_variables()},
                 stop=stop,
                 remove_nodes=hearing.result,
                 on_progress=show,
@@ -176,14 +191,21 @@ def _failure(config: Config, outcome: "Outcome") -> str:
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    words = [f"{facts['iterations']} iterations"]
+    words = [f"{facts['iterations']} iterations"] if facts["iterations"] else ["the script has ended"]
     if facts["loss"] is not None:
         words.append(f"loss {facts['loss']:.2f}")
     if facts["parameters"]:
-        words.append(f"{facts['parameters'] / 1e6:.1f} M parameters")
+        million = facts["parameters"] / 1e6
+        words.append(f"{million:.1f} M parameters" if million >= 0.1 else f"{facts['parameters']} parameters")
+    words += [f"{name} {short_value(value)}" for name, value in facts.get("results", {}).items()]
     if facts["restarts"]:
         words.append(f"{facts['restarts']} restart{'' if facts['restarts'] == 1 else 's'}")
     return "  ".join(words)
+
+
+def short_value(value: object) -> str:
+    """A result as a word of a summary."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def reported_settings(config: Config, spec: "JobSpec") -> dict[str, Any]:

@@ -13,13 +13,13 @@ from everstep.steps.train.config import Config
 
 @cache
 def template() -> Container:
-    """Outputs: `checkpoint`, `iterations`."""
+    """Outputs: `checkpoint`, `iterations`, `results`."""
     return step_template(
         "train",
         Config,
         title="Train",
         description="Elastic training: goes on when workers, nodes or this step die.",
-        outputs=("checkpoint", "iterations"),
+        outputs=("checkpoint", "iterations", "results"),
         fixed={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
         cpu=2,
         memory="4Gi",
@@ -29,7 +29,8 @@ def template() -> Container:
 
 
 def task(name: str = "train", **arguments: object) -> StepTask:
-    """A task with the outputs `checkpoint` (URI of the last commit) and `iterations`.
+    """A task with the outputs `checkpoint` (URI of the last commit; empty if the script keeps none), `iterations` and
+    `results` (JSON: what the script named with `everstep.results`).
 
     `job_spec` may be a `JobSpec` (everstep.job), besides the name of a YAML file.
     """

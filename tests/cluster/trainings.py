@@ -107,7 +107,7 @@ class Training:
         """One that trains until `stop`, a few iterations a second (see `paced`)."""
         order = f"--length {LENGTH} --batch {BATCH} --seed {SEED}"
         arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order}"
-        script = {"script": str(PACED), "script_arguments": arguments}
+        script = {"script": str(PACED), "script_args": arguments}
         self.submit(host, **script, job_spec=spec, nodes="2", min_nodes="1", global_batch=str(BATCH), **flags)
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ def scaled(training: TrainStep, dataset: Path) -> TrainStep:
     training.flags = {
         **{name: training.flags[name] for name in ("dataset", "nodes", "min-nodes", "persist-interval")},
         "script": str(script),
-        "script-arguments": f"{{dataset}} {training.folder.parent / 'samples'} {{iterations}} {HELD}",
+        "script-args": f"{{dataset}} {training.folder.parent / 'samples'} {{iterations}} {HELD}",
         "iterations": str(ITERATIONS),
     }
     return training

@@ -57,7 +57,7 @@ def test_the_defaults_can_be_run() -> None:
         ({"avoid_hosts": "[1]"}, "JSON list"),
         ({"job": "../up"}, "--job"),
         ({"script": "no/such.py"}, "--script no/such.py: no such file"),
-        ({"script_arguments": "--x"}, "give one"),
+        ({"script_args": "--x"}, "give one"),
         ({"model": "no/such"}, "neither `tiny` nor a directory"),
         ({"dataset": "no/such"}, "no dataset.json there"),
     ],
@@ -95,13 +95,13 @@ def test_a_dataset_shorter_than_one_sample_is_refused(tmp_path: Path) -> None:
 def test_the_default_script_is_given_its_flags() -> None:
     config = Config(dataset="d#train", iterations=7)
     assert config.script_path() == LLAMA
-    assert {"--dataset=d#train", "--iterations=7", "--model=tiny"} <= set(config.script_flags())
+    assert {"--dataset=d#train", "--iterations=7", "--model=tiny"} <= set(config.script_arguments())
 
 
-def test_own_arguments_replace_the_flags_and_know_the_dataset(tmp_path: Path) -> None:
+def test_own_arguments_come_after_the_declared_flags_and_know_the_dataset(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.touch()
     data = dataset(tmp_path / "a b")
-    config = Config(dataset=data, script=str(script), script_arguments="--data={dataset} 'x y' -n {iterations}")
+    config = Config(dataset=data, script=str(script), script_args="--data={dataset} 'x y' -n {iterations}")
     config.check()
-    assert config.script_flags() == [f"--data={data}", "x y", "-n", "200"]
+    assert config.script_arguments() == [f"--data={data}", "x y", "-n", "200"]

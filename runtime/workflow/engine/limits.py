@@ -85,7 +85,7 @@ class Limits:
             self._engine.schedule_fail_fast(node.boundary)
 
     def start_waiting(self, now: float) -> None:
-        """Start a waiting call of each line, if it may begin now; the next ones when its owner knows what became of it."""
+        """Start a waiting call of each line, if it may begin now; the next ones when its owner knows its end."""
         for line, waiting in list(self._lines.items()):
             if waiting and self._has_room(line):
                 call = waiting.popleft()

@@ -1,0 +1,110 @@
+"""What a training script names as its results: values, and files or folders that are copied to the store.
+
+`jobs/<job>/results.json` names them; it is replaced last, so a reader sees a whole set or the one before. A copy has a
+new folder each time, and the folder before is removed afterwards.
+"""
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+
+Value = str | int | float | bool
+MOST_BYTES = 64 << 10
+"""Of all values together: they become an output parameter and a part of the report."""
+_KEY_PART = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class ResultsError(ValueError):
+    """A result that cannot be kept: one line with its name, and how to mend it."""
+
+
+def results_key(job: str) -> str:
+    """The key of the object that names a job's results."""
+    return f"jobs/{job}/results.json"
+
+
+def write_results(store: Store, job: str, values: Mapping[str, Value | Path]) -> dict[str, Value]:
+    """Copy the paths, add all values to those that the job named before; returns the whole set, a path as its URI.
+
+    Raises ResultsError, StoreError.
+    """
+    before = read_results(store, job)
+    named: dict[str, Value] = {**before}
+    for name, value in values.items():
+        named[name] = (
+            f"{store.uri}/{_copy(store, job, name, value)}" if isinstance(value, Path) else _checked(name, value)
+        )
+    text = json.dumps(named).encode()
+    if len(text) > MOST_BYTES:
+        raise ResultsError(
+            f"results of {len(text)} bytes, at most {MOST_BYTES} are kept: write long ones to a file, give its Path"
+        )
+    store.put(results_key(job), text)
+    for name in values:
+        _remove(store, job, name, keep=named[name])
+    return named
+
+
+def read_results(store: Store, job: str) -> dict[str, Value]:
+    """What the job has named; empty if nothing. Raises StoreError if that is damaged."""
+    try:
+        read = json.loads(store.get(results_key(job)))
+    except NoSuchKey:
+        return {}
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise StoreError(f"{store.uri}/{results_key(job)}: not the results of a job; remove it")
+    return read
+
+
+def _checked(name: str, value: object) -> Value:
+    if callable(number := getattr(value, "item", None)):  # Of numpy or torch.
+        with suppress(ValueError, RuntimeError):
+            value = number()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number.
+    if isinstance(value, str | bool | int | float):
+        return value
+    raise ResultsError(
+        f"result {name}: a {type(value).__name__}; give a text, a number, or the pathlib.Path of a file or folder"
+    )
+
+
+def _copy(store: Store, job: str, name: str, path: Path) -> str:
+    """Copy a file or folder to the store; returns its key. Raises ResultsError."""
+    if not path.exists():
+        raise ResultsError(f"result {name}: {path} does not exist; write it first")
+    key = f"jobs/{job}/results/{name}/{secrets.token_hex(4)}"
+    if path.is_file():
+        key = f"{key}/{_KEY_PART.sub('_', path.name)}"
+        store.put(key, path)
+        return key
+    files = list(_files(path))
+    if not files:
+        raise ResultsError(f"result {name}: {path} has no files")
+    for file in files:
+        below = file.relative_to(path).as_posix()
+        if _KEY_PART.search(below.replace("/", "")):
+            raise ResultsError(f"result {name}: {file}: a name of letters, digits and . _ - is needed; rename it")
+        store.put(f"{key}/{below}", file)
+    return key
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Its files. A link that leads out of it is not followed."""
+    root = folder.resolve()
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.resolve().is_relative_to(root))
+
+
+def _remove(store: Store, job: str, name: str, keep: Value) -> None:
+    """Remove copies of that result which are not the one named now."""
+    for entry in list(store.list(f"jobs/{job}/results/{name}/")):
+        if not f"{store.uri}/{entry.key}".startswith(str(keep)):
+            store.delete(entry.key)

@@ -1,0 +1,31 @@
+"""A user's own evaluation script: a process of its own that names what it measured with `everstep.results`."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from everstep.runtime.data.results import read_results
+from everstep.runtime.store import open_store
+from everstep.steps.entry import StepError
+from everstep.steps.evaluate.config import Config
+from everstep.steps.model import directory
+
+
+def run_script(config: Config) -> dict[str, Any]:
+    """Run it to its end; returns what it named. Raises StepError with its exit code (1) if it fails."""
+    job = f"{config.run}-{config.task}"
+    known = {
+        "CHECKPOINT": config.checkpoint,
+        "VALIDATION": config.validation,
+        "MODEL": directory.absolute_address(config.model),
+        "RESULTS": config.results or "{}",
+        "STORE": config.store,
+        "JOB": job,
+    }
+    environment = {**os.environ, **{f"EVERSTEP_{name}": value for name, value in known.items()}}
+    ended = subprocess.run([sys.executable, "-u", config.script], env=environment, stdout=sys.stderr, check=False)
+    if ended.returncode:
+        how = f"code {ended.returncode}" if ended.returncode > 0 else f"signal {-ended.returncode}"
+        raise StepError(f"--script {config.script}: it ended with {how}; its own error is above", 1)
+    return dict(read_results(open_store(config.store), job))

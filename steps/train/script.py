@@ -1,0 +1,58 @@
+"""What a training script is told: variables for all, flags for those that it declares, and the user's own arguments."""
+
+import ast
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from everstep.steps.entry import StepError
+
+_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
+
+
+def script_variables(known: Mapping[str, object]) -> dict[str, str]:
+    """The environment of the workers: `EVERSTEP_DATASET`, `EVERSTEP_GLOBAL_BATCH`, ... for each thing that is known."""
+    return {f"EVERSTEP_{name.replace('-', '_').upper()}": str(value) for name, value in known.items()}
+
+
+def split_arguments(text: str) -> list[str]:
+    """The words of `--script-args`, as in a shell. Raises StepError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise StepError(f"--script-args {text!r}: {error}") from None
+
+
+def script_arguments(script: Path, own: Sequence[str], known: Mapping[str, object]) -> list[str]:
+    """The script's arguments: a flag for each known thing that it declares and `own` does not give, then `own`.
+
+    In `own`, `{dataset}` and the other names stand for their values.
+    """
+    declared = declared_flags(script)
+    given = {flag.group().replace("_", "-") for word in own if (flag := _FLAG.match(word))}
+    flags = [
+        f"{declared[f'--{name}']}={value}"
+        for name, value in known.items()
+        if f"--{name}" in declared and f"--{name}" not in given
+    ]
+    return [*flags, *(_fill_in(word, known) for word in own)]
+
+
+def declared_flags(script: Path) -> dict[str, str]:
+    """The flags that a Python script declares, by their names with dashes: texts such as `"--dataset"` in its code.
+
+    So argparse, click and most others declare them. What the script imports is not looked through.
+    """
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}  # Its own start tells what is wrong with it.
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {text.replace("_", "-"): text for text in texts if _FLAG.fullmatch(text)}
+
+
+def _fill_in(word: str, known: Mapping[str, object]) -> str:
+    for name, value in known.items():
+        word = word.replace(f"{{{name.replace('-', '_')}}}", str(value))
+    return word

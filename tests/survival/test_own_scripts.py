@@ -1,0 +1,50 @@
+"""Scripts of users' own (those of examples/), with Everstep's checkpoints and without a line of it, each killed once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, TrainStep, kill, tensors, wait_until
+
+
+def example(training: TrainStep, name: str, **flags: str) -> TrainStep:
+    """That example in a step of two nodes, without a dataset."""
+    training.flags = {"script": str(ROOT / "examples" / name), "nodes": "2", "replacement-wait-s": "120", **flags}
+    return training
+
+
+def reasons(training: TrainStep) -> list[str]:
+    return [record["reason"] for record in training.records() if record["kind"] == "RoundBroken"]
+
+
+def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep, tmp_path: Path) -> None:
+    flags = {"iterations": "30", "script-args": "--width 2"}
+    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "cnn.py", **flags)
+    killed = example(training, "cnn.py", **flags)
+    killed.arm("checkpoint.after_commit,iteration=20,node=worker-1-0=kill")
+    for one in (calm, killed):
+        one.start()
+        assert one.finish() == 0, one.last_words()
+    assert killed.fired_points()
+    assert len(reasons(killed)) == 1
+    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    told = json.loads((killed.outputs / "results").read_text())
+    assert 0.2 < told["accuracy"] <= 1
+    assert Path(told["model"]).name == "cnn.pt"
+    assert Path(told["model"]).is_file()
+    assert f"accuracy {told['accuracy']:.4g}" in killed.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("fault", ["worker", "node"])
+def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: TrainStep, fault: str) -> None:
+    step = example(training, "regression.py", iterations="4000")
+    step.start()
+    worker = wait_until(lambda: len(found := step.workers()) == 2 and found[0], "two workers")
+    kill(worker if fault == "worker" else step.agents()[0])
+    assert step.finish() == 0, step.last_words()
+    assert len(reasons(step)) == 1
+    assert (step.outputs / "checkpoint").read_text() == ""
+    assert "regression.py keeps no checkpoint: after a fault it begins again" in step.log.read_text()
+    logs = "".join(path.read_text() for path in (step.folder / "logs").glob("*.log"))
+    assert logs.count("weights [2.0, -1.0, 0.5]") == 2
