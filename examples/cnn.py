@@ -1,8 +1,8 @@
 """A convolutional network on pictures that the script draws itself: its own loop, its own data, and Everstep's checkpoints.
 
-    python pipelines/llama_finetune.py --script examples/cnn.py --script-args "--width 8" --iterations 60
-    everstep launch --standalone --nproc-per-node 2 examples/cnn.py --iterations 60
-    python examples/cnn.py
+python pipelines/llama_finetune.py --script examples/cnn.py --script-args "--width 8" --iterations 60
+everstep launch --standalone --nproc-per-node 2 examples/cnn.py --iterations 60
+python examples/cnn.py
 """
 
 import argparse

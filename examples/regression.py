@@ -1,8 +1,8 @@
 """A regression as one would write it for torchrun, without a line of Everstep: a fault makes it begin again.
 
-    python pipelines/llama_finetune.py --script examples/regression.py --nodes 1
-    everstep launch --standalone --nproc-per-node 2 examples/regression.py
-    torchrun --standalone --nproc-per-node 2 examples/regression.py
+python pipelines/llama_finetune.py --script examples/regression.py --nodes 1
+everstep launch --standalone --nproc-per-node 2 examples/regression.py
+torchrun --standalone --nproc-per-node 2 examples/regression.py
 """
 
 import os

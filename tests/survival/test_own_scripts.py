@@ -1,4 +1,4 @@
-"""Scripts of users' own (those of examples/), with Everstep's checkpoints and without a line of it, each killed once."""
+"""Scripts of users' own, with Everstep's checkpoints and without a line of it (examples/), each killed once."""
 
 import json
 from pathlib import Path

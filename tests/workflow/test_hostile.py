@@ -78,6 +78,57 @@ def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
         assert engine.phase.bad
 
 
+def test_a_target_that_names_no_task_is_an_error_as_on_argo() -> None:
+    ok = {"name": "ok", "container": {"image": "i", "command": ["true"]}}
+    main_ = {"name": "main", "dag": {"target": "a {{item}}", "tasks": [{"name": "a", "template": "ok"}]}}
+    engine = Engine(parse(workflow([main_, ok])), RunCreated(1.0, "w", "u"))
+    assert engine.finished
+    assert engine.phase is Phase.ERROR
+    assert engine.message.endswith("target {{item}} does not exist")
+
+
+def test_an_exit_hook_whose_arguments_cannot_be_made_ends_its_dag() -> None:
+    told = {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]}
+    task = {"name": "a", "template": "says", "hooks": {"exit": {"template": "ok", "arguments": told}}}
+    ok = {"name": "ok", "inputs": {"parameters": [{"name": "x"}]}, "container": {"image": "i", "command": ["true"]}}
+    says = {"name": "says", "script": {"image": "i", "command": ["sh"], "source": "echo"}}
+    engine = Engine(parse(workflow([{"name": "main", "dag": {"tasks": [task]}}, ok, says])), RunCreated(1.0, "w", "u"))
+    engine.handle(PodStarted(2.0, "w.a", 7, 7))
+    engine.handle(PodEnded(3.0, "w.a", 0, result="\x01"))
+    assert engine.finished
+    assert engine.phase is Phase.ERROR
+
+
+def test_a_container_without_a_command_fails_its_node_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lint cannot know what an image runs whose name is yet to be made."""
+    monkeypatch.chdir(tmp_path)
+    status = run(tmp_path, workflow([{"name": "main", "container": {"image": "{{=1"}}]))
+    assert Phase(status["phase"]).bad
+    assert "its container has no command" in status["message"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"volumeClaimTemplates": [{"metadata": "words"}]},
+        {"arguments": {"parameters": [{"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]}},
+    ],
+)
+def test_metadata_that_is_no_mapping_is_refused_in_one_line(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ok = {"name": "ok", "container": {"image": "i", "command": ["true"]}}
+    objects = [workflow([ok], **more), {"kind": "ConfigMap", "metadata": {"name": "m", "labels": ["a"]}, "data": "k"}]
+    Path("w.yaml").write_text(yaml.safe_dump_all(objects))
+    assert main(["workflow", "run", "w.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert told
+
+
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_some_of_the_fuzzers_cases_come_to_what_is_expected(first: int) -> None:
     """`benchmarks/hardening/engine.py` runs 100,000."""

@@ -55,7 +55,10 @@ class DagRun:
         self._lists: dict[str, Scope] = {}
 
     def begin(self, now: float) -> None:
-        """Start the tasks without dependencies."""
+        """Start the tasks without dependencies. A target that names no task is an error, as for Argo's controller."""
+        if unknown := [name for name in self._targets if name not in self._tasks]:
+            self.fail(f"target {unknown[0]} does not exist", now)
+            return
         for name in [name for name in self._tasks if name in self._wanted and not self._needs[name]]:
             self._start_task(name, now)
         self._finish_if_done(now)

@@ -73,7 +73,11 @@ class HookRun:
         ran = node.phase.fulfilled and node.phase not in (Phase.SKIPPED, Phase.OMITTED)
         if ran and "exit" in self._hooks and "exit" not in self._started and self._engine.shutdown != "Terminate":
             self._started["exit"] = f"{node.name}.onExit"
-            self._start(node, "onExit", self._hooks["exit"], scope, now)
+            try:
+                self._start(node, "onExit", self._hooks["exit"], scope, now)
+            except ExpressionError as error:
+                self._hook_owner.fail(str(error), now)
+                return False
         found = (self._engine.nodes.get(name) for name in self._started.values())
         return all(one is not None and one.phase.fulfilled for one in found)
 

@@ -41,6 +41,13 @@ def list_at(holder: Any, *keys: str) -> list[Any]:
     return holder if isinstance(holder, list) else []
 
 
+def mapping_at(holder: Any, *keys: str) -> Mapping[str, Any]:
+    """The mapping at that path below a mapping; empty where there is none."""
+    for key in keys:
+        holder = holder.get(key) if isinstance(holder, Mapping) else None
+    return holder if isinstance(holder, Mapping) else {}
+
+
 def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of the workflow's name and labels."""
     name = str(metadata.get("name") or "")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from everstep.runtime.workflow.manifest.fields import KINDS as KINDS_OF_TEMPLATES
-from everstep.runtime.workflow.manifest.fields import kind_of
+from everstep.runtime.workflow.manifest.fields import kind_of, mapping_at
 from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hint
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 
@@ -43,7 +43,7 @@ class Library:
         cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> "Library":
         """A library of these objects; of two with one name, the later counts."""
-        named = {(str(one.get("kind")), str((one.get("metadata") or {}).get("name"))): one for one in objects}
+        named = {(str(one.get("kind")), str(mapping_at(one, "metadata").get("name"))): one for one in objects}
         return cls(named, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,15 +121,16 @@ class Library:
     def parameter(self, name: str, key: str) -> str:
         """A value for a parameter from a ConfigMap that is labelled as one. Raises MissingObjectError."""
         found = self.objects.get(("ConfigMap", name)) or {}
-        labels = (found.get("metadata") or {}).get("labels") or {}
+        labels = mapping_at(found, "metadata", "labels")
         if labels.get(TYPE_LABEL) != "Parameter":
             raise MissingObjectError(
                 f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
                 "detectable by the controller"
             )
-        if key not in (found.get("data") or {}):
+        values = mapping_at(found, "data")
+        if key not in values:
             raise MissingObjectError(f"ConfigMap '{name}' does not have the key '{key}'")
-        return str(found["data"][key])
+        return str(values[key])
 
     def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """The s3 of a spec's artifactRepositoryRef; empty without one. Raises MissingObjectError in Argo's words."""
@@ -137,7 +138,7 @@ class Library:
             return {}
         name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)
         found = self.objects.get(("ConfigMap", name)) or {}
-        annotations = (found.get("metadata") or {}).get("annotations") or {}
+        annotations = mapping_at(found, "metadata", "annotations")
         key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
         text = (found.get("data") or {}).get(key)
         if text is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from everstep.runtime.workflow.manifest.fields import LABEL_VALUE, list_at
+from everstep.runtime.workflow.manifest.fields import LABEL_VALUE, list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 from everstep.runtime.workflow.manifest.schema import Problem, Where
 
@@ -36,7 +36,7 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
             elif one["name"] in names:
                 yield Problem((*where, kind, index, "name"), f"{one['name']!r} appears twice")
             names.append(str(one.get("name")))
-    for key, value in ((template.get("metadata") or {}).get("labels") or {}).items():
+    for key, value in mapping_at(template, "metadata", "labels").items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is not a valid label value")
     taken: dict[str, str] = {}
@@ -58,7 +58,7 @@ def volume_problems(spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
                 (*where, "volumes", index, "name"), f"{volume.get('name')!r} is not a valid name; use a-z, 0-9 and -"
             )
     for index, claim in enumerate(list_at(spec, "volumeClaimTemplates")):
-        if not (claim.get("metadata") or {}).get("name"):
+        if not mapping_at(claim, "metadata").get("name"):
             yield Problem((*where, "volumeClaimTemplates", index, "metadata"), "needs a name")
 
 
@@ -90,7 +90,7 @@ def quantity(text: Any) -> Decimal:
 
 def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where, container: Mapping[str, Any],
              of: Where) -> Iterator[Problem]:  # fmt: skip
-    claims = {str((one.get("metadata") or {}).get("name")) for one in list_at(spec, "volumeClaimTemplates")}
+    claims = {str(mapping_at(one, "metadata").get("name")) for one in list_at(spec, "volumeClaimTemplates")}
     known = {str(one.get("name")) for one in [*list_at(spec, "volumes"), *list_at(template, "volumes")]} | claims
     for index, mount in enumerate(list_at(container, "volumeMounts")):
         if str(mount.get("name")) not in known:

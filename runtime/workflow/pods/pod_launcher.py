@@ -207,6 +207,8 @@ class PodLauncher:
 
     def _find_brought_program(self, found: ContainerCommand) -> ContainerCommand:
         """Replace an absolute program path that only the image has by a program of that name from `path`."""
+        if not found.command:
+            raise PodError("its container has no command, and what its image would run is not known here; give one")
         program = Path(found.command[0])
         if program.is_absolute() and not program.exists():
             places = [folder / program.name for folder in self._brought]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.artifacts.inside import BadPathError, resolve_inside
-from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.fields import list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.volume_sources import VolumeSources, is_secret, volume_files
 
@@ -132,7 +132,7 @@ def _write_files(folder: Path, volume: Mapping[str, Any], shown: VolumeSources) 
 
 def claim_volumes(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
     """spec.volumeClaimTemplates as volumes of claims that are the workflow's own."""
-    names = [str((one.get("metadata") or {}).get("name")) for one in list_at(spec, "volumeClaimTemplates")]
+    names = [str(mapping_at(one, "metadata").get("name")) for one in list_at(spec, "volumeClaimTemplates")]
     return [{"name": name, "persistentVolumeClaim": {"claimName": f"{workflow}-{name}"}} for name in names]
 
 
