@@ -1,4 +1,4 @@
-"""A convolutional network on pictures that the script draws itself: its own loop, its own data, and Everstep's checkpoints.
+"""A convolutional network on pictures that the script draws itself: a loop and data of its own, with checkpoints.
 
 python pipelines/llama_finetune.py --script examples/cnn.py --script-args "--width 8" --iterations 60
 everstep launch --standalone --nproc-per-node 2 examples/cnn.py --iterations 60

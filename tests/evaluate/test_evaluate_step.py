@@ -134,3 +134,44 @@ def test_a_damaged_checkpoint_is_refused(setting: Setting) -> None:
 def test_what_is_not_there_is_named(setting: Setting, changes: dict, words: str) -> None:
     with pytest.raises(StepError, match=words):
         run(replace(setting.config, **changes))
+
+
+@pytest.mark.parametrize("checkpoint", ["", "of another model"])
+def test_what_is_not_a_llama_is_not_measured_and_no_error_where_another_script_trained(
+    checkpoint: str, setting: Setting
+) -> None:
+    import torch
+
+    from everstep.runtime.checkpoint.state.flatten import flatten
+    from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
+
+    if checkpoint:
+        alone = StandaloneKeeper(open_store(f"{setting.folder}/store"), "other")
+        alone.save(5, flatten({"model": torch.nn.Linear(2, 2)}), persist=True)
+        alone.flush(5)
+        checkpoint = f"{setting.folder}/store/jobs/other/checkpoints/000001-000000005"
+    config = replace(setting.config, checkpoint=checkpoint, trained_by="cnn.py")
+    assert run(config).summary.startswith("nothing to measure: cnn.py left ")
+    named = run(replace(config, results='{"accuracy": 0.93251, "model": "m"}'))
+    assert named.summary == "accuracy 0.9325  model m"
+    assert named.outputs == {"perplexity": "", "model": "m", "results": '{"accuracy": 0.93251, "model": "m"}'}
+    with pytest.raises(StepError, match="--checkpoint"):
+        run(replace(config, trained_by=""))
+
+
+def test_a_script_of_the_users_own_evaluates(setting: Setting, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import json, os, everstep\n"
+        "told = json.loads(os.environ['EVERSTEP_RESULTS'])\n"
+        "assert os.environ['EVERSTEP_CHECKPOINT'] and os.environ['EVERSTEP_VALIDATION'].endswith('#validation')\n"
+        "everstep.results(perplexity=12.5, right=told['loss'] * 2)\n"
+    )
+    config = replace(setting.config, script=str(script), results='{"loss": 2}')
+    ended = run(config)
+    assert ended.summary == "mine.py: loss 2  perplexity 12.5  right 4"
+    assert ended.outputs["perplexity"] == "12.5"
+    script.write_text("raise SystemExit(7)")
+    with pytest.raises(StepError, match="it ended with code 7") as failed:
+        run(config)
+    assert failed.value.code == 1

@@ -98,6 +98,46 @@ def test_the_default_script_is_given_its_flags() -> None:
     assert {"--dataset=d#train", "--iterations=7", "--model=tiny"} <= set(config.script_arguments())
 
 
+DECLARES = """
+import argparse, click
+parser = argparse.ArgumentParser(description="needs --seed")
+parser.add_argument("-d", "--dataset")
+parser.add_argument("--global_batch", type=int)
+"""
+
+
+def test_a_script_gets_the_flags_that_it_declares_as_it_spells_them(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(DECLARES)
+    config = Config(dataset="d#train", script=str(script), script_args="--width 3")
+    assert config.script_arguments() == ["--dataset=d#train", "--global_batch=8", "--width", "3"]
+
+
+@pytest.mark.parametrize("own", ["--dataset mine", "--dataset=mine"])
+def test_what_the_user_gives_a_script_is_not_given_again(own: str, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(DECLARES)
+    assert Config(dataset="d", script=str(script), script_args=f"{own} --global-batch 4").script_arguments() == [
+        *own.split(), "--global-batch", "4",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "import sys\nprint(sys.argv)\n", "def (:\n", "\0"])
+def test_a_script_that_declares_nothing_gets_no_flag(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(text)
+    assert Config(dataset="d", script=str(script)).script_arguments() == []
+
+
+def test_what_the_step_knows_is_in_the_scripts_environment() -> None:
+    told = Config(dataset="d#train", iterations=7, script="mine.py").script_variables()
+    assert told == {
+        "EVERSTEP_DATASET": "d#train", "EVERSTEP_MODEL": "tiny", "EVERSTEP_ITERATIONS": "7",
+        "EVERSTEP_SEQUENCE_LENGTH": "96", "EVERSTEP_GLOBAL_BATCH": "8", "EVERSTEP_LEARNING_RATE": "0.003",
+        "EVERSTEP_WARMUP": "20", "EVERSTEP_SEED": "0",
+    }  # fmt: skip
+
+
 def test_own_arguments_come_after_the_declared_flags_and_know_the_dataset(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.touch()
