@@ -5,10 +5,11 @@ It uses hera only through the workflow it receives, and imports no torch, pyspar
 
 import dataclasses
 import inspect
+import json
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -158,6 +159,18 @@ def _sandbox(how: Submission) -> "Sandbox | None":
     return Sandbox(not how.no_network, writable)
 
 
+def _named_outputs(outputs: Mapping[str, str]) -> dict[str, str]:
+    """The outputs that are not empty; instead of `results`, each value that a script named."""
+    try:
+        named = json.loads(outputs.get("results") or "{}")
+    except ValueError:
+        named = None
+    if not isinstance(named, dict):
+        return {name: value for name, value in outputs.items() if value}
+    own = {name: value for name, value in outputs.items() if value and name != "results"}
+    return {**{name: str(value) for name, value in named.items()}, **own}
+
+
 def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from everstep.runtime.platform.process import end_nodes
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
@@ -187,9 +200,8 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
         return ExitCode.TRY_AGAIN
     if sandbox is None:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
         end_nodes(folder)
-    for name, value in result.outputs.items():
-        if value:
-            print(f"{name}: {as_text(value)}", file=sys.stderr)
+    for name, value in _named_outputs(result.outputs).items():
+        print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"
     if report.exists():
         print(f"report: {report}", file=sys.stderr)

@@ -17,6 +17,8 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError
 Value = str | int | float | bool
 MOST_BYTES = 64 << 10
 """Of all values together: they become an output parameter and a part of the report."""
+_WORD = 24
+"""Most characters of a value that a summary shows; an address has more."""
 _KEY_PART = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -62,6 +64,12 @@ def read_results(store: Store, job: str) -> dict[str, Value]:
     if not isinstance(read, dict):
         raise StoreError(f"{store.uri}/{results_key(job)}: not the results of a job; remove it")
     return read
+
+
+def in_words(values: Mapping[str, Value]) -> str:
+    """The numbers and short texts among them, for a line of a summary: `accuracy 0.9325  epochs 3`."""
+    short = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    return "  ".join(f"{name} {text}" for name, text in short.items() if len(text) <= _WORD)
 
 
 def _checked(name: str, value: object) -> Value:

@@ -4,11 +4,13 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.data.errors import DatasetError
+from everstep.runtime.data.results import in_words
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.evaluate.checkpoint import NotALlamaError, read, read_manifest
 from everstep.steps.evaluate.config import Config
@@ -27,7 +29,7 @@ def run(config: Config) -> Result:
     """Raises StepError for a checkpoint or a dataset that is missing or does not fit, or a failed script."""
     if config.script:
         named = {**config.training_results(), **run_script(config)}
-        return _result(config, named, f"{Path(config.script).name}: {_words(named) or 'named no results'}")
+        return _result(config, f"{Path(config.script).name}: {in_words(named) or 'named no results'}", named)
     if config.trained_by:
         try:
             return _measure(config) if config.checkpoint else _nothing_measured(config)
@@ -41,18 +43,15 @@ def _nothing_measured(config: Config) -> Result:
     named, script = config.training_results(), Path(config.trained_by).name
     why = "a checkpoint that is not of a Llama" if config.checkpoint else "no checkpoint"
     print(f"{script} left {why}, so nothing was measured; an evaluation script of your own can", file=sys.stderr)
-    return _result(config, named, _words(named) or f"nothing to measure: {script} left {why}")
+    return _result(config, in_words(named) or f"nothing to measure: {script} left {why}", named)
 
 
-def _result(config: Config, named: dict[str, Any], summary: str) -> Result:
-    """The results that scripts named; `perplexity` and `model` among them are this step's outputs of these names."""
-    outputs = {name: str(named.get(name, "")) for name in ("perplexity", "model")}
-    path = artifact(config, "metrics.json", json.dumps(named, indent=1).encode() + b"\n")
-    return Result(summary, {**outputs, "results": json.dumps(named, sort_keys=True)}, named, {path.name: path})
-
-
-def _words(named: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {_short(value) if isinstance(value, float) else value}" for name, value in named.items())
+def _result(config: Config, summary: str, named: dict[str, Any], measured: Mapping[str, Any] = {}) -> Result:
+    """`named`: by scripts; `perplexity` and `model` among all are this step's outputs of these names."""
+    facts = {**named, **measured}
+    outputs = {name: str(facts.get(name, "")) for name in ("perplexity", "model")}
+    path = artifact(config, "metrics.json", json.dumps(facts, indent=1).encode() + b"\n")
+    return Result(summary, {**outputs, "results": json.dumps(named, sort_keys=True)}, facts, {path.name: path})
 
 
 def _measure(config: Config) -> Result:
@@ -71,15 +70,13 @@ def _measure(config: Config) -> Result:
         metrics = _evaluate(config, data, key)
     else:
         print("this checkpoint was evaluated before", file=sys.stderr)
-    metrics = {**config.training_results(), **metrics, "model": finished.data_uri(config.store, key)}
+    metrics = {**metrics, "model": finished.data_uri(config.store, key)}
     summary = f"perplexity {_short(metrics['perplexity'])} (untrained: {_short(metrics['untrained_perplexity'])})"
-    result = _result(config, metrics, summary)
+    result = _result(config, summary, config.training_results(), metrics)
     return replace(result, outputs={**result.outputs, "perplexity": f"{metrics['perplexity']:.4f}"})
 
 
 def _short(value: float) -> str:
-    if abs(value) < 10:
-        return f"{value:.4g}"
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 

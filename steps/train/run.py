@@ -191,21 +191,18 @@ def _failure(config: Config, outcome: "Outcome") -> str:
 
 
 def _summary(facts: dict[str, Any]) -> str:
+    from everstep.runtime.data.results import in_words
+
     words = [f"{facts['iterations']} iterations"] if facts["iterations"] else ["the script has ended"]
     if facts["loss"] is not None:
         words.append(f"loss {facts['loss']:.2f}")
     if facts["parameters"]:
         million = facts["parameters"] / 1e6
         words.append(f"{million:.1f} M parameters" if million >= 0.1 else f"{facts['parameters']} parameters")
-    words += [f"{name} {short_value(value)}" for name, value in facts.get("results", {}).items()]
+    words += [in_words(facts["results"])] if facts.get("results") else []
     if facts["restarts"]:
         words.append(f"{facts['restarts']} restart{'' if facts['restarts'] == 1 else 's'}")
     return "  ".join(words)
-
-
-def short_value(value: object) -> str:
-    """A result as a word of a summary."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def reported_settings(config: Config, spec: "JobSpec") -> dict[str, Any]:
