@@ -114,6 +114,8 @@ def _with_node(
     tries = [n for n in tries if re.search(r"\(\d+\)$", str(n.get("name", "")))]
     last = max(tries, key=lambda n: int(str(n.get("name")).rsplit("(", 1)[1][:-1]), default=node)
     phase = str(node.get("phase") or "Pending")
+    if phase == "Running" and step.name == run.own:
+        phase, end = "Succeeded", now
     idle = phase in ("Pending", "Skipped", "Omitted")
     return replace(
         step,

@@ -1,15 +1,12 @@
 """The page: one self-contained HTML file. jinja2 escapes everything that comes from a run."""
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from everstep.runtime.display.pages import environment
-from everstep.runtime.report import charts, flow
+from everstep.runtime.report import charts, facts, flow
 from everstep.runtime.report.charts import Chart, Timeline
 from everstep.runtime.report.history import History, Restart
 from everstep.runtime.report.ledger import MOST_ENTRIES, Ledger, ledger
@@ -30,16 +27,6 @@ class JobView:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """What a step says about itself: its line, short facts, and longer texts."""
-
-    name: str
-    summary: str
-    short: tuple[tuple[str, str], ...]
-    long: tuple[tuple[str, str], ...]
-
-
 def render(run: Run, now: float) -> str:
     """The page of that run as of `now` (Unix seconds)."""
     steps = flow.steps(run, now)
@@ -58,8 +45,10 @@ def render(run: Run, now: float) -> str:
         box=(flow.WIDTH, flow.HEIGHT),
         failed=[step for step in steps if step.phase in ("Failed", "Error")],
         next=what_next(run, phase, steps),
+        outcome=facts.outcome(run.steps),
+        uses=facts.uses(run.steps),
         jobs=jobs,
-        facts=[step_facts(name, content) for name, content in run.steps.items()],
+        facts=[facts.step_facts(name, content) for name, content in run.steps.items() if name != run.own],
     )
 
 
@@ -121,30 +110,6 @@ def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
     if "3" in codes:
         return f"Too few healthy nodes: see the verdict of check, or lower --min-nodes, then {again}."
     return f"Read the message, then {again}."
-
-
-def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
-    """Facts in the step's order; a text of several lines or more than 80 characters is long."""
-    facts = written.get("facts")
-    items = [(str(key), _text(value)) for key, value in (facts if isinstance(facts, dict) else {}).items()]
-    return StepFacts(
-        name=name,
-        summary=str(written.get("summary") or ""),
-        short=tuple(item for item in items if len(item[1]) <= 80 and "\n" not in item[1]),
-        long=tuple(item for item in items if len(item[1]) > 80 or "\n" in item[1]),
-    )
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", " ")
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else charts.short(value)
-    return json.dumps(value, indent=1 if len(json.dumps(value)) > 80 else None, ensure_ascii=False)
 
 
 def _duration(run: Run, steps: list[flow.Step], now: float) -> float | None:

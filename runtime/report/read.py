@@ -49,6 +49,8 @@ class Run:
     """Per job, by its name without the workflow's uid: `train`."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """The last lines of a node's log, by Argo's node id."""
+    own: str = ""
+    """The step that writes the page: it is done when somebody reads it."""
     notes: tuple[str, ...] = ()
     """What could not be read."""
 
@@ -62,8 +64,12 @@ def read_run(
     duration_s: float | None = None,
     failures: tuple[Mapping[str, Any], ...] = (),
     folder: Path | None = None,
+    own: str = "",
 ) -> Run:
-    """Read the run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have."""
+    """Read the run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have.
+
+    `own`: the step that writes the page.
+    """
     notes: list[str] = []
     workflow = _workflow(folder, notes)
     uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "")
@@ -83,6 +89,7 @@ def read_run(
         steps=_steps(store, name, notes),
         jobs=jobs,
         logs=_logs(folder, workflow),
+        own=own,
         notes=tuple(notes),
     )
 

@@ -28,6 +28,7 @@ def run(config: Config) -> Result:
         duration_s=float(_resolved_or_empty(config.duration)) if _resolved_or_empty(config.duration) else None,
         failures=parse_failures(_resolved_or_empty(config.failures)),
         folder=folder,
+        own=config.task,
     )
     page = Path(config.outputs) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -85,6 +85,7 @@ def _result(
         **reported_settings(config, spec),
         **measured,
         "iterations": outcome.iterations,
+        **({"checkpoint": f"{store.uri}/{outcome.checkpoint}"} if outcome.checkpoint else {}),
         "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
         **({"results": named} if named else {}),
     }

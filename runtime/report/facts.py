@@ -1,0 +1,124 @@
+"""What steps say about themselves, as words and tables for people; what the run achieved. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from everstep.runtime.report import charts
+
+_LONG = 80
+"""Characters of a value that does not stand beside its name any more."""
+
+
+@dataclass(frozen=True)
+class FactTable:
+    """Several things of one kind, such as the nodes of a check."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What a step says about itself: its line, short facts, longer texts, and tables."""
+
+    name: str
+    summary: str
+    short: tuple[tuple[str, str], ...]
+    long: tuple[tuple[str, str], ...]
+    tables: tuple[FactTable, ...]
+
+
+def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
+    """Facts in the step's order; a text of several lines or more than 80 characters is long."""
+    facts = written.get("facts")
+    items, tables = list[tuple[str, str]](), list[FactTable]()
+    for key, value in _flat(facts if isinstance(facts, dict) else {}):
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            columns = tuple(dict.fromkeys(column for row in value for column in row))
+            rows = tuple(tuple(words(row.get(column, "")) for column in columns) for row in value)
+            tables.append(FactTable(key, tuple(_name(column) for column in columns), rows))
+        else:
+            items.append((key, words(value)))
+    return StepFacts(
+        name=name,
+        summary=str(written.get("summary") or ""),
+        short=tuple(item for item in items if not _is_long(item[1])),
+        long=tuple(item for item in items if _is_long(item[1])),
+        tables=tuple(tables),
+    )
+
+
+def outcome(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(name, value) of what the run achieved: perplexities, and what scripts named as results."""
+    found: dict[str, Any] = {}
+    for facts in _facts_of(steps):
+        if isinstance(named := facts.get("results"), dict):
+            found |= named
+        if "perplexity" in facts:
+            found["perplexity"] = facts["perplexity"]
+            if "untrained_perplexity" in facts:
+                found["perplexity before training"] = facts["untrained_perplexity"]
+    return [(_name(key), text) for key, value in found.items() if not _is_long(text := words(value))]
+
+
+def uses(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(purpose, place or command) of what the run left for its user."""
+    model = checkpoint = ""
+    is_exported = False
+    for facts in _facts_of(steps):
+        checkpoint = str(facts.get("checkpoint") or checkpoint)
+        if "perplexity" in facts and facts.get("model"):
+            model, is_exported = str(facts["model"]), True
+        elif isinstance(named := facts.get("results"), dict) and named.get("model"):
+            model = str(named["model"])
+    found = [("model", model)] if model else []
+    if is_exported:
+        found += [
+            ("load it", f"AutoModelForCausalLM.from_pretrained({model!r})"),
+            ("train it further", f"python pipelines/llama_finetune.py --model {model}"),
+        ]
+    if checkpoint:
+        found.append(("weights of the checkpoint", f"everstep checkpoint export {checkpoint} model.safetensors"))
+    return found
+
+
+def words(value: object) -> str:
+    """A value as text. Lists have commas, lists of lists semicolons; nothing is `none`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ")
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else charts.short(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{_name(str(key))} {words(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list):
+        joint = "; " if any(isinstance(one, list | dict) for one in value) else ", "
+        return joint.join(map(words, value)) or "none"
+    return "none"
+
+
+def _facts_of(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (facts for step in steps.values() if isinstance(facts := step.get("facts"), dict))
+
+
+def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Facts of facts stand beside the others: `train: documents`."""
+    for key, value in facts.items():
+        name = f"{above}{_name(str(key))}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}: ")
+        else:
+            yield name, value
+
+
+def _name(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > _LONG or "\n" in text
