@@ -164,9 +164,9 @@ class Builder:
             out = ignored((self.context / ".dockerignore").read_text())
             for path in self.context.rglob("*"):
                 place = path.relative_to(self.context).as_posix()
-                if path.is_file() and not out(place):
+                if (path.is_symlink() or path.is_file()) and not out(place):  # A builder copies links as links.
                     (seen / place).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, seen / place)
+                    shutil.copy2(path, seen / place, follow_symlinks=False)
         return seen
 
     def _debian(self, image: str) -> None:
