@@ -15,6 +15,7 @@ from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError,
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.tags import substitute
 from everstep.runtime.workflow.manifest.fields import PODS, PROCESSES, kind_of
+from everstep.runtime.workflow.manifest.schema import UNSUPPORTED
 from everstep.runtime.workflow.manifest.patch import apply_patch
 
 MAX_DEPTH = 100
@@ -47,6 +48,11 @@ class NodeFactory:
             )
             return
         kind = kind_of(call.template)
+        if kind not in (*PROCESSES, "dag", "steps", "suspend"):
+            # A name that is made while the workflow runs: lint could not see which template it is.
+            wrong = f"{kind or 'a template without a kind'}: {UNSUPPORTED}"
+            self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
+            return
         leaf = {} if kind in ("dag", "steps") else {"pod.name": self._engine.variables.pod_name(call)}
         scope = {**call.scope, **leaf, "node.name": call.name, "steps.name": call.display_name if call.boundary else "",
                  "tasks.name": call.display_name if call.boundary else ""}  # fmt: skip

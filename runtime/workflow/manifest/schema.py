@@ -26,7 +26,7 @@ Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Argum
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
   podPriorityClassName=str~ podSpecPatch=str+ priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
   serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization+ templateDefaults=Template+
-  templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]+
+  templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[Claim]+
   volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
   artifacts=any
 PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
@@ -111,8 +111,17 @@ NameRef: name=str+ optional=bool+
 Resources: limits={quantity}~ requests={quantity}~ claims=any~
 VolumeMount: name=str+ mountPath=str+ subPath=str+ subPathExpr=str+ readOnly=bool+ mountPropagation=str~
   recursiveReadOnly=str~
-Volume: name=str+ emptyDir=EmptyDir+ configMap=any+ secret=any+ persistentVolumeClaim=any+ projected=any+ hostPath=any+
-  downwardAPI=Downward+ ephemeral=any+ nfs=any csi=any image=any
+Volume: name=str+ emptyDir=EmptyDir+ configMap=ConfigMapVolume+ secret=SecretVolume+ persistentVolumeClaim=ClaimName+
+  projected=Projected+ hostPath=HostPath+ downwardAPI=Downward+ ephemeral=any+ nfs=any csi=any image=any
+ConfigMapVolume: name=str+ items=[KeyPath]+ optional=bool+ defaultMode=int+
+SecretVolume: secretName=str+ name=str+ items=[KeyPath]+ optional=bool+ defaultMode=int+
+KeyPath: key=str+ path=str+ mode=int~
+ClaimName: claimName=str+ readOnly=bool+
+Projected: sources=[ProjectedSource]+ defaultMode=int+
+ProjectedSource: configMap=ConfigMapVolume+ secret=SecretVolume+ downwardAPI=Downward+ serviceAccountToken=any~
+  clusterTrustBundle=any~
+HostPath: path=str+ type=str+
+Claim: apiVersion=str~ kind=str~ metadata=Metadata+ spec=any~ status=any~
 EmptyDir: medium=str~ sizeLimit=quantity~
 Resource: action=str flags=[str] failureCondition=str successCondition=str manifest=str manifestFrom=any
   mergeStrategy=str
@@ -124,7 +133,10 @@ Transformation: expression=str+
 Memoize: key=str+ cache=Cache+ maxAge=str+
 Cache: configMap=KeyRef+
 Metrics: prometheus=[Metric]~
-Metric: name=str~ help=str~ labels=[any]~ when=str~ gauge=any~ counter=any~ histogram=any~
+Metric: name=str~ help=str~ labels=[any]~ when=str~ gauge=Gauge~ counter=Counter~ histogram=Histogram~
+Gauge: value=str~ realtime=bool~ operation=str~
+Counter: value=str~
+Histogram: value=str~ buckets=[any]~
 Synchronization: mutexes=[Mutex]+ semaphores=[Semaphore]+
 Mutex: name=str+ namespace=str+ database=bool
 Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
