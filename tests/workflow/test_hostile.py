@@ -99,16 +99,14 @@ def test_an_exit_hook_whose_arguments_cannot_be_made_ends_its_dag() -> None:
     assert engine.phase is Phase.ERROR
 
 
-def test_a_template_that_cannot_run_here_is_an_error_also_when_its_name_is_made_late() -> None:
-    library = fuzz.library_of([
-        {"kind": "WorkflowTemplate", "metadata": {"name": "l"}, "spec": {"templates": [
-            {"name": "make", "resource": {"action": "create", "manifest": "kind: Pod"}}]}}
-    ])  # fmt: skip
+def test_a_template_without_a_kind_is_an_error_also_when_its_name_is_made_late() -> None:
+    templates = {"templates": [{"name": "make"}]}
+    library = fuzz.library_of([{"kind": "WorkflowTemplate", "metadata": {"name": "l"}, "spec": templates}])
     task = {"name": "a", "templateRef": {"name": "l", "template": "{{item}}"}, "withItems": ["make"]}
     engine = Engine(parse(workflow([{"name": "main", "dag": {"tasks": [task]}}]), library), RunCreated(1.0, "w", "u"))
     assert engine.finished
     assert engine.nodes["w.a(0:make)"].phase is Phase.ERROR
-    assert "resource: not supported by the executor on this machine" in engine.nodes["w.a(0:make)"].message
+    assert "not supported by the executor on this machine" in engine.nodes["w.a(0:make)"].message
 
 
 def test_a_container_without_a_command_fails_its_node_in_one_line(

@@ -15,8 +15,8 @@ from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError,
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.tags import substitute
 from everstep.runtime.workflow.manifest.fields import PODS, PROCESSES, kind_of
-from everstep.runtime.workflow.manifest.schema import UNSUPPORTED
 from everstep.runtime.workflow.manifest.patch import apply_patch
+from everstep.runtime.workflow.manifest.schema import UNSUPPORTED
 
 MAX_DEPTH = 100
 """How deep templates may call each other."""
