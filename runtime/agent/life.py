@@ -21,6 +21,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
+from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
@@ -119,6 +120,10 @@ class AgentLifecycle:
             self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads, self._on_report,
             self._on_fetched, self._on_unrestored,
         )  # fmt: skip
+        self._reports = set[asyncio.Task[None]]()
+        self._last_state = LastState(
+            self.keeper, settings, resources.address, self._reports, self._run_in_thread, dependencies.say
+        )
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
 
     async def open(self) -> None:
@@ -164,6 +169,8 @@ class AgentLifecycle:
         if self._shutdown.has_notice:
             ending = replace(ending, code=128 + self._shutdown.signal)
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
+        if ending.by_master and self._talk.round:
+            await self._last_state.store_in_time()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._sender.flush()
@@ -277,6 +284,7 @@ class AgentLifecycle:
 
     async def _report_finished(self, seat: Seat) -> None:
         self._dependencies.note(f"round {seat.round}: all workers finished")
+        await self._last_state.store()
         await self._sender.flush()
         await self._client.report_finished(self._talk.finished_message(seat.round))
 
@@ -329,7 +337,7 @@ class AgentLifecycle:
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
             case Action.PERSIST:
-                self._background.start(self._persist_newest())
+                self._background.start(self._last_state.persist())
 
     async def _dump_stacks(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node while they hang."""
@@ -338,24 +346,10 @@ class AgentLifecycle:
         await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._dependencies)
         await self._client.report_dumped(self._talk.dumped_message(directive))
 
-    async def _persist_newest(self) -> None:
-        if self._settings.persists:
-            await self._run_in_thread(self.keeper.persist_newest)
-
-    async def _save_newest(self) -> None:
-        """Persist the newest state of the running round staged on this node, and wait for its commit if possible."""
-        holdings = await self._run_in_thread(self.keeper.holdings, self._resources.address)
-        newest = max((h for h in holdings if h.round == self._talk.round), key=lambda h: h.iteration, default=None)
-        if newest is not None and newest.shards > 1:
-            await self._persist_newest()  # The other nodes persist their shards on a directive.
-        elif newest is not None and self._settings.persists:
-            try:
-                await self._run_in_thread(self.keeper.flush, newest.index, newest.iteration)
-            except (RuntimeError, OSError) as error:
-                self._say(str(error))
-
     async def _watch_notice(self) -> None:
-        await self._shutdown.leave_on_notice(self._client, self._talk, lambda: self._is_known, self._save_newest)
+        await self._shutdown.leave_on_notice(
+            self._client, self._talk, lambda: self._is_known, lambda: self._last_state.save(self._talk.round)
+        )
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
@@ -374,7 +368,12 @@ class AgentLifecycle:
 
     def _on_persisted(self, holding: Holding) -> None:
         """Report a persisted shard. Called in a thread of the keeper."""
-        self._loop.call_soon_threadsafe(lambda: self._background.start(self._report_persisted(holding)))
+        self._loop.call_soon_threadsafe(self._start_report, holding)
+
+    def _start_report(self, holding: Holding) -> None:
+        task = self._background.start(self._report_persisted(holding))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
 
     def _on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
         """Report failed sources to the master, once per round. Called in any thread."""

@@ -185,7 +185,7 @@ class Patience(msgspec.Struct, frozen=True):
     """After a change of membership, how long a running round is not broken just to grow."""
     silence_s: float = 30.0
     """How long a node may send no heartbeat before it is lost."""
-    leave_s: float = 10.0
+    leave_s: float = 20.0
     """How long a node that was told to leave may take to end by itself before the platform ends it."""
     handover_s: float = 5.0
     """How long before a leaving node's deadline its round is broken, so that others can take over its state."""

@@ -68,6 +68,11 @@ class Keeper(Protocol):
         the copy."""
         ...
 
+    def drain(self) -> None:
+        """Block until nothing is on its way to the store any more, and the callback for each persisted shard was
+        called. Ask when the workers have ended."""
+        ...
+
     def note_commit(self, holding: Holding, manifest: str) -> None:
         """Note that the master has committed the checkpoint."""
         ...

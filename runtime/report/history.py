@@ -84,6 +84,26 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """What the job did until it was stopped, or failed, and was started again."""
+
+    end: float
+    result: str
+    reason: str
+    iteration: int
+    """The newest finished one."""
+    resumed: float
+    """When it was started again."""
+    restored: int | None
+    """The iteration that it then went on from, 0: the beginning; None: no round has followed yet."""
+
+    @property
+    def lost(self) -> int:
+        """Iterations that were computed again."""
+        return 0 if self.restored is None else max(self.iteration - self.restored, 0)
+
+
+@dataclass(frozen=True)
 class History:
     """Everything that the report says about one job."""
 
@@ -92,7 +112,9 @@ class History:
     points: tuple[Point, ...] = ()
     """Every finished iteration by time; a rolled-back iteration appears once per round."""
     takeovers: tuple[float, ...] = ()
-    """When another master took the job over."""
+    """When another master took over the job, whose nodes went on."""
+    attempts: tuple[Attempt, ...] = ()
+    """Those before the newest one."""
     commits: tuple[tuple[float, int], ...] = ()
     """(time, iteration) of each checkpoint in the store."""
     intervals: tuple[tuple[int, str], ...] = ()
@@ -133,13 +155,13 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     ended = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
     if ended is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(ended) :]):
         ended = None
-    claims = [record for record in needed if isinstance(record, job.MasterClaimed)]
     begins = [one.time for one in (*needed[:1], *formed[:1])]
     return History(
-        rounds=tuple(_rounds(formed, needed, ended)),
+        rounds=tuple(_rounds(formed, needed)),
         restarts=tuple(_restarts(needed, formed, points, ended)),
         points=tuple(points),
-        takeovers=tuple(record.time for record in claims[1:]),
+        takeovers=tuple(_takeovers(needed)),
+        attempts=tuple(_attempts(needed, formed, points)),
         commits=tuple(commits),
         intervals=tuple(_intervals(intervals)),
         begin=min(begins) if begins else (points[0].time - points[0].seconds if points else None),
@@ -217,15 +239,42 @@ def _formed_round(record: job.RoundFormed, before: tuple[str, ...]) -> _FormedRo
     return _FormedRound(record.time, round_.number, same, round_.reason, restored, in_memory)
 
 
-def _rounds(
-    formed: Sequence[_FormedRound], records: Iterable[job.Record], ended: job.JobEnded | None
-) -> Iterator[RoundSpan]:
+def _takeovers(records: Iterable[job.Record]) -> Iterator[float]:
+    """When a master took over from another one. The first one, or one of a job that has ended, takes over nothing."""
+    is_living = False
+    for record in records:
+        match record:
+            case job.MasterClaimed():
+                if is_living:
+                    yield record.time
+                is_living = True
+            case job.JobEnded():
+                is_living = False
+
+
+def _attempts(
+    records: Iterable[job.Record], formed: Sequence[_FormedRound], points: Sequence[Point]
+) -> Iterator[Attempt]:
+    ended: job.JobEnded | None = None
+    for record in records:
+        if isinstance(record, job.JobEnded):
+            ended = record
+        elif isinstance(record, job.JobReopened) and ended is not None:
+            at = ended.time
+            done = max((point.iteration for point in points if point.time <= at), default=0)
+            following = next((one for one in formed if one.time >= record.time), None)
+            restored = None if following is None else following.restored or 0
+            yield Attempt(at, ended.result.value, ended.reason, max(done, restored or 0), record.time, restored)
+            ended = None
+
+
+def _rounds(formed: Sequence[_FormedRound], records: Sequence[job.Record]) -> Iterator[RoundSpan]:
     """A round ends when it is broken, the job ends, or the next round is formed, whichever comes first."""
     broken = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
+    over = sorted(record.time for record in records if isinstance(record, job.JobEnded))
     for one, following in zip_longest(formed, formed[1:]):
         ends = [broken.get(one.number), following.time if following else None]
-        if ended is not None and ended.time >= one.time:
-            ends.append(ended.time)
+        ends += over[bisect_left(over, one.time) :][:1]
         end = min((time for time in ends if time is not None), default=None)
         yield RoundSpan(one.number, one.time, end, one.nodes, one.reason, one.restored)
 

@@ -63,6 +63,7 @@ def run(config: Config) -> Result:
         log = folder / "logs" / f"{spec.job}.master.log"
         raise StepError(_unexpected_error_line(error, log), ExitCode.TRY_AGAIN) from None
     if outcome.state == "stopped":
+        print(stopped_line(outcome), file=sys.stderr)
         raise Terminated
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)
@@ -182,6 +183,20 @@ def _unexpected_error_line(error: Exception, log: Path) -> str:
     words = " ".join(str(error).split())
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return f"the master failed, its nodes train on and wait for the next one: {what}; traceback in {log}"
+
+
+def stopped_line(outcome: "Outcome") -> str:
+    """Where a job that was stopped goes on, and what of it is lost."""
+    from everstep.runtime.checkpoint.stored.keys import parse_folder
+
+    place = parse_folder(outcome.checkpoint.rpartition("/")[2]) if outcome.checkpoint else None
+    stored = place[1] if place else 0
+    if not outcome.iterations:
+        return "stopped before the first iteration"
+    if stored and stored >= outcome.iterations - 1:  # That one was being computed.
+        return f"stopped; the state of iteration {stored} is in the store, the next start goes on from there"
+    where = f"the newest checkpoint is of iteration {stored}" if stored else "there is no checkpoint"
+    return f"stopped at iteration {outcome.iterations}; {where}, the next start computes again what came after it"
 
 
 def _failure(config: Config, outcome: "Outcome") -> str:

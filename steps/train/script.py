@@ -40,7 +40,8 @@ def script_arguments(script: Path, own: Sequence[str], known: Mapping[str, objec
 
 
 def declared_flags(script: Path) -> dict[str, str]:
-    """The flags that a Python script declares, by their names with dashes: texts such as `"--dataset"` in its code.
+    """The flags that a Python script declares, by their names with dashes: texts such as `"--dataset"` in its code, or
+    `"dataset"` if it also has `f"--{...}"`.
 
     So argparse, click and most others declare them. What the script imports is not looked through.
     """
@@ -48,8 +49,16 @@ def declared_flags(script: Path) -> dict[str, str]:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {}  # Its own start tells what is wrong with it.
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    nodes = list(ast.walk(tree))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    if any(isinstance(node, ast.JoinedStr) and _begins_with_dashes(node) for node in nodes):
+        texts += [f"--{text}" for text in texts]
     return {text.replace("_", "-"): text for text in texts if _FLAG.fullmatch(text)}
+
+
+def _begins_with_dashes(text: ast.JoinedStr) -> bool:
+    first = text.values[0] if text.values else None
+    return isinstance(first, ast.Constant) and first.value == "--"
 
 
 def _fill_in(word: str, known: Mapping[str, object]) -> str:

@@ -33,6 +33,7 @@ class FakeKeeper:
         self.held: dict[tuple[int, int, int], bytes] = {}
         self.manifests: dict[int, str] = {}
         self.died: list[int] = []
+        self.drained = 0
 
     def new_round(self, seat: Seat) -> None:
         self.seat = seat
@@ -75,6 +76,9 @@ class FakeKeeper:
     def persist_newest(self) -> None:
         for _, round_, iteration in self.held:
             self.on_persisted(Holding(round_, iteration, key="newest"))
+
+    def drain(self) -> None:
+        self.drained += 1
 
     def note_commit(self, holding: Holding, manifest: str) -> None:
         self.manifests[holding.iteration] = manifest

@@ -32,7 +32,8 @@ class Explorer:
         often = (self.a_reader_goes, self.a_checkpoint_is_committed, self.a_worker_announces, self.a_peer_reads)
         seldom = (
             self.a_round_begins, self.a_worker_dies, self.a_worker_asks_what_to_start_from, self.somebody_flushes,
-            self.the_newest_is_to_be_persisted, self.a_master_wants_to_know_what_is_held, self.a_peer_has_a_copy_kept,
+            self.the_newest_is_to_be_persisted, self.the_queue_is_to_be_drained,
+            self.a_master_wants_to_know_what_is_held, self.a_peer_has_a_copy_kept,
             self.time_goes_by, self.all_that_is_under_way_ends,
         )  # fmt: skip
         steps = [*usual * 9, *often * 3, *seldom]
@@ -124,6 +125,11 @@ class Explorer:
     def the_newest_is_to_be_persisted(self) -> None:
         answer = self.world.ask(events.PersistNewest)
         assert answer == (None if self.world.round and not self.world.closed else "refused")
+
+    def the_queue_is_to_be_drained(self) -> None:
+        answer = self.world.ask(events.Drain)
+        if answer != "waits":
+            assert answer == ("refused" if self.world.closed else None)
 
     def a_master_wants_to_know_what_is_held(self) -> None:
         self.world.ask(lambda ticket: events.ListHoldings(ticket, "127.0.0.1:1"))
@@ -235,7 +241,8 @@ def test_no_order_of_events_tears_or_loses_a_state_or_leaves_somebody_waiting(fi
 
 QUESTIONS = {
     events.Announce: (0, 4096, False), events.Acquire: (0, 1, True), events.WaitForRestore: (0,), events.Flush: (0, 1),
-    events.CommitStage: (0, 0, 1, 1, False, "", ""), events.PersistNewest: (), events.CopyShard: (Holding(1, 1),),
+    events.CommitStage: (0, 0, 1, 1, False, "", ""), events.PersistNewest: (), events.Drain: (),
+    events.CopyShard: (Holding(1, 1),),
 }  # fmt: skip
 
 

@@ -113,6 +113,12 @@ def test_a_script_gets_the_flags_that_it_declares_as_it_spells_them(tmp_path: Pa
     assert config.script_arguments() == ["--dataset=d#train", "--global_batch=8", "--width", "3"]
 
 
+def test_names_in_a_loop_over_flags_are_declared_too(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text('for name in ("seed", "global_batch"):\n    parser.add_argument(f"--{name}")\n')
+    assert Config(dataset="d", script=str(script)).script_arguments() == ["--global_batch=8", "--seed=0"]
+
+
 @pytest.mark.parametrize("own", ["--dataset mine", "--dataset=mine"])
 def test_what_the_user_gives_a_script_is_not_given_again(own: str, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"

@@ -139,6 +139,10 @@ class Keeper:
         """See the protocol."""
         self._ask(events.PersistNewest(next(self._tickets)))
 
+    def drain(self) -> None:
+        """See the protocol. KeeperError if the node is leaving."""
+        self._ask(events.Drain(next(self._tickets)))
+
     def note_commit(self, holding: Holding, manifest: str) -> None:
         """See the protocol."""
         identity = Identity(holding.round, holding.iteration, holding.shard, holding.shards)
@@ -213,7 +217,9 @@ class Keeper:
     def _start(self, action: Action, later: list[Callable[[], object]]) -> SegmentMade | None:
         match action:
             case actions.Answer(ticket, reply):
-                self._waiting.pop(ticket)[0].set_result(self._translate(reply))
+                answer = partial(self._waiting.pop(ticket)[0].set_result, self._translate(reply))
+                # It does not overtake what the master is told: whoever has drained the queue knows all reports.
+                later.append(answer) if later else answer()
             case actions.Refuse(ticket, error):
                 self._waiting.pop(ticket)[0].set_exception(error)
             case actions.MakeSegment():

@@ -83,6 +83,14 @@ class PersistNewest:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """The workers have ended, and the node leaves or reports so. Answer: None, once nothing is on its way to the store
+    or waits for that."""
+
+    ticket: int
+
+
+@dataclass(frozen=True)
 class ListHoldings:
     """The master asks what this node's memory can serve at `address`. Answer: Holdings, once all digests are known."""
 
@@ -116,6 +124,7 @@ Question = (
     | WaitForRestore
     | Flush
     | PersistNewest
+    | Drain
     | ListHoldings
     | CopyShard
     | OpenShard

@@ -84,6 +84,7 @@ class KeeperCore:
             events.WaitForRestore: Rule({K}, self._restore.wait),
             events.Flush: Rule({K}, self._queue.flush),
             events.PersistNewest: Rule({K}, self._queue.persist_newest),
+            events.Drain: Rule({N, K}, self._queue.drain),
             events.CopyShard: Rule({N, K}, self._received.copy_shard),
             events.ListHoldings: Rule({N, K, C}, self._reads.list_holdings),
             events.OpenShard: Rule({N, K, C}, self._reads.open_shard),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from everstep.runtime.checkpoint.errors import KeeperError
 from everstep.runtime.checkpoint.node.core.actions import PutObject, ReportPersisted, Warn
-from everstep.runtime.checkpoint.node.core.events import CheckpointCommitted, Flush, PersistNewest, PutEnded
+from everstep.runtime.checkpoint.node.core.events import CheckpointCommitted, Drain, Flush, PersistNewest, PutEnded
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.persist_interval import PersistInterval
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
@@ -55,6 +55,8 @@ class PersistQueue:
         self._results: dict[Identity, PersistResult] = {}
         self._flushes: list[tuple[int, Identity]] = []
         """Tickets, and the state that each waits for."""
+        self._drains: list[int] = []
+        """Tickets that wait until nothing is demanded."""
         self.skipped = 0
         """Wishes of the interval that a newer state replaced."""
 
@@ -75,6 +77,7 @@ class PersistQueue:
             self._turn = None
         while self._required:
             self._segments.unpin(self._required.popleft())
+        self._answer_drains()
 
     # Demands
 
@@ -116,6 +119,10 @@ class PersistQueue:
             if segment and self._persists:
                 self._put_newest(segment)
         self._tx.answer(event.ticket)
+
+    def drain(self, event: Drain) -> None:
+        """Answer once nothing is put, and nothing waits for it."""
+        self._drains.append(event.ticket)
 
     def _put_newest(self, segment: Segment) -> None:
         """Of a sharded state put the newest two: a rank that was killed may have staged one iteration less."""
@@ -206,11 +213,18 @@ class PersistQueue:
                 self._tx.answer(ticket, result.manifest)
         return len(self._flushes) < len(flushes)
 
+    def _answer_drains(self) -> bool:
+        drains, self._drains = self._drains, []
+        for ticket in drains:
+            self._tx.answer(ticket)
+        return bool(drains)
+
     # Puts
 
     def advance(self) -> bool:
         """Start the next put if it can be, and answer flushes. Returns whether anything changed."""
-        return self._advance_turn() | self._answer_flushes()
+        changed = self._advance_turn() | self._answer_flushes()
+        return changed or (self._turn is None and self._answer_drains())
 
     def _advance_turn(self) -> bool:
         if self._put is not None:

@@ -1,0 +1,66 @@
+"""Has the newest state of this node in the store: before it leaves, or says that its workers have finished."""
+
+import asyncio
+from collections.abc import Callable, Set
+from contextlib import suppress
+from typing import Any
+
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.protocol.keeper import Keeper
+
+_LAST_STATE_S = 15.0
+"""How long a node that was told to leave may take for it; then the master has the platform end it."""
+_COMMIT_S = 5.0
+"""How long to wait for the commit of a stored state: other nodes' shards of that iteration may be missing."""
+
+
+class LastState:
+    """The newest state that the workers of a node have staged."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        settings: Settings,
+        address: str,
+        reports: Set[asyncio.Task[None]],
+        run_in_thread: Callable[..., asyncio.Future[Any]],
+        say: Callable[[str], None],
+    ) -> None:
+        """`address`: the agent's own; `reports`: those of persisted shards to the master that are under way."""
+        self._keeper, self._settings, self._address = keeper, settings, address
+        self._reports, self._run_in_thread, self._say = reports, run_in_thread, say
+
+    async def persist(self) -> None:
+        """Start copying it to the store, while the workers train on."""
+        if self._settings.persists:
+            await self._run_in_thread(self._keeper.persist_newest)
+
+    async def save(self, round_: int) -> None:
+        """Persist the newest state of that round, which goes on, and wait for its commit if possible."""
+        holdings = await self._run_in_thread(self._keeper.holdings, self._address)
+        newest = max((h for h in holdings if h.round == round_), key=lambda h: h.iteration, default=None)
+        if newest is not None and newest.shards > 1:
+            await self.persist()  # The other nodes persist their shards on a directive.
+        elif newest is not None and self._settings.persists:
+            try:
+                await self._run_in_thread(self._keeper.flush, newest.index, newest.iteration)
+            except (RuntimeError, OSError) as error:
+                self._say(str(error))
+
+    async def store(self) -> None:
+        """The workers have ended: have what they staged last in the store, and the master told.
+
+        So a script need not call `finish`, and a job that was stopped goes on from here.
+        """
+        for local_rank in range(self._settings.slots):
+            self._keeper.worker_died(local_rank)  # Its newest state goes to the store.
+        with suppress(RuntimeError):  # The node is leaving already.
+            await self._run_in_thread(self._keeper.drain)
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=_COMMIT_S)
+
+    async def store_in_time(self) -> None:
+        """The same for a node that was told to leave."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_STATE_S):
+                await self.store()

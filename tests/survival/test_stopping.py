@@ -1,0 +1,107 @@
+"""A training that is told to end, or whose script never says that it has finished: its newest state is in the store."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, TrainStep, tensors
+
+README = ROOT / "README.md"
+WITHOUT_FINISH = "    checkpointer.finish(state)\n"
+
+
+def stop(training: TrainStep, signum: int) -> None:
+    """As the launcher does for Ctrl-C, `stop` and `terminate`."""
+    path = training.folder / "workflow.json"
+    workflow = json.loads(path.read_text())
+    path.write_text(json.dumps({**workflow, "spec": {**workflow["spec"], "shutdown": "Stop"}}))
+    training.started[-1].send_signal(signum)
+
+
+def goes_on(training: TrainStep) -> None:
+    path = training.folder / "workflow.json"
+    workflow = json.loads(path.read_text())
+    del workflow["spec"]["shutdown"]
+    path.write_text(json.dumps(workflow))
+
+
+def restored(training: TrainStep) -> list[int]:
+    """The iteration that each round began from."""
+    formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
+    return [(one.get("restore") or {}).get("iteration", 0) for one in formed]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_is_told_to_end_goes_on_where_it_was(
+    signum: int, training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    """Nothing was persisted by the interval."""
+    training.flags = {**training.flags, "persist-interval": "1000"}
+    training.start()
+    reached = training.wait_iteration(20)
+    stop(training, signum)
+    assert training.finish() == 143, training.last_words()
+    told = re.search(r"stopped; the state of iteration (\d+) is in the store", training.log.read_text())
+    assert told, training.log.read_text()
+    assert int(told[1]) >= reached - 1
+    assert training.leftovers() == []
+    goes_on(training)
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert restored(training) == [0, int(told[1])]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+def test_a_script_that_never_calls_finish_loses_nothing(
+    training: TrainStep, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    script = tmp_path / "script.py"
+    text = Path(training.flags["script"]).read_text()
+    assert WITHOUT_FINISH in text
+    script.write_text(text.replace(WITHOUT_FINISH, ""))
+    training.flags = {**training.flags, "script": str(script), "persist-interval": "1000"}
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert (training.outputs / "iterations").read_text() == training.flags["iterations"]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+PRELUDE = """
+import everstep, torch
+dataset = {dataset!r}
+model = torch.nn.Sequential(torch.nn.Embedding(257, 8), torch.nn.Linear(8, 257))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+"""
+STEP = """
+    loss = torch.nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+    (loss * batch.weight).backward()
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save(model.state_dict(), f"{folder}/rank-{job.rank}.pt")
+"""
+
+
+def test_the_readmes_loop_trains_to_the_last_weight(training: TrainStep, dataset: Path, tmp_path: Path) -> None:
+    import torch
+
+    (snippet,) = re.findall(r"```python\n(job = everstep\.init\(\).*?)```", README.read_text(), re.DOTALL)
+    order = "sequence_length=16, global_batch=4, iterations=7"
+    for old, new in (("dataset, ...", f"dataset, {order}"), ("    ...\n", STEP)):
+        assert old in snippet
+        snippet = snippet.replace(old, new)
+    script = tmp_path / "readme.py"
+    script.write_text(f"folder = {str(tmp_path)!r}\n{PRELUDE.format(dataset=str(dataset))}{snippet}")
+    training.flags = {"script": str(script), "nodes": "2", "persist-interval": "5"}
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert (training.outputs / "iterations").read_text() == "7"
+    wanted = torch.load(tmp_path / "rank-0.pt", weights_only=True)
+    found = tensors(training.checkpoint())
+    assert {name: tensor.numpy().tobytes() for name, tensor in wanted.items()} == {
+        name.removeprefix("model."): data for name, data in found.items() if name.startswith("model.")
+    }
