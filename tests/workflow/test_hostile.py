@@ -58,6 +58,15 @@ def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pyt
     assert "\n" not in status["message"]
 
 
+def test_an_output_whose_path_has_a_zero_byte_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = {"artifacts": [{"name": "a", "path": "/tmp/a\0b"}]}
+    container = {"image": "i", "command": ["true"]}
+    status = run(tmp_path, workflow([{"name": "main", "container": container, "outputs": outputs}]))
+    assert Phase(status["phase"]).bad
+    assert "no such file or directory" in status["message"]
+
+
 def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
     for field in ({"activeDeadlineSeconds": "{{inputs.parameters.x}}"},
                   {"retryStrategy": {"limit": "{{inputs.parameters.x}}"}},
@@ -124,6 +133,7 @@ def test_a_container_without_a_command_fails_its_node_in_one_line(
     [
         {"volumeClaimTemplates": [{"metadata": "words"}]},
         {"volumes": [{"name": "v", "configMap": "words"}]},
+        {"templateDefaults": {"container": {"readinessProbe": "words"}}},
         {"metrics": {"prometheus": [{"name": "n", "help": "h", "gauge": ["a"]}]}},
         {"arguments": {"parameters": [{"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]}},
     ],

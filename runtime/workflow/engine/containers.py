@@ -49,9 +49,10 @@ def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not template.get("daemon") or not place:
         return None
     named = {str(one.get("name")): one.get("containerPort") for one in list_at(container, "ports")}
-    port = int(named.get(str(place.get("port")), place.get("port")))
+    port = str(named.get(str(place.get("port")), place.get("port")))
     kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
-    return {**probe, kind: {**place, "port": port}}
+    # A name that no port has: nothing listens there, and the daemon is never ready.
+    return {**probe, kind: {**place, "port": int(port) if port.isdecimal() else 0}}
 
 
 def verdict(template: Mapping[str, Any], ended: list[ContainerExit]) -> tuple[str, str]:

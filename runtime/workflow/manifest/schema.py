@@ -84,21 +84,26 @@ Body: bytes=str+
 Retry: limit=intstr+ retryPolicy=str+ expression=str+ backoff=Backoff+ affinity=any~
 Backoff: duration=str+ factor=intstr+ cap=str+ maxDuration=str+
 Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=[Port]~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
-  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  livenessProbe=any~ readinessProbe=Probe~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   mirrorVolumeMounts=bool+
 Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=[Port]~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
-  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  livenessProbe=any~ readinessProbe=Probe~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   source=str+
+Port: name=str~ containerPort=int~ protocol=str~ hostPort=int~ hostIP=str~
+Probe: httpGet=HttpGet~ tcpSocket=TcpSocket~ exec=any~ grpc=any~ initialDelaySeconds=int~ periodSeconds=int~
+  timeoutSeconds=int~ successThreshold=int~ failureThreshold=int~ terminationGracePeriodSeconds=int~
+HttpGet: path=str~ port=intstr~ host=str~ scheme=str~ httpHeaders=[Header]~
+TcpSocket: port=intstr~ host=str~
 ContainerSet: containers=[SetContainer]+ volumeMounts=[VolumeMount]+ retryStrategy=SetRetry+
 SetRetry: retries=intstr+ duration=str+
 SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=[Port]~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
-  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  livenessProbe=any~ readinessProbe=Probe~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   dependencies=[str]+
 Env: name=str+ value=str+ valueFrom=EnvSource+
 EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=FieldRef+ resourceFieldRef=ResourceRef+

@@ -115,7 +115,7 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
 
 def _left_path(plan: isolation.Plan, path: str) -> Path:
     """The machine's path of what the pod left at `path`; links to what the pod does not see lead to no file."""
-    real = os.path.realpath(plan.host_path(path))
+    real = os.path.realpath(plan.host_path(path.replace("\0", "?")))  # No file's name has a zero byte.
     seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
     if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
         return Path(real)
