@@ -3,10 +3,13 @@
 There is one session per process, like torch.distributed's default group: `begin` creates it, `current` returns it.
 """
 
+import atexit
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from everstep.runtime.checkpoint.worker import checkpointer as worker
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
-from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
+from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
 from everstep.runtime.store import Store, StoreError, open_store
 
 WATCHED = 3
@@ -60,10 +63,18 @@ class Session:
     """Sent with the next report besides its own figures; with the first one: when the process group was ready."""
     ahead: SegmentFile | None = None
     """A segment that was mapped in advance, for the first checkpointer."""
+    loop: "OwnLoop | None" = None
+    """The script's own loop, as far as it is seen; None where something else tells its iterations."""
 
     def beacon(self, name: str) -> None:
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
+
+    def report(self, values: Mapping[str, float | int | str]) -> None:
+        """Add to the iteration's telemetry."""
+        self.pending.update(values)
+        if self.loop is not None:
+            self.loop.on_report()
 
     def send(self, facts: Mapping[str, float | int | str]) -> None:
         """Send one iteration's telemetry; rank 0 sends it for all."""
@@ -88,6 +99,49 @@ class Session:
             raise SystemExit(ExitCode.DIVERGED)
 
 
+class OwnLoop:
+    """Tells the iterations of a loop that uses neither `everstep.batches` nor a framework, from its saves and reports.
+
+    `report` may stand before or after `save` in the loop: the first iteration shows where.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._began = time.perf_counter()
+        self._seconds = 0.0
+        """Of the newest saved iteration."""
+        self._is_open = False
+        """It was saved, and its report is not sent yet."""
+        self._reports_first: bool | None = None
+        atexit.register(self._end_at_exit)
+
+    def on_report(self) -> None:
+        """The script reports."""
+        if self._reports_first is None:
+            self._reports_first = not self._is_open
+
+    def on_save(self, iteration: int) -> None:
+        """The script saves the state of an iteration."""
+        now = time.perf_counter()
+        if self._is_open and iteration != self._session.iteration:
+            self.end()
+        self._seconds, self._began = now - self._began, now
+        self._session.iteration, self._is_open = iteration, True
+        self._session.beacon("save")
+        if self._reports_first:
+            self.end()
+
+    def _end_at_exit(self) -> None:
+        with suppress(LinkError):
+            self.end()
+
+    def end(self) -> None:
+        """Send what is known of the newest saved iteration."""
+        if self._is_open:
+            self._is_open = False
+            self._session.send({"seconds": self._seconds})
+
+
 _session: Session | None = None
 
 
@@ -95,6 +149,7 @@ def begin(context: Context, facts: Mapping[str, float | int | str], ahead: Segme
     """Create the session. `facts` are sent with its first report; for `ahead` see `mapped_ahead`."""
     global _session
     _session = Session(context, pending=dict(facts), ahead=ahead)
+    _session.loop = OwnLoop(_session)
 
 
 def current(name: str) -> Session:
@@ -184,6 +239,22 @@ class Checkpointer(worker.Checkpointer):
         )
         session.checkpointer = self
         session.beacon("start")
+        self._session = session
+
+    def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
+        """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
+
+        `persist` copies it to the store whatever the interval is. Call it on every rank.
+        """
+        if self._session.loop is not None:
+            self._session.loop.on_save(iteration)
+        super().save(iteration, state, persist)
+
+    def finish(self, state: dict[str, Any]) -> str:
+        """End the training: return when the last state is committed in the store. Returns the key of the manifest."""
+        if self._session.loop is not None:
+            self._session.loop.end()
+        return super().finish(state)
 
 
 def _standalone(uri: str) -> StandaloneKeeper | None:

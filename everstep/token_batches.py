@@ -46,6 +46,7 @@ class Batches:
 
     def __init__(self, session: Session, dataset: str, length: int, order: Order) -> None:
         self._session, self._length, self._order = session, length, order
+        session.loop = None
         opened = open_dataset(dataset)
         self._tokens = opened.tokens
         samples = sample_count(len(opened.tokens), length)

@@ -58,7 +58,7 @@ def batches(
 
 def report(**values: float | int | str) -> None:
     """Add to this iteration's telemetry. Rank 0's values are the job's; average them first with `Context.mean`."""
-    current("report").pending.update(values)
+    current("report").report(values)
 
 
 def phase(name: str) -> None:

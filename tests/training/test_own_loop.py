@@ -1,0 +1,67 @@
+"""A loop without `everstep.batches`: its iterations are told from its saves and reports, in either order."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.runtime.protocol.worker_link import Report
+from everstep.session import Context, OwnLoop, Session
+
+
+class Told:
+    """A link that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def tell(self, message: Report) -> None:
+        self.reports.append(message)
+
+
+@pytest.fixture
+def session() -> Session:
+    link: Any = Told()
+    made = Session(Context(0, 1, 0, torch.device("cpu"), 1, link))
+    made.loop = OwnLoop(made)
+    return made
+
+
+def losses(session: Session) -> dict[int, Any]:
+    link: Any = session.context.link
+    assert all(report.values["seconds"] >= 0 for report in link.reports)
+    return {report.iteration: report.values.get("loss") for report in link.reports}
+
+
+@pytest.mark.parametrize("first", ["save", "report"])
+@pytest.mark.parametrize("iterations", [range(1, 4), range(41, 44)])
+def test_a_report_belongs_to_the_save_beside_it(first: str, iterations: range, session: Session) -> None:
+    assert session.loop is not None
+    for iteration in iterations:
+        if first == "report":
+            session.report({"loss": iteration / 10})
+        session.loop.on_save(iteration)
+        if first == "save":
+            session.report({"loss": iteration / 10})
+    session.loop.end()
+    session.loop.end()
+    assert losses(session) == {iteration: iteration / 10 for iteration in iterations}
+
+
+def test_a_loop_that_never_reports_is_told_by_its_saves(session: Session) -> None:
+    assert session.loop is not None
+    for iteration in (1, 2, 3):
+        session.loop.on_save(iteration)
+    assert losses(session) == {1: None, 2: None}
+    session.loop.end()
+    assert losses(session) == {1: None, 2: None, 3: None}
+    assert session.iteration == 3
+
+
+def test_a_state_that_is_saved_twice_is_one_iteration(session: Session) -> None:
+    assert session.loop is not None
+    for iteration in (1, 1, 2):
+        session.loop.on_save(iteration)
+        session.report({"loss": float(iteration)})
+    session.loop.end()
+    assert losses(session) == {1: 1.0, 2: 2.0}
