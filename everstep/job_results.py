@@ -4,11 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-from everstep.runtime.data.results import Value, write_results
+from everstep.runtime.data.results import Scalar, Value, write_results
 from everstep.runtime.store import open_store
 
 
-def results(**values: Value | Path) -> None:
+def results(**values: Value | Scalar | Path) -> None:
     """Name results of the job, such as `results(accuracy=0.93, model=Path("out/model"))`.
 
     A `pathlib.Path` is a file or folder that is copied to the store; a text or a number is kept as it is. Only rank 0's

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
@@ -22,6 +23,14 @@ _WORD = 24
 _KEY_PART = re.compile(r"[^A-Za-z0-9._-]")
 
 
+class Scalar(Protocol):
+    """A number of numpy or torch."""
+
+    def item(self) -> Any:
+        """The number as Python has it."""
+        ...
+
+
 class ResultsError(ValueError):
     """A result that cannot be kept: one line with its name, and how to mend it."""
 
@@ -31,7 +40,7 @@ def results_key(job: str) -> str:
     return f"jobs/{job}/results.json"
 
 
-def write_results(store: Store, job: str, values: Mapping[str, Value | Path]) -> dict[str, Value]:
+def write_results(store: Store, job: str, values: Mapping[str, Value | Scalar | Path]) -> dict[str, Value]:
     """Copy the paths, add all values to those that the job named before; returns the whole set, a path as its URI.
 
     Raises ResultsError, StoreError.
