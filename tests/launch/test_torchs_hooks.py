@@ -44,9 +44,22 @@ import json, os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 sys.stdout.write(f"apple of {rank}\\nsees {os.environ['MINE']}\\n")
 sys.stderr.write(f"peel of {rank}\\n")
-open(f"wrote-{rank}-{attempt}", "w").close()
+with open(f"mine-{rank}-{attempt}", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"mine-{rank}-{attempt}", f"wrote-{rank}-{attempt}")
+def has_ended(other):
+    try:
+        with open(f"wrote-{other}-{attempt}") as file:
+            pid = file.read()
+    except FileNotFoundError:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return ") Z " in file.read()
+    except OSError:
+        return True
 if rank == "1" and attempt in FAILING:
-    while not all(os.path.exists(f"wrote-{other}-{attempt}") for other in (0, 2)):
+    while not (has_ended(0) and has_ended(2)):  # Whoever still ends when this one fails may have failed, too.
         time.sleep(0.01)
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
         json.dump({"message": {"message": "boom", "extraInfo": {"py_callstack": "boom", "timestamp": "7"}}}, file)
