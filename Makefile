@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom docs reference picture liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom release docs reference picture liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -33,6 +33,9 @@ licences: $(READY)  ## docs/licences.md: what the licences of the images' packag
 
 sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
 	$(BIN)/python -m supply.sbom build/sbom
+
+release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums
+	$(BIN)/python -m supply.release build/release
 
 # The site needs 100 MB of packages, not the 7 GB of training: it has an environment of its own.
 DOCS := build/docs-venv

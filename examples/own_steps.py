@@ -19,6 +19,11 @@ class Config:
     limit: float = 2000.0
     """A model with a higher perplexity is not published."""
 
+    def check(self) -> None:
+        """Raise for input that no step could use, before anything starts."""
+        corpus.Config(source=self.corpus).check()
+        train.Config(iterations=self.most_iterations).check()
+
 
 @script(image="python:3.11-slim")
 def plan(documents: int, most: int):  # These run in pods of their own: they see nothing of this file.

@@ -24,6 +24,7 @@ class Config:
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
+        corpus.Config(source=self.corpus).check()
         try:
             rates = [float(rate) for rate in self.rates.split(",")]
         except ValueError:
