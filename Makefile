@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom release docs reference picture liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -33,6 +33,29 @@ licences: $(READY)  ## docs/licences.md: what the licences of the images' packag
 
 sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
 	$(BIN)/python -m supply.sbom build/sbom
+
+release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums
+	$(BIN)/python -m supply.release build/release
+
+# The site needs 100 MB of packages, not the 7 GB of training: it has an environment of its own.
+DOCS := build/docs-venv
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(DOCS)/pip.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(DOCS)/pip.txt
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/docs.txt
+	$(DOCS)/bin/python -m pip install --quiet --require-hashes -c constraints.txt -r $(DOCS)/docs.txt
+	@touch $@
+
+docs: $(DOCS)/.ready  ## the site, in build/site; a broken link or a warning is an error
+	$(DOCS)/bin/sphinx-build --quiet --fail-on-warning --nitpicky --fresh-env --jobs auto docs build/site
+	@echo "build/site/index.html"
+
+reference: $(READY)  ## the pages of docs/reference, from the code
+	$(BIN)/python -m docs.rendering
+
+picture: $(READY)  ## docs/pictures/run.svg: the terminal of a real run of the default pipeline
+	$(BIN)/python -m docs.rendering.terminal llama-finetune-$$(date +%H%M)
 
 finetune: $(READY)  ## install, then fine-tune a small Llama on real text, on this machine
 	$(BIN)/python pipelines/llama_finetune.py

@@ -95,14 +95,14 @@ PROVEN = {
     "get, list, logs: printed as by the argo command": (f"{WORKFLOWS}runs.py", "!python"),
     "logs -f, resume, set, retry, stop, terminate: as the argo command names them": (
         f"{COMMAND}::stop", f"{COMMAND}::suspended", f"{COMMAND}::killed", f"{COMMAND}::logs",
-        f"{WORKFLOWS}readme.py::stopped",
+        f"{WORKFLOWS}page.py::stopped",
         f"{WORKFLOWS}engine.py::again",
     ),
     "rules without a recorded answer, their ends written down from Argo's documentation": (
         f"{WORKFLOWS}expected.py", f"{WORKFLOWS}everyday.py",
     ),
     "both expression languages: own grammars, own types; errors say where": (f"{WORKFLOWS}expressions.py",),
-    "what the README says of it is true when pasted": (f"{WORKFLOWS}readme.py",),
+    "what the documentation says of it is true when pasted": (f"{WORKFLOWS}page.py",),
     "bad input: one line with file and line, exit 2, nothing run": (
         f"{WORKFLOWS}bad_input.py", f"{COMMAND}::one_line", f"{COMMAND}::lint",
     ),

@@ -1,4 +1,4 @@
-"""The README's figures: the default run's steps and memory, and the cost of kill -9 of a worker. `make bench`.
+"""The figures of docs/figures.md: the default run's steps and memory, and the cost of a worker's kill -9. `make bench`.
 
 Figures of whole processes in one run on this machine, with their budgets.
 """

@@ -224,7 +224,7 @@ def main() -> None:
     if not options.no_peer:
         what = f"kill -9 of a worker -> next iteration finished, {options.kills} kills"
         measured = f"{format_kills(killed)}; torchrun with torch.save: {format_kills(theirs)}"
-        print(f"\nREADME: | {what} | {measured} | <= {BUDGET_S:g} s |")
+        print(f"\ndocs/figures.md: | {what} | {measured} | <= {BUDGET_S:g} s |")
     print("\n| where the time goes | median | maximum |\n|---|---|---|")
     for field in fields(Parts):
         each = [getattr(parts, field.name) for _, parts in ours]

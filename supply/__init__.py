@@ -1,5 +1,6 @@
 """What Everstep consists of besides its own code: packages, their licences, bills of materials. Not installed.
 
 `lock` reads constraints.txt, `carried` says which packages an image gets, `licences` what their licences allow
-(docs/licences.md), `sbom` lists them for scanners. Imports no other part of Everstep.
+(docs/licences.md), `sbom` lists them for scanners, `release` makes the files of
+a release. Imports no other part of Everstep.
 """

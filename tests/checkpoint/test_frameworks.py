@@ -81,11 +81,11 @@ def test_memory_and_disk_saves_of_dlrovers_api_all_commit_in_any_order(node: Any
     assert same(loaded["model"], dict(model.state_dict()))
 
 
-def test_what_the_readme_tells_users_of_dlrover_is_true_when_pasted(worker: Any, tmp_path: Path, same: Any) -> None:
+def test_what_users_of_dlrover_are_told_is_true_when_pasted(worker: Any, tmp_path: Path, same: Any) -> None:
     worker()
     (block,) = [
         block.partition("```")[0]
-        for block in (FOLDER.parents[1] / "README.md").read_text().split("```python\n")
+        for block in (FOLDER.parents[1] / "docs/how-to/from-dlrover.md").read_text().split("```python\n")
         if block.startswith("from everstep.flash_checkpoint")
     ]
     saving, assignment, loading = block.partition("state_dict = ")

@@ -17,10 +17,10 @@ from transformers.training_args import TrainingArguments
 
 PASTED = next(
     block.partition("```")[0]
-    for block in (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")
+    for block in (Path(__file__).parents[2] / "docs/how-to/checkpoints.md").read_text().split("```python\n")
     if block.startswith("from everstep.huggingface")
 )
-"""What the README tells."""
+"""What the documentation tells."""
 
 
 class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]

@@ -51,7 +51,8 @@ def everstep(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def text(cluster: Cluster) -> str:
     """The URI of a small corpus: a document for each paragraph that Everstep's own documents have."""
-    paragraphs = [one for name in ("README", "CONTRIBUTING") for one in (ROOT / f"{name}.md").read_text().split("\n\n")]
+    pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    paragraphs = [one for page in sorted(pages) for one in page.read_text().split("\n\n")]
     lines = "\n".join(json.dumps({"text": one}) for one in paragraphs)
     folder, name = f"s3://{BUCKET}/text-{secrets.token_hex(3)}", "text.jsonl"
     open_store(folder, environment=cluster.store).put(name, lines.encode())

@@ -14,7 +14,7 @@ from everstep.steps.entry import StepError
 from everstep.steps.train import Config
 from everstep.steps.train.job import job_of, ranks
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/from-dlrover.md"
 ROLES = """
 failPolicy: All
 patience: {maxRestarts: 9}
@@ -76,8 +76,8 @@ def test_what_is_wrong_with_the_file_is_told_by_name_and_line(tmp_path: Path, te
     assert words in refusal_of(job_spec=str(tmp_path / "job.yaml"))
 
 
-def test_the_readmes_spec_is_one(tmp_path: Path) -> None:
-    shown = README.read_text().partition("```yaml\n")[2].partition("```")[0]
+def test_the_spec_of_the_documentation_is_one(tmp_path: Path) -> None:
+    shown = PAGE.read_text().partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "job.yaml").write_text(shown)
     config = Config(job_spec=str(tmp_path / "job.yaml"))
     config.check()

@@ -1,4 +1,4 @@
-"""What the README says of `everstep workflow` is true when pasted."""
+"""What the documentation says of `everstep workflow` is true when pasted."""
 
 import os
 import re
@@ -11,14 +11,14 @@ import pytest
 
 from tests.harness import ROOT, wait_until
 
-README = (ROOT / "README.md").read_text()
-SECTION = README.partition("## Argo manifests, without a cluster")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/how-to/argo-manifests.md").read_text()
+SECTION = PAGE.partition("\n## ")[0]
 YAML, PASTED, WHILE = re.findall(r"```(?:yaml)?\n(.*?)```", SECTION, re.DOTALL)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the README's manifest, and the command in the PATH."""
+    """A folder with the manifest of the page, and the command in the PATH."""
     (tmp_path / "hello.yaml").write_text(YAML)
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "everstep"

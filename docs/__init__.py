@@ -1,0 +1,1 @@
+"""The pages, and what renders some of them from the code."""

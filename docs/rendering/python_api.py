@@ -1,0 +1,121 @@
+"""docs/reference/python-api.md: the public names with their signatures and docstrings, parsed and not imported."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from docs.rendering.source import Function, definition, docstring, documented_names, parse, public_methods, signature
+
+
+@dataclass(frozen=True)
+class Public:
+    """A public name."""
+
+    name: str
+    path: str
+    bases: Sequence[tuple[str, str]] = ()
+    """(path, class) of the bases whose methods belong to the API."""
+    hidden: Sequence[str] = ()
+    """Methods that only a framework or Everstep itself calls."""
+
+
+WORKER = (("runtime/checkpoint/worker/checkpointer.py", "Checkpointer"),)
+SCRIPT = (
+    Public("init", "everstep/training.py"),
+    Public("Context", "everstep/session.py"),
+    Public("batches", "everstep/training.py"),
+    Public("Batch", "everstep/token_batches.py"),
+    Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
+    Public("report", "everstep/training.py"),
+    Public("phase", "everstep/training.py"),
+    Public("results", "everstep/job_results.py"),
+)
+PIPELINE = (
+    Public("submit", "everstep/pipeline.py"),
+    Public("parameters", "everstep/pipeline.py"),
+    Public("parameter", "everstep/pipeline.py"),
+)
+STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate")
+FLASH = "everstep/flash_checkpoint.py"
+MODULES = {
+    "everstep.huggingface": (
+        Public("EverstepCallback", "everstep/huggingface.py", hidden=(
+            "on_init_end", "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_train_end",
+        )),
+    ),
+    "everstep.flash_checkpoint": (
+        Public("DdpCheckpointer", FLASH, ((FLASH, "_Flash"),)),
+        Public("FsdpShardCheckpointer", FLASH, ((FLASH, "_Flash"),)),
+        Public("StorageType", FLASH),
+    ),
+}  # fmt: skip
+
+
+def _function(node: Function, title: str) -> str:
+    return f"```python\n{signature(node, title)}\n```\n{docstring(node)}\n\n"
+
+
+def _class(one: Public, node: ast.ClassDef) -> str:
+    text = f"{docstring(node)}\n\n"
+    parts = [node, *(_base(*base) for base in one.bases)]
+    for name, kind, _, about in documented_names(node):
+        if not name.startswith("_"):
+            text += f"- `{name}`{f': `{kind}`' if kind else ''}{f'. {about}' if about else ''}\n"
+    text += "\n"
+    seen = set(one.hidden)
+    if not any(isinstance(n, ast.AnnAssign) for n in node.body):
+        for start in (n for part in parts[:1] for n in part.body if isinstance(n, Function) and n.name == "__init__"):
+            text += _function(start, one.name)
+    for part in parts:
+        for method in public_methods(part):
+            if method.name not in seen:
+                seen.add(method.name)
+                text += _function(method, method.name)
+    return text
+
+
+def _base(path: str, name: str) -> ast.ClassDef:
+    node = definition(parse(path), name)
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def _section(one: Public, level: str = "###") -> str:
+    node = definition(parse(one.path), one.name)
+    text = _class(one, node) if isinstance(node, ast.ClassDef) else _function(node, one.name)
+    return f"{level} `{one.name}`\n{text}"
+
+
+def _step(step: str) -> str:
+    node = definition(parse(f"steps/{step}/template.py"), "task")
+    assert isinstance(node, Function)
+    return f"### `everstep.steps.{step}`\n{_function(node, f'{step}.task')}"
+
+
+def render() -> str:
+    """The page."""
+    modules = "".join(
+        f"## `{module}`\n{docstring(parse(names[0].path))}\n\n{''.join(map(_section, names))}"
+        for module, names in MODULES.items()
+    )
+    reported = definition(parse("steps/report/template.py"), "on_exit")
+    assert isinstance(reported, Function)
+    return f"""\
+# Python API
+
+Made from the docstrings by `make reference`; a test keeps it true and complete. These names are public: they follow
+[the rule of versions](../versions.md). Everything else may change with any release.
+
+## In a training script: `import everstep`
+{"".join(map(_section, SCRIPT))}## In a pipeline: `import everstep`
+{"".join(map(_section, PIPELINE))}## Steps
+A step's arguments are its [flags](flags.md#steps), spelled as Python names. A task's outputs are its attributes:
+`tokens.uri`.
+
+{"".join(map(_step, STEPS))}### `everstep.steps.report`
+{_function(reported, "report.on_exit")}## `everstep.job`
+{docstring(parse("everstep/job.py"))}
+
+[The job spec](job-spec.md) describes each class and field.
+
+{modules}"""

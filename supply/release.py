@@ -1,0 +1,80 @@
+"""What a release is made of: `python -m supply.release build/release` (make release).
+
+The source archive, the wheel, the chart, a bill of materials for each image, and SHA256SUMS of all of them. Times in
+archives are those of the newest commit, so that the same commit gives the same files.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from supply import sbom
+from supply.carried import ROOT
+
+CHART = ROOT / "templates/chart"
+
+
+def build(folder: Path) -> list[Path]:
+    """Make every file of the release in an empty folder; returns them in the order of their names."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    moment = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
+    os.environ["SOURCE_DATE_EPOCH"] = moment.stdout.strip()
+    build_python(folder.absolute())
+    pack_chart(folder, int(moment.stdout))
+    sbom.main(folder)
+    files = sorted(path for path in folder.iterdir())
+    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    (folder / "SHA256SUMS").write_text(sums)
+    return [folder / "SHA256SUMS", *files]
+
+
+def build_python(folder: Path) -> None:
+    """The source archive, from a copy of what is committed, and the wheel, from the source archive."""
+    with tempfile.TemporaryDirectory() as copy:
+        content = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(copy, filter="tar")
+        (source,) = _call_backend("build_sdist", Path(copy), folder)
+        with tarfile.open(source) as archive:
+            archive.extractall(copy, filter="data")
+        _call_backend("build_wheel", Path(copy, source.name.removesuffix(".tar.gz")), folder)
+
+
+def _call_backend(function: str, source: Path, folder: Path) -> list[Path]:
+    """The new files in the folder after a call of the build backend, in a process of its own."""
+    before = set(folder.iterdir())
+    code = f"import sys; from setuptools import build_meta; build_meta.{function}(sys.argv[1])"
+    quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    subprocess.run([sys.executable, "-c", code, folder], cwd=source, env=quiet, stdout=subprocess.DEVNULL, check=True)
+    return sorted(set(folder.iterdir()) - before)
+
+
+def pack_chart(folder: Path, moment: int) -> Path:
+    """The chart as `helm package` makes it: a folder of the chart's name, compressed."""
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    path = folder / f"{about['name']}-chart-{about['version']}.tgz"
+
+    def normal(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.mtime, info.uid, info.gid, info.uname, info.gname = moment, 0, 0, "", ""
+        return info
+
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for file in sorted(one for one in CHART.rglob("*") if one.is_file()):
+                archive.add(file, f"{about['name']}/{file.relative_to(CHART)}", filter=normal)
+    return path
+
+
+if __name__ == "__main__":
+    for _path in build(Path(sys.argv[1])):
+        print(f"{_path}  {_path.stat().st_size / 1e6:.2f} MB")

@@ -1,0 +1,126 @@
+"""The examples: each pipeline's manifest is valid, and each of them runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hera.workflows import models as argo
+
+from everstep.errors import BadInput
+from everstep.pipeline import manifest_of
+from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.yaml_source import Document
+from examples import own_steps, sweep
+from tests.harness import PATIENCE_S, ROOT
+
+EXAMPLES = ROOT / "examples"
+TEXT = ROOT / "CONTRIBUTING.md"
+
+
+def call(cwd: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """A command in a user's folder. An exit code other than 0 fails the test."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, check=False,
+        timeout=3 * PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done
+
+
+def manifest(module: Any, **values: str) -> dict[str, Any]:
+    """What the pipeline prints with these flags. It has no finding of the lint."""
+    config = module.Config(**values)
+    config.check()
+    built = manifest_of(module.build(config), "runs/store")
+    assert [one.text for one in findings(Document(built, ""), Library())] == []
+    return built
+
+
+def depends(workflow: dict[str, Any]) -> dict[str, str]:
+    """The tasks of the DAG, and what each waits for."""
+    (dag,) = (template["dag"] for template in workflow["spec"]["templates"] if "dag" in template)
+    return {task["name"]: task.get("depends", "") for task in dag["tasks"]}
+
+
+def test_a_sweep_trains_once_for_each_rate_and_compares_all() -> None:
+    tasks = depends(manifest(sweep, rates="1e-3,1e-2"))
+    assert set(tasks) == {"corpus", "tokenize", "train-0", "evaluate-0", "train-1", "evaluate-1", "best"}
+    assert tasks["train-0"] == tasks["train-1"] == "tokenize"
+    assert tasks["best"] == "evaluate-0 && evaluate-1"
+
+
+def test_a_rate_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^--rates fast: give numbers"):
+        sweep.Config(rates="fast").check()
+
+
+def test_own_steps_stand_between_ours() -> None:
+    tasks = depends(manifest(own_steps))
+    assert tasks["train"] == "tokenize && plan"
+    assert tasks["publish"] == "judge"
+
+
+def test_a_manifest_without_training_runs_on_a_laptop(tmp_path: Path) -> None:
+    path = str(EXAMPLES / "fan_out.yaml")
+    call(tmp_path, "-m", "everstep", "workflow", "run", path, "-n", "first", "-p", "top=4")
+    logs = call(tmp_path, "-m", "everstep", "workflow", "logs", "first").stdout
+    assert "the sum is 30" in logs
+    assert "ended: Succeeded" in logs
+
+
+def test_a_pipeline_becomes_a_nightly_cron_workflow(tmp_path: Path) -> None:
+    workflow = manifest(own_steps)
+    printed = call(tmp_path, str(EXAMPLES / "nightly.py"), "0 2 * * *", stdin=yaml.safe_dump(workflow)).stdout
+    cron = argo.CronWorkflow.model_validate(yaml.safe_load(printed))
+    assert cron.spec.schedules == ["0 2 * * *"]
+    assert cron.spec.workflow_spec.on_exit == "report"
+    assert yaml.safe_load(printed)["spec"]["workflowSpec"] == workflow["spec"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A small corpus: this repository's own words, a line each."""
+    (tmp_path / "text.txt").write_text(TEXT.read_text() * 3)
+    return str(tmp_path / "text.txt")
+
+
+@pytest.mark.long
+def test_a_sweep_names_the_best_rate(tmp_path: Path, text: str) -> None:
+    flags = ("--rates", "1e-9,1e-2", "--iterations", "10", "--corpus", text, "--target", "local", "--name", "s")
+    call(tmp_path, str(EXAMPLES / "sweep.py"), *flags)
+    assert "best learning rate 1e-2" in call(tmp_path, "-m", "everstep", "workflow", "logs", "s").stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("limit", "is_published"), [("1e9", True), ("1", False)])
+def test_only_a_good_model_is_published(tmp_path: Path, text: str, limit: str, is_published: bool) -> None:
+    flags = ("--most-iterations", "5", "--limit", limit, "--corpus", text, "--target", "local", "--name", "o")
+    call(tmp_path, str(EXAMPLES / "own_steps.py"), *flags)
+    assert ("published" in call(tmp_path, "-m", "everstep", "workflow", "logs", "o").stdout) == is_published
+
+
+def launch(tmp_path: Path, name: str, fault: str, *more: str) -> str:
+    """That script on two ranks, with a fault; what it printed. The fault fired."""
+    (tmp_path / "faults").mkdir()
+    variables = f"EVERSTEP_FAULT={fault}=kill", f"EVERSTEP_FAULT_DIR={tmp_path / 'faults'}"
+    flags = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    words = ["env", *variables, sys.executable, "-m", "everstep", "launch", *flags, str(EXAMPLES / name), *more]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    assert [path.name for path in (tmp_path / "faults").iterdir()] == [fault.partition(",")[0]]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
+    told = launch(tmp_path, "trainer.py", "checkpoint.after_commit,iteration=12,rank=0", "--iterations", "20")
+    assert told.count("done after 20 steps") == 2
+
+
+@pytest.mark.long
+def test_fsdp2_resumes_after_a_kill(tmp_path: Path) -> None:
+    launch(tmp_path, "fsdp2.py", "checkpoint.after_commit,iteration=12,rank=1", "--iterations", "20")
