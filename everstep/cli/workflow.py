@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import secrets
 import shlex
 import sys
@@ -122,12 +121,10 @@ def _run(flags: Run) -> int:
     for one in path:
         if not one.is_dir():
             raise BadInput(f"--path {one}: not a folder")
-    if flags.work_dir:
-        try:
-            os.chdir(flags.work_dir)
-        except OSError as error:
-            raise BadInput(f"--work-dir {flags.work_dir}: {error.strerror}") from None
-    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox)
+    if flags.work_dir and not flags.work_dir.is_dir():
+        raise BadInput(f"--work-dir {flags.work_dir}: not a folder")
+    work_dir = flags.work_dir.absolute() if flags.work_dir else None
+    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox, work_dir)
     code = _execute(manifest, name, folder, inputs)
     _print_run(folder / name, flags.output)
     return code
@@ -169,7 +166,7 @@ def _execute(
             show_named = _announce_name(name, show)
             options = RunOptions(
                 name, folder, beside.library, beside.path, show_named, restart, beside.sandbox, parameters or {},
-                beside.variables, archive_limits(),
+                beside.variables, archive_limits(), beside.work_dir,
             )  # fmt: skip
             result = run_workflow(manifest, options)
     except (ManifestError, ControlRequestError, CorruptLogError) as error:

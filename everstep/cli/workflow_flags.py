@@ -56,7 +56,7 @@ class Run(Manifest):
     no_network: bool = False
     """With --sandbox: pods have no network either."""
     work_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """The pods' working directory; empty: this one."""
+    """Where containers without a workingDir begin; empty: at /, as in most images."""
 
 
 @dataclass(frozen=True, kw_only=True)

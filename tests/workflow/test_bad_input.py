@@ -78,7 +78,7 @@ WRONG = {
     "a parameter": (["-p", "x"], r"-p 'x': write NAME=VALUE"),
     "a file of parameters": (["--parameter-file", "nothing"], r"nothing: No such file or directory"),
     "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: not a map of parameters"),
-    "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: No such file or directory"),
+    "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: not a folder"),
     "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
     "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
     "a name that is taken": (
