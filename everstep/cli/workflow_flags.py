@@ -63,6 +63,8 @@ class Run(Manifest):
 class Lint(Manifest):
     """Report what is wrong with a workflow before it runs."""
 
+    target: Literal["both", "argo", "local"] = "both"
+    """Who is to run it: argo: a cluster; local: this machine."""
     format: Literal["text", "json", "sarif"] = "text"
     """text for people, json or sarif for programs."""
 

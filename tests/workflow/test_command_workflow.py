@@ -67,7 +67,7 @@ def test_lint_names_what_cannot_be_run_here(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  shutdown: Stop"))
     told = everstep("lint", str(path), cwd=tmp_path)
     assert told.returncode == 2
-    assert "hello.yaml:7: here: spec.shutdown: not supported" in told.stderr
+    assert "hello.yaml:7: cannot run here: here: spec.shutdown: not supported" in told.stderr
     assert everstep("run", str(path), cwd=tmp_path).returncode == 2
     assert not (tmp_path / "runs").exists()
 

@@ -27,6 +27,7 @@ from everstep.runtime.workflow.manifest.environment import ContainerCommand
 from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.pods import isolation
 from everstep.runtime.workflow.pods.inherited import is_own_step
+from everstep.runtime.workflow.pods.interpreter import interpreter_paths
 from everstep.runtime.workflow.pods.sandbox import Sandbox, private_folders
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 from everstep.runtime.workflow.pods.volumes import SECRETS_FOLDER
@@ -183,7 +184,7 @@ class Pod:
             _declared_paths(template, folder),
             {**mounts, **inputs},
             [*words, *_script_texts(template)],
-            [] if sandbox else [str(path) for path in keep],
+            [] if sandbox else [*map(str, keep), *interpreter_paths(isolation.ALWAYS_PRIVATE)],
             has_namespaces(),
             absent,
             private_folders() if sandbox else (),

@@ -34,6 +34,7 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
 from everstep.runtime.workflow.pods.inherited import inherited_variables
+from everstep.runtime.workflow.pods.interpreter import search_path
 from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.pod_outputs import collect
 from everstep.runtime.workflow.pods.sandbox import Sandbox
@@ -60,7 +61,7 @@ class PodLauncher:
     def __init__(self, engine: Engine, folder: Path, clock: Clock, settings: PodSettings) -> None:
         self._sandbox = settings.sandbox
         self._clock = clock
-        own = str(Path(sys.executable).parent)
+        own = search_path(folder / "bin")
         self._path = os.pathsep.join([*map(str, settings.path), own, os.environ.get("PATH", "")])
         self._brought = settings.path
         self._variables = settings.variables

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.workflow.manifest.parse import ManifestError
+from everstep.runtime.workflow.pods.interpreter import interpreter_paths
+from everstep.runtime.workflow.pods.isolation import ALWAYS_PRIVATE
 
 PRIVATE = ("/root", "/home", "/run")
 SHARED = ("jobs", "logs", "nodes")
@@ -46,7 +48,7 @@ class Sandbox:
         only folder of the pod's that it sees as it is. Makes the folders that the pod may write to.
         """
         hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
-        readable = [*_program_folders(), *map(str, shown), str(run)]
+        readable = [*interpreter_paths([*private_folders(), *ALWAYS_PRIVATE]), *map(str, shown), str(run)]
         writable = [*self.writable, *(str(run / name) for name in SHARED), str(told)]
         for path in writable:
             os.makedirs(path, exist_ok=True)
@@ -62,11 +64,6 @@ class Sandbox:
 def private_folders() -> list[str]:
     """Folders of this machine with private files of its users."""
     return [*PRIVATE, os.path.expanduser("~")]
-
-
-def _program_folders() -> list[str]:
-    """Folders of this Python and its imports, which may be in a home."""
-    return [os.path.realpath(sys.base_prefix), sys.prefix, *(path for path in sys.path if os.path.isdir(path))]
 
 
 def check_available() -> None:
