@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import os
 import secrets
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,7 @@ from everstep.shell_settings import archive_limits, checked_variables, warn_miss
 
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
+    from everstep.runtime.workflow.lint.findings import Finding
     from everstep.runtime.workflow.manifest.files import LoadedWorkflow
     from everstep.runtime.workflow.run.control_requests import ControlRequest
     from everstep.runtime.workflow.run.run_folder import RunInputs
@@ -51,15 +52,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     })  # fmt: skip
 
 
-def _load(flags: Manifest, templates: bool = False) -> "LoadedWorkflow":
+def _load(flags: Manifest) -> "LoadedWorkflow":
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.manifest.files import load
 
     try:
-        images = {name: _split_command(name, command) for name, command in _parse_pairs(flags.image, "--image").items()}
-        return load(flags.file, flags.with_, images, templates)
+        return load(flags.file, flags.with_, _images(flags))
     except ManifestError as error:
         raise BadInput(str(error)) from None
+
+
+def _images(flags: Manifest) -> dict[str, list[str]]:
+    return {name: _split_command(name, command) for name, command in _parse_pairs(flags.image, "--image").items()}
 
 
 def _split_command(image: str, command: str) -> list[str]:
@@ -122,12 +126,10 @@ def _run(flags: Run) -> int:
     for one in path:
         if not one.is_dir():
             raise BadInput(f"--path {one}: not a folder")
-    if flags.work_dir:
-        try:
-            os.chdir(flags.work_dir)
-        except OSError as error:
-            raise BadInput(f"--work-dir {flags.work_dir}: {error.strerror}") from None
-    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox)
+    if flags.work_dir and not flags.work_dir.is_dir():
+        raise BadInput(f"--work-dir {flags.work_dir}: not a folder")
+    work_dir = flags.work_dir.absolute() if flags.work_dir else None
+    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox, work_dir)
     code = _execute(manifest, name, folder, inputs)
     _print_run(folder / name, flags.output)
     return code
@@ -169,7 +171,7 @@ def _execute(
             show_named = _announce_name(name, show)
             options = RunOptions(
                 name, folder, beside.library, beside.path, show_named, restart, beside.sandbox, parameters or {},
-                beside.variables, archive_limits(),
+                beside.variables, archive_limits(), beside.work_dir,
             )  # fmt: skip
             result = run_workflow(manifest, options)
     except (ManifestError, ControlRequestError, CorruptLogError) as error:
@@ -196,19 +198,31 @@ def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callab
 
 
 def _lint(flags: Lint) -> int:
+    from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
+    from everstep.runtime.workflow.manifest.files import load_each
 
-    loaded = _load(flags, templates=True)
-    problems = findings(loaded.document, loaded.library, loaded.others)
+    try:
+        every = load_each(flags.file, flags.with_, _images(flags))
+    except ManifestError as error:
+        raise BadInput(str(error)) from None
+    found = [item for one in every for item in findings(one.document, one.library, one.others)]
+    found = [one for one in dict.fromkeys(found) if flags.target == "both" or one.target in (None, flags.target)]
     if flags.format == "text":
-        for one in problems:
+        for one in found:
             print(one.text_with_place, file=sys.stderr)
-        warnings = sum(not one.error for one in problems)
-        print(f"{loaded.document.file}: {len(problems) - warnings} errors, {warnings} warnings", file=sys.stderr)
+        print(f"{', '.join(map(str, flags.file))}: {_lint_summary(found, flags.target)}", file=sys.stderr)
     else:
-        output = as_json(problems) if flags.format == "json" else as_sarif(problems)
-        print(json.dumps(output, indent=2))
-    return 2 if any(one.error for one in problems) else 0
+        print(json.dumps(as_json(found) if flags.format == "json" else as_sarif(found), indent=2))
+    return 2 if any(one.error for one in found) else 0
+
+
+def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
+    levels = Counter(one.level for one in found)
+    places = {"local": "cannot run here", "argo": "cannot run on a cluster"}
+    shown = [level for place, level in places.items() if target in ("both", place) and levels[level]]
+    return ", ".join([f"{levels['wrong']} errors", *(f"{levels[one]} {one}" for one in shown),
+                      f"{levels['warning']} warnings"])  # fmt: skip
 
 
 def _get(flags: Get) -> int:

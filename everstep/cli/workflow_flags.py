@@ -56,13 +56,15 @@ class Run(Manifest):
     no_network: bool = False
     """With --sandbox: pods have no network either."""
     work_dir: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """The pods' working directory; empty: this one."""
+    """Where containers without a workingDir begin; empty: at /, as in most images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lint(Manifest):
     """Report what is wrong with a workflow before it runs."""
 
+    target: Literal["both", "argo", "local"] = "both"
+    """Who is to run it: argo: a cluster; local: this machine."""
     format: Literal["text", "json", "sarif"] = "text"
     """text for people, json or sarif for programs."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
-from everstep.runtime.workflow.pods.pod import Pod
+from everstep.runtime.workflow.pods.pod import Folders, Pod
 from everstep.runtime.workflow.pods.runner import ProcessRunner
 from tests.harness import ROUNDS, wait_until
 
@@ -65,7 +65,7 @@ def run(folder: Path, fault: str = "") -> int:
     environment = {**os.environ, "EVERSTEP_FAULT_DIR": str(faults)}
     if fault:
         environment["EVERSTEP_FAULT"] = f"{fault}=kill"
-    command = [sys.executable, "-m", "everstep", "workflow", "run", "w.yaml", "--name", "w"]
+    command = [sys.executable, "-m", "everstep", "workflow", "run", "w.yaml", "--name", "w", "--work-dir", "."]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, check=False, timeout=120
     ).returncode
@@ -95,7 +95,9 @@ def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(_time
         answers = ProcessRunner().start(
             [
                 pod.start_request(
-                    template, ContainerCommand(template["container"]["command"], dict(os.environ)), tmp_path
+                    template,
+                    ContainerCommand(template["container"]["command"], dict(os.environ)),
+                    Folders(tmp_path, tmp_path),
                 )
             ]
         )

@@ -17,7 +17,6 @@ BAD = {
     "no YAML": ("entrypoint: main", "entrypoint: {", r":\d+: not YAML: "),
     "an unknown field": ("entrypoint: main", "entryPoint: main",
                          r":6: spec.entryPoint: there is no such field; did you mean entrypoint\?"),
-    "another kind": ("kind: Workflow", "kind: CronWorkflow", r":3: kind CronWorkflow: use Workflow, "),
     "a missing Secret": ("command: [echo, hello]", ENV.replace("REF", "secretKeyRef"),
                          r":9: .*secretKeyRef: there is no Secret 'me' in these files"),
     "a missing ConfigMap": ("command: [echo, hello]", ENV.replace("REF", "configMapKeyRef"),
@@ -45,10 +44,19 @@ def test_bad_input_is_one_line_with_file_and_line(
     out, told = capsys.readouterr()
     first, *more = told.splitlines()
     assert out == ""
-    without_code = re.sub(r"(?<=: )(invalid|here|template): ", "", first)
+    without_code = re.sub(r"(?<=: )(wrong|cannot run here): (invalid|here|template): ", "", first)
     assert re.search(rf"w\.yaml{said}", without_code), first
     assert verb == "lint" or not more
     assert not Path("runs").exists()
+
+
+def test_a_run_of_another_kind_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.yaml").write_text(GOOD.replace("kind: Workflow", "kind: CronWorkflow"))
+    assert main(["workflow", "run", "w.yaml"]) == 2
+    assert re.fullmatch(r"everstep workflow run: w.yaml:3: kind CronWorkflow: use .*\n", capsys.readouterr().err)
 
 
 def test_what_stands_in_another_file_is_told_there(
@@ -65,7 +73,7 @@ def test_what_stands_in_another_file_is_told_there(
     assert "comand: there is no such field; did you mean command?" in told
     assert told.count("\n") == 1
     assert main(["workflow", "lint", "far.yaml"]) == 2
-    assert "far.yaml:9: invalid: spec.templates[0].container.comand: there is no" in capsys.readouterr().err
+    assert "far.yaml:9: wrong: invalid: spec.templates[0].container.comand: there is no" in capsys.readouterr().err
     Path("far.yaml").write_text(far)
     assert main(["workflow", "lint", "far.yaml"]) == 0
 
@@ -78,7 +86,7 @@ WRONG = {
     "a parameter": (["-p", "x"], r"-p 'x': write NAME=VALUE"),
     "a file of parameters": (["--parameter-file", "nothing"], r"nothing: No such file or directory"),
     "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: not a map of parameters"),
-    "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: No such file or directory"),
+    "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: not a folder"),
     "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
     "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
     "a name that is taken": (

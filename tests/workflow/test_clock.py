@@ -98,7 +98,7 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
         return any(isinstance(one, kind) and one.node == node for one in read_events(folder / "events.jsonl"))
 
     async def set_forward() -> Phase:
-        run = asyncio.create_task(execute(yaml.safe_load(LONG), RunOptions(name="w", runs=tmp_path / "runs")))
+        run = asyncio.create_task(execute(yaml.safe_load(LONG), RunOptions("w", tmp_path / "runs", work_dir=tmp_path)))
         await asyncio.to_thread(wait_until, lambda: has_event(PodStarted, "w[0].a"), "the start")
         monkeypatch.setattr(time, "time", lambda: real() + HOUR_S)
         (tmp_path / "the-clock-was-set").touch()

@@ -30,6 +30,7 @@ spec:
   - name: main
     container: {image: i, command: [sh, -c], args: ["echo hello; COMMAND"]}
 """
+RUN_IN_THIS_FOLDER = [sys.executable, "-m", "everstep", "workflow", "run", "--work-dir", "."]
 
 
 def everstep(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -66,14 +67,14 @@ def test_lint_names_what_cannot_be_run_here(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  shutdown: Stop"))
     told = everstep("lint", str(path), cwd=tmp_path)
     assert told.returncode == 2
-    assert "hello.yaml:7: here: spec.shutdown: not supported" in told.stderr
+    assert "hello.yaml:7: cannot run here: here: spec.shutdown: not supported" in told.stderr
     assert everstep("run", str(path), cwd=tmp_path).returncode == 2
     assert not (tmp_path / "runs").exists()
 
 
 def test_stop_ends_the_step_and_resume_takes_it_up(tmp_path: Path) -> None:
     path = manifest(tmp_path, "test -e go || sleep 600")
-    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    command = [*RUN_IN_THIS_FOLDER, str(path), "--name", "h"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
         wait_until((tmp_path / "runs/h/logs/h.log").exists, "the step's log")
         wait_until((tmp_path / "runs/h/logs/h.log").read_text, "the step's first line")
@@ -116,7 +117,7 @@ def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("verb", ["stop", "terminate"])
 def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_path: Path) -> None:
     path = manifest(tmp_path, "echo $$$$ > pid; exec sleep 600")
-    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    command = [*RUN_IN_THIS_FOLDER, str(path), "--name", "h"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
         wait_until((tmp_path / "pid").exists, "the step")
         pid = int(wait_until((tmp_path / "pid").read_text, "its pid"))
@@ -139,7 +140,7 @@ def test_a_run_whose_launcher_was_killed_at_its_beginning_is_seen(
     verb: str, point: str, phase: str, tmp_path: Path
 ) -> None:
     path = manifest(tmp_path, "test -e begun && exit 9; touch begun")
-    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    command = [*RUN_IN_THIS_FOLDER, str(path), "--name", "h"]
     faults = {"EVERSTEP_FAULT_DIR": str(tmp_path), "EVERSTEP_FAULT": f"executor.{point}=kill"}
     killed = subprocess.run(command, cwd=tmp_path, env=os.environ | faults, stderr=subprocess.DEVNULL, check=False)
     assert killed.returncode == -signal.SIGKILL

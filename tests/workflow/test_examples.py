@@ -21,6 +21,7 @@ import yaml
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
 from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.files import load_each
 from everstep.runtime.workflow.manifest.library import KINDS, Library
 from everstep.runtime.workflow.manifest.yaml_source import Document, read
 from everstep.runtime.workflow.run.control_requests import submit_request
@@ -200,6 +201,12 @@ def test_it_ends_as_on_argo(case: str, outcomes: dict[str, Came]) -> None:
 @pytest.mark.parametrize("case", EXPECTED)
 def test_the_lint_does_not_accuse_it(case: str, objects: dict[str, Document], library: Library) -> None:
     assert [one for one in findings(workflow(case, objects), library) if one.error] == []
+
+
+def test_none_alone_is_called_wrong() -> None:
+    loaded = [one for path in sorted(Path(str(EXAMPLES)).rglob("*.yaml")) for one in load_each([path])]
+    found = [item for one in loaded for item in findings(one.document, one.library, one.others)]
+    assert [one.text_with_place for one in found if one.level == "wrong" or one.code == "script"] == []
 
 
 def test_every_example_is_expected_or_needs_a_named_service(objects: dict[str, Document]) -> None:

@@ -118,7 +118,7 @@ def test_env_adds_a_variable_also_when_the_run_is_taken_up(
     Path("w.yaml").write_text(SEES)
     for name, value in (("MINE", "mine-"), ("AGAIN", "again-"), ("OTHER", "other")):
         monkeypatch.setenv(name, value)
-    assert main(["workflow", "run", "w.yaml", "--env", "MINE", "--env", "AGA*"]) == 1
+    assert main(["workflow", "run", "w.yaml", "--work-dir", ".", "--env", "MINE", "--env", "AGA*"]) == 1
     assert Path("runs/w/logs/w.log").read_text() == "mine-again-\n"
     assert read_inputs(Path("runs/w"))[2] == ("MINE", "AGA*")
     assert "again-" not in Path("runs/w/beside.json").read_text()

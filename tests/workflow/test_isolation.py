@@ -1,6 +1,7 @@
 """Pods side by side: what each writes is its own, and nothing of them is left when the run is stopped."""
 
 import asyncio
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
+from everstep.cli.main import main
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.pods import isolation
+from everstep.runtime.workflow.pods import isolation, pod
 from everstep.runtime.workflow.pods.pod import has_namespaces
+from everstep.runtime.workflow.run import executor
 from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, run, sh, workflow
@@ -42,6 +45,62 @@ def test_two_pods_that_write_the_same_absolute_path_do_not_meet(
     assert logs == {"t(0:a).log": "a\n", "t(1:b).log": "b\n"}
 
 
+RELATIVE = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    dag: {tasks: [{name: write, template: write}, {name: several, template: several}, {name: script, template: script}]}
+  - name: write
+    container: {image: i, command: [sh, -c, "pwd; echo kept > result.txt; cp result.txt other.txt"]}
+    outputs:
+      parameters: [{name: o, valueFrom: {path: /result.txt}}]
+      artifacts: [{name: a, path: other.txt, archive: {none: {}}}]
+  - name: script
+    script: {image: i, command: [sh], source: "mkdir -p sub && echo deep > sub/result.txt"}
+    outputs: {parameters: [{name: o, valueFrom: {path: sub/result.txt}}]}
+  - name: several
+    containerSet: {containers: [{name: main, image: i, command: [sh, -c, "echo three > result.txt"]}]}
+    outputs: {parameters: [{name: o, valueFrom: {path: /result.txt}}]}
+"""
+
+
+def run_relative(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the nodes of RELATIVE, run by the command in that folder."""
+    (folder / "w.yaml").write_text(RELATIVE)
+    code = main(["workflow", "run", "w.yaml", *flags])
+    status = json.loads((folder / "runs/w/workflow.json").read_text())["status"]
+    return code, {node["displayName"]: node.get("outputs") or {} for node in status["nodes"].values()}
+
+
+@PRIVATE
+@pytest.mark.parametrize("flags", [(), ("--sandbox",)])
+def test_a_relative_path_begins_at_the_pods_own_root(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, nodes = run_relative(tmp_path, *flags)
+    values = {name: nodes[name]["parameters"][0]["value"] for name in ("write", "several", "script")}
+    assert (code, values) == (0, {"write": "kept", "several": "three", "script": "deep"})
+    assert [one["name"] for one in nodes["write"]["artifacts"]][:1] == ["a"]
+    assert log(tmp_path, "write") == "/\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "w.yaml"], "nothing is left where it was called"
+
+
+def test_without_namespaces_a_pod_begins_where_it_was_called_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in (pod, executor):
+        monkeypatch.setattr(module, "has_namespaces", lambda: False)
+    run_relative(tmp_path)
+    assert log(tmp_path, "write") == f"{tmp_path}\n"
+    assert "pods share this machine's folders and start in this one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", ["stop", "terminate"])
 def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,7 +108,7 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
     monkeypatch.chdir(tmp_path)
 
     async def stop_run() -> int:
-        going = asyncio.create_task(execute(loop(LEAVES, ["a"]), RunOptions(name="w", runs=tmp_path / "runs")))
+        going = asyncio.create_task(execute(loop(LEAVES, ["a"]), RunOptions("w", tmp_path / "runs", work_dir=tmp_path)))
         await asyncio.to_thread(wait_until, (tmp_path / "a.pid").exists, "the daemon")
         pid = int(await asyncio.to_thread(wait_until, (tmp_path / "a.pid").read_text, "its pid"))
         assert psutil.pid_exists(pid)

@@ -127,7 +127,7 @@ def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, t
     main = {"name": "main", "inputs": {"artifacts": [source]}, "container": sh("true"), **limit}
 
     async def end_run() -> str:
-        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
+        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs", work_dir=tmp_path)))
         await asyncio.to_thread(wait_until, silent.exists, "git's ssh")
         assert start_time(int(silent.read_text()))
         if why != "deadline":

@@ -57,7 +57,9 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
         wait_until(lambda: log.exists() and log.read_bytes().count(b"PodStarted") == times, "the step's start")
         wait_until((folder / "runs/w/workflow.json").exists, "what is shown of it")
 
-    with subprocess.Popen("exec everstep workflow run hello.yaml -n w", shell=True, cwd=folder) as launcher:
+    with subprocess.Popen(
+        "exec everstep workflow run hello.yaml -n w --work-dir .", shell=True, cwd=folder
+    ) as launcher:
         wait_for_starts(1)
         assert pasted(verbs["stop"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT

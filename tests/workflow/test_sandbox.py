@@ -46,7 +46,7 @@ spec:
         echo processes $(ls /proc | grep -c '^[0-9]')
         grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr '\\t\\n' '  '; echo
         ls -A HOME 2> /dev/null | wc -l
-        touch written-here 2> /dev/null || echo cwd is read only
+        touch written-here; touch RUNS/../written-there 2> /dev/null
         { echo hello > RUNS/other/beside.json; } 2> /dev/null
         ls RUNS
         cat RUNS/w/beside.json; ls RUNS/w/pods | grep -v "$(ls RUNS/w/pods | head -1)"
@@ -91,7 +91,8 @@ def test_a_pod_sees_its_own_and_changes_nothing_else(outcome: dict[str, Any]) ->
     assert look[1] in ("processes 4", "processes 5")
     assert look[2].split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
     assert look[3] == "0", "the home is empty"
-    assert look[4:] == ["cwd is read only", "w", "the log is read only", "the status is read only", "no privileges"]
+    assert look[4:] == ["w", "the log is read only", "the status is read only", "no privileges"]
+    assert not list(Path().glob("written-*"))
     assert outcome["nodes"]["look"]["outputs"]["parameters"][0]["value"] == "done"
     assert Path("runs/other/beside.json").read_text() == "a secret of another run"
     assert not Path("/dev/shm/mine").exists()

@@ -55,7 +55,7 @@ def test_two_runs_with_one_mutex_take_turns(tmp_path: Path, monkeypatch: pytest.
     manifest = yaml.safe_load(LOCKED)
 
     async def both() -> None:
-        runs = (execute(manifest, RunOptions(name=name, runs=tmp_path / "runs")) for name in ("one", "two"))
+        runs = (execute(manifest, RunOptions(name, tmp_path / "runs", work_dir=tmp_path)) for name in ("one", "two"))
         await asyncio.wait_for(asyncio.gather(*runs), PATIENCE_S)
 
     asyncio.run(both())

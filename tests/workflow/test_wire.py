@@ -173,7 +173,7 @@ def test_a_stop_ends_an_artifact_that_comes_drop_by_drop(
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
 
     async def stop_run() -> Any:
-        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
+        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs", work_dir=tmp_path)))
         log = tmp_path / "runs/w/events.jsonl"
         await asyncio.to_thread(wait_until, lambda: log.exists() and "PodLoading" in log.read_text(), "the request")
         submit_request(tmp_path / "runs/w", ControlRequest("stop"))

@@ -50,8 +50,8 @@ def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) 
         name = f"{one.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
         try:
             found.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
-        except (MissingObjectError, ValueError):
-            raise ExpressionError(f"failed to initialize semaphore {name} with limit") from None
+        except (MissingObjectError, ValueError) as error:
+            raise ExpressionError(f"failed to initialize semaphore {name} with limit") from error
     return found
 
 

@@ -14,7 +14,7 @@ from everstep.runtime.workflow.expressions.tags import for_each_text, names_read
 from everstep.runtime.workflow.lint.scripts import PYTHON
 from everstep.runtime.workflow.manifest.durations import DurationError, parse_int, parse_seconds
 from everstep.runtime.workflow.manifest.fields import METRIC_NAME, kind_of, list_at
-from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
+from everstep.runtime.workflow.manifest.library import AbsentObjectError, Library, MissingObjectError
 from everstep.runtime.workflow.manifest.patch import apply_patch
 from everstep.runtime.workflow.manifest.schema import Problem, Where, type_problems
 from everstep.runtime.workflow.manifest.template_walk import TemplateAt, hooks, tasks, templates
@@ -48,11 +48,8 @@ def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Librar
     try:
         library.artifact_repository(spec)
     except MissingObjectError as error:
-        yield "artifact", True, Problem(("spec", "artifactRepositoryRef"), str(error))
-    try:
-        gates.declared_locks(spec, "default", library)
-    except ExpressionError as error:
-        yield "lock", True, Problem(("spec", "synchronization"), str(error))
+        yield "artifact", True, error.problem(("spec", "artifactRepositoryRef"))
+    yield from _lock_findings(spec, ("spec",), library)
 
 
 def _data_findings(at: TemplateAt) -> Iterator[RawFinding]:
@@ -102,11 +99,20 @@ def _retry_findings(strategy: Any, where: Where) -> Iterator[RawFinding]:
             yield "retry", path != ("limit",), Problem((*where, *path), f"{value!r} is not a whole number")
 
 
-def _gate_findings(at: TemplateAt, library: Library) -> Iterator[RawFinding]:
+def _lock_findings(holder: Mapping[str, Any], where: Where, library: Library) -> Iterator[RawFinding]:
+    semaphores = list_at(holder, "synchronization", "semaphores")
+    if any(one.get("database") for one in semaphores):
+        return  # Refused already: not supported here.
     try:
-        gates.declared_locks(at.template, "default", library)
+        gates.declared_locks(holder, "default", library)
     except ExpressionError as error:
-        yield "lock", True, Problem((*at.where, "synchronization"), str(error))
+        here, cause = (*where, "synchronization"), error.__cause__
+        is_absent = isinstance(cause, AbsentObjectError)
+        yield "lock", True, cause.problem(here) if is_absent else Problem(here, str(error))
+
+
+def _gate_findings(at: TemplateAt, library: Library) -> Iterator[RawFinding]:
+    yield from _lock_findings(at.template, at.where, library)
     memoize = at.template.get("memoize") or {}
     if memoize and "{{" not in str(memoize):
         try:
@@ -237,7 +243,7 @@ def _config_map_findings(parameters: list[Any], where: Where, library: Library) 
         try:
             library.parameter(str(reference.get("name")), str(reference.get("key")))
         except MissingObjectError as error:
-            yield "config-map", True, Problem((*where, "parameters", index, "valueFrom"), str(error))
+            yield "config-map", True, error.problem((*where, "parameters", index, "valueFrom"))
 
 
 def _metric_findings(holder: Mapping[str, Any], where: Where) -> Iterator[RawFinding]:

@@ -1,27 +1,33 @@
 """Mistakes in a workflow before it runs: `findings(document, library)`.
 
 Errors are what Argo refuses, what this machine does not do, and what is sure to fail when it runs. Warnings are what
-passes silently and is probably not meant.
+passes silently and is probably not meant. A code says for whom it counts: `here`, `cluster`, any other for both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from everstep.runtime.workflow.expressions.bounds import use_meter
-from everstep.runtime.workflow.lint import calls, fields, scripts, texts
-from everstep.runtime.workflow.manifest import parse
-from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.expressions.tags import names_read
+from everstep.runtime.workflow.lint import calls, fields, scripts, texts, undefined_names
+from everstep.runtime.workflow.manifest import parse, validate
+from everstep.runtime.workflow.manifest.fields import list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library
-from everstep.runtime.workflow.manifest.schema import UNSUPPORTED, Problem, Where, dotted_path
+from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted_path
 from everstep.runtime.workflow.manifest.yaml_source import Document
 
 RUNS_HERE = "here"
-"""Code of what Argo would do and this machine does not."""
+"""Code of what keeps it from running on this machine, or is lacking here, and is no matter to Argo."""
+CLUSTER = "cluster"
+"""Code of what is a matter of a cluster only."""
 NO_DOCUMENTS: Mapping[str, Document] = MappingProxyType({})
 INVALID = "invalid"
 """Code of what Argo refuses."""
+SUPPLIED: Mapping[str, Any] = {"supplied": {}}
+Target = Literal["argo", "local"]
+_TARGETS: Mapping[str, Target] = {RUNS_HERE: "local", CLUSTER: "argo"}
 
 
 class Finding(NamedTuple):
@@ -35,9 +41,20 @@ class Finding(NamedTuple):
     file: str
 
     @property
+    def target(self) -> Target | None:
+        """For whom alone it counts; None: for both."""
+        return _TARGETS.get(self.code)
+
+    @property
+    def level(self) -> str:
+        """How bad it is, in words."""
+        words = {None: "wrong", "local": "cannot run here", "argo": "cannot run on a cluster"}
+        return words[self.target] if self.error else "warning"
+
+    @property
     def text_with_place(self) -> str:
-        """`file:line: code: path: message`."""
-        return f"{self.file}:{self.line}: {self.text}"
+        """`file:line: level: code: path: message`."""
+        return f"{self.file}:{self.line}: {self.level}: {self.text}"
 
     @property
     def text(self) -> str:
@@ -53,18 +70,37 @@ def findings(document: Document, library: Library, others: Mapping[str, Document
 
 
 def _findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
-    if isinstance(document.value, Mapping) and document.value.get("kind") in WORKFLOW_TEMPLATES:
+    kind = document.value.get("kind") if isinstance(document.value, Mapping) else None
+    if kind in WORKFLOW_TEMPLATES:
         found = _findings(replace(document, value=_as_workflow(document.value)), library, others)
-        return [one for one in found if one.code != "unused"]
+        return [one for one in found if one.code != "unused" and not one.message.startswith(validate.NO_ENTRYPOINT)]
+    if kind == "CronWorkflow":
+        return _cron_findings(document, library, others)
+    if kind and kind != parse.KIND:
+        said = f"{kind} is no workflow, so it is not checked"
+        return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, False)]
+    return _workflow_findings(document, library, others)
+
+
+def _cron_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
+    """Of the workflow that a CronWorkflow starts."""
+    inside = mapping_at(document.value, "spec", "workflowSpec")
+    workflow = {**document.value, "kind": parse.KIND, "spec": inside}
+    prefix = ("spec", "workflowSpec")
+    lines = {("spec", *path[2:]): line for path, line in document.lines.items() if path[:2] == prefix}
+    found = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
+    found = [one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in found]
+    said = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
+    return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, True), *found]
+
+
+def _workflow_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     source = document.value
-    found = []
+    found: list[Finding] = []
     for one in parse.problems(source, library):
-        code = RUNS_HERE if one.message.endswith(UNSUPPORTED) else INVALID
-        other = others.get(one.of)
-        found.append(
-            _to_finding(other, one._replace(of=""), code, True) if other else _to_finding(document, one, code, True)
-        )
-    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; the last one wins",
+        holder = others.get(one.of)
+        found.append(_to_finding(holder or document, one._replace(of="") if holder else one, INVALID, True))
+    found += [Finding(line, where, "duplicate-key", False, f"{where[-1]!r} appears twice; the last one wins",
                       document.file) for where, line in document.repeated]  # fmt: skip
     wrong = any(one.code == INVALID for one in found)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
@@ -76,22 +112,29 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
 
 def _to_finding(document: Document, problem: Problem, code: str, error: bool) -> Finding:
     said = f"{problem.of}: {problem.message}" if problem.of else problem.message
-    return Finding(document.line(problem.where), problem.where, code, error, said, document.file)
+    return Finding(document.line(problem.where), problem.where, problem.only or code, error, said, document.file)
 
 
 def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
-    """A WorkflowTemplate as a workflow: with all its parameters, its first template as the entrypoint."""
+    """A WorkflowTemplate as a workflow: who submits or calls it gives its parameters, also those that it only reads,
+    and the inputs of its entrypoint.
+    """
     spec = template.get("spec")
     if not isinstance(spec, Mapping):
         return {**template, "kind": parse.KIND}
-    given = spec.get("arguments")
+    given = mapping_at(spec, "arguments")
     entries = [
-        one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": {"supplied": {}}, **one}
+        one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": SUPPLIED, **one}
         for one in list_at(given, "parameters")
     ]
-    first = next((one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)), "")
-    more = {"arguments": {**given, "parameters": entries}} if entries and isinstance(given, Mapping) else {}
-    return {**template, "kind": parse.KIND, "spec": {**spec, "entrypoint": spec.get("entrypoint") or first, **more}}
+    prefix = "workflow.parameters."
+    read = {name.removeprefix(prefix) for name in names_read(spec.get("templates")) if name.startswith(prefix)}
+    more = sorted(read - {str(one.get("name")) for one in entries if isinstance(one, Mapping)} - {"json"})
+    entries += [{"name": name, "valueFrom": SUPPLIED} for name in more]
+    arguments = {"arguments": {**given, "parameters": entries}} if entries else {}
+    known = {one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)}
+    entry = {"entrypoint": ""} if spec.get("entrypoint") in known else {}
+    return {**template, "kind": parse.KIND, "spec": {**spec, **entry, **arguments}}
 
 
 def _raw_findings(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
@@ -104,6 +147,7 @@ def _raw_findings(source: Mapping[str, Any], library: Library) -> Iterator[tuple
         texts.findings(spec, library),
         calls.findings(spec, library),
         scripts.findings(spec, library),
+        undefined_names.findings(spec),
     ]
     for some in every:
         yield from some
@@ -113,7 +157,7 @@ def as_json(found: list[Finding]) -> list[dict[str, Any]]:
     """For programs."""
     return [
         {"file": one.file, "line": one.line, "path": dotted_path(one.where), "code": one.code,
-         "severity": "error" if one.error else "warning", "message": one.message}
+         "severity": "error" if one.error else "warning", "target": one.target or "both", "message": one.message}
         for one in found
     ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from everstep.runtime.workflow.manifest.template_walk import called_template, ta
 
 RawFinding = tuple[str, bool, Problem]
 PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
-_SHELL = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh$")
+SHELL = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh$")
 _RESULT = re.compile(r"\{\{\s*(?:tasks|steps)\.([-\w]+)\.outputs\.result\s*\}\}")
 _DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp)
 
@@ -34,7 +34,7 @@ def _output_mistake(script: Mapping[str, Any]) -> str:
     command, source = script.get("command") or [""], str(script.get("source") or "")
     if PYTHON.match(str(command[0])):
         return _python_mistake(source)
-    if _SHELL.match(str(command[0])):
+    if SHELL.match(str(command[0])):
         return _shell_mistake(source)
     return ""
 

@@ -112,14 +112,15 @@ def problems(container: Mapping[str, Any], library: Library, where: Where) -> It
                 try:
                     library.value(kind, reference)
                 except MissingObjectError as error:
-                    yield Problem((*where, "env", index, "valueFrom", field), str(error))
+                    yield error.problem((*where, "env", index, "valueFrom", field))
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
         if not is_known_field(path):
-            yield Problem((*where, "env", index, "valueFrom", "fieldRef"), f"{path} is not known on this machine")
+            said = f"{path} is not known on this machine"
+            yield Problem((*where, "env", index, "valueFrom", "fieldRef"), said, only="here")
     for index, source in enumerate(list_at(container, "envFrom")):
         for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
             if source.get(field) and "{{" not in str(source[field]):
                 try:
                     library.values(kind, source[field])
                 except MissingObjectError as error:
-                    yield Problem((*where, "envFrom", index, field), str(error))
+                    yield error.problem((*where, "envFrom", index, field))

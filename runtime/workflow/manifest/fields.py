@@ -59,9 +59,8 @@ def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(("metadata", "name"), f"has {len(name)} characters; at most 63 are allowed")
     for key, value in (metadata.get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) or len(str(value)) > 63:
-            yield Problem(
-                ("metadata", "labels", key), f"{value!r} is not a valid label value; use letters, digits, -, _ and ."
-            )
+            said = f"{value!r} is not a valid label value; use letters, digits, -, _ and ."
+            yield Problem(("metadata", "labels", key), said, only="cluster")
 
 
 def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from everstep.runtime.workflow.manifest.library import KINDS, WORKFLOW_TEMPLATES, Library
+from everstep.runtime.workflow.manifest.library import KINDS, Library
 from everstep.runtime.workflow.manifest.parse import ManifestError
 from everstep.runtime.workflow.manifest.python_files import read_python
 from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted_path
@@ -32,41 +32,60 @@ class LoadedWorkflow:
 
 
 def load(
-    files: Iterable[Path],
-    with_: Iterable[Path] = (),
-    images: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    templates: bool = False,
+    files: Iterable[Path], with_: Iterable[Path] = (), images: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> LoadedWorkflow:
     """The one Workflow of these files (YAML, or Python that declares it); it may refer to what else they have.
 
     `with_`: files and folders of more that it may refer to. `images`: what images run whose containers name no
-    command. `templates`: where there is no Workflow, a WorkflowTemplate will do. Raises ManifestError: unreadable, no
-    Workflow or several, an object of another kind.
+    command. Raises ManifestError: unreadable, no Workflow or several, an object of another kind.
     """
+    documents, others = _read_documents(files), _read_documents(with_)
+    _check_objects([*documents, *others])
+    workflows = [one for one in documents if _kind(one) == "Workflow"]
+    if not workflows:
+        place = _kind_location(documents[0]) if documents else ", ".join(map(str, files))
+        mend = "" if documents else "; give a YAML file of one, or a pipeline's .py"
+        raise ManifestError(f"{place}: there is no Workflow{mend}")
+    if len(workflows) > 1:
+        raise ManifestError(f"{_kind_location(workflows[1])}: is a second Workflow; only one can run at a time")
+    return _with_objects(workflows[0], [*documents, *others], images)
+
+
+def load_each(
+    files: Iterable[Path], with_: Iterable[Path] = (), images: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[LoadedWorkflow]:
+    """Each Workflow, WorkflowTemplate, CronWorkflow and object of an unknown kind of these files, for the lint.
+
+    Raises ManifestError: unreadable, nothing there, or `with_` has an object of another kind.
+    """
+    documents, others = _read_documents(files), _read_documents(with_)
+    if not documents:
+        raise ManifestError(f"{', '.join(map(str, files))}: there is no YAML in it")
+    known = [one for one in documents if _kind(one) in KINDS]
+    _check_objects([*known, *others])
+    linted = [one for one in documents if _kind(one) not in ("ConfigMap", "Secret")]
+    return [_with_objects(one, [*known, *others], images) for one in linted]
+
+
+def _with_objects(document: Document, every: Iterable[Document], images: Mapping[str, Sequence[str]]) -> LoadedWorkflow:
+    beside = [one for one in every if _kind(one) != "Workflow"]
+    named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
+    return LoadedWorkflow(document, Library.from_objects((one.value for one in beside), images), named)
+
+
+def _read_documents(files: Iterable[Path]) -> list[Document]:
     try:
-        documents = [
-            one for path in _expand_paths(files) for one in (read_python if path.suffix == ".py" else read)(path)
-        ]
-        others = [one for path in _expand_paths(with_) for one in read(path)]
+        return [one for path in _expand_paths(files) for one in (read_python if path.suffix == ".py" else read)(path)]
     except ReadError as error:
         raise ManifestError(str(error)) from None
-    for one in [*documents, *others]:
+
+
+def _check_objects(documents: Iterable[Document]) -> None:
+    for one in documents:
         if _kind(one) not in KINDS:
             raise ManifestError(f"{_kind_location(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
         for where, said in _object_mistakes(one.value):
             raise ManifestError(f"{one.file}:{one.line(where)}: {dotted_path(where)}: {said}")
-    workflows = [one for one in documents if _kind(one) == "Workflow"]
-    if not workflows and templates:
-        workflows = [one for one in documents if _kind(one) in WORKFLOW_TEMPLATES][:1]
-    if not workflows:
-        raise ManifestError(
-            f"{_kind_location(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow"
-        )
-    if len(workflows) > 1:
-        raise ManifestError(f"{_kind_location(workflows[1])}: is a second Workflow; only one can run at a time")
-    beside = [one for one in [*documents, *others] if _kind(one) != "Workflow"]
-    named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
-    return LoadedWorkflow(workflows[0], Library.from_objects((one.value for one in beside), images), named)
 
 
 def _kind_location(document: Document) -> str:

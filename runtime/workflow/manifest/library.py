@@ -22,7 +22,19 @@ KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
 class MissingObjectError(LookupError):
-    """An object that is referred to is in none of the files."""
+    """An object that is referred to is in none of the files, or lacks what is asked of it."""
+
+    def problem(self, where: Where) -> Problem:
+        """The problem of what refers to it at that place."""
+        return Problem(where, str(self))
+
+
+class AbsentObjectError(MissingObjectError):
+    """The object is in none of the files; a cluster may have it."""
+
+    def problem(self, where: Where) -> Problem:
+        """The problem of what refers to it, for a run here."""
+        return Problem(where, f"{self}; provide it: --with FILE", only="here")
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Library:
         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
-            raise MissingObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
+            raise AbsentObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
         return found.get("spec") or {}
 
     def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -88,7 +100,7 @@ class Library:
         if found is None:
             if reference.get("optional"):
                 return {}
-            raise MissingObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
+            raise AbsentObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
         if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
             raise MissingObjectError(f"{kind} {reference.get('name')!r} has data that is not a map")
         values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
@@ -123,7 +135,7 @@ class Library:
         found = self.objects.get(("ConfigMap", name)) or {}
         labels = mapping_at(found, "metadata", "labels")
         if labels.get(TYPE_LABEL) != "Parameter":
-            raise MissingObjectError(
+            raise (MissingObjectError if found else AbsentObjectError)(
                 f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
                 "detectable by the controller"
             )
@@ -142,7 +154,7 @@ class Library:
         key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
         text = (found.get("data") or {}).get(key)
         if text is None:
-            raise MissingObjectError(
+            raise (MissingObjectError if found else AbsentObjectError)(
                 "failed to resolve artifact repository: failed to find any artifact repository for artifact "
                 f'repository ref "{name}#{key}"'
             )
@@ -225,6 +237,6 @@ def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -
             try:
                 library.value("Secret", value)
             except MissingObjectError as error:
-                yield Problem((*where, key), str(error))
+                yield error.problem((*where, key))
         else:
             yield from missing_secrets(value, library, (*where, key))

@@ -126,10 +126,10 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
     found = list(schema.problems(source))
     for place, referred in library.referred_templates(source).items():
         found += [one._replace(of=place) for one in schema.problems(referred)]
-    beyond = [one for one in found if one.message.endswith(schema.UNSUPPORTED)]
+    beyond = [one for one in found if one.only == "here"]
     mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
-    if not mistakes:
+    if all(one.only for one in mistakes):
         spec = source.get("spec") or {}
         yield from cycles.problems(library.merged_spec(spec) or spec, library)
         if spec.get("parallelism") == 0:
@@ -172,7 +172,8 @@ def _pod_problems(
         own = (defaults.get(str(place[-1])) or {}).get("command")
         image = str(container.get("image") or "")
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
-            yield Problem((*place, "command"), f"is required; or set what its image runs: --image {image}=COMMAND")
+            said = f"is required; or set what its image runs: --image {image}=COMMAND"
+            yield Problem((*place, "command"), said, only="here")
     for side in ("inputs", "outputs"):
         for index, entry in enumerate(list_at(template, side, "artifacts")):
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))

@@ -112,4 +112,4 @@ def http_problems(http: Mapping[str, Any], library: Library, where: Where) -> It
             try:
                 library.value("Secret", reference)
             except MissingObjectError as error:
-                yield Problem((*where, "headers", index, "valueFrom"), str(error))
+                yield error.problem((*where, "headers", index, "valueFrom"))

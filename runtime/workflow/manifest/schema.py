@@ -8,7 +8,7 @@ bool, any, text (what becomes a string), quantity, intstr, [X] a list of X, {X} 
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Where = tuple[str | int, ...]
 
@@ -161,6 +161,8 @@ class Problem(NamedTuple):
     message: str
     of: str = ""
     """`WorkflowTemplate NAME` for a problem of that object; empty: of the workflow."""
+    only: Literal["", "here", "cluster"] = ""
+    """Where alone it is a problem: here, as this machine lacks what a cluster may have, or on a cluster."""
 
     @property
     def text(self) -> str:
@@ -235,9 +237,9 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
         else:
             beyond = not field.mark and inner is not None
             if beyond:
-                yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}")
+                yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}", only="here")
             inner_problems = _type_problems(inner, field.type, here)
-            yield from (one for one in inner_problems if not beyond or not one.message.endswith(UNSUPPORTED))
+            yield from (one for one in inner_problems if not beyond or one.only != "here")
 
 
 def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:

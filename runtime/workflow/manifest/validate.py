@@ -15,7 +15,7 @@ from everstep.runtime.workflow.expressions.values import parameter_text
 from everstep.runtime.workflow.manifest import dag_rules, fields
 from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, needs
 from everstep.runtime.workflow.manifest.fields import kind_of, list_at
-from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
+from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library, MissingObjectError
 from everstep.runtime.workflow.manifest.references import (
     has_items,
     item_scope,
@@ -31,6 +31,8 @@ GLOBALS = (
     "duration", "status", "failures", "priority", "parameters", "parameters.json", "labels", "labels.json",
     "annotations", "annotations.json",
 )  # fmt: skip
+
+NO_ENTRYPOINT = "is required: the name of the template that begins"
 
 
 class TemplateUse(NamedTuple):
@@ -74,7 +76,9 @@ def _reference_problems(spec: Mapping[str, Any], library: Library) -> Iterator[P
         if spec.get("templates"):
             yield Problem(("spec", "templates"), "has no effect with a workflowTemplateRef; remove one of them")
         if library.merged_spec(spec) is None:
-            yield Problem(("spec", "workflowTemplateRef"), f"there is no WorkflowTemplate {reference.get('name')!r}")
+            kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+            said = f"there is no {kind} {reference.get('name')!r}; provide it: --with FILE"
+            yield Problem(("spec", "workflowTemplateRef"), said, only="here")
 
 
 class _Walk:
@@ -110,8 +114,11 @@ class _Walk:
         return f"placeholder-{next(self._numbers)}"
 
     def _report(self, where: Where, message: str) -> None:
-        if not any(one.where == where and one.message == message for one in self.problems):
-            self.problems.append(Problem(where, message))
+        self._add(Problem(where, message))
+
+    def _add(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def check(self) -> None:
         """Check the entrypoint, the exit handler, then every template that nothing called."""
@@ -123,7 +130,7 @@ class _Walk:
         }
         entry = str(self._spec.get("entrypoint") or "")
         if not entry:
-            self._report(("spec", "entrypoint"), "is required: the name of the template that begins")
+            self._report(("spec", "entrypoint"), NO_ENTRYPOINT)
         names = frozenset({*values, *(f"artifacts.{one.get('name')}" for one in list_at(given, "artifacts"))})
         for field in ("entrypoint", "onExit"):
             name = str(self._spec.get(field) or "")
@@ -231,7 +238,7 @@ class _Walk:
             try:
                 return self._library.template(reference)
             except MissingObjectError as error:
-                self._report((*where, "templateRef"), str(error))
+                self._add(error.problem((*where, "templateRef")))
                 return None
         if inline:
             return inline

@@ -72,11 +72,12 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
         kinds = [kind for kind in volume if kind != "name" and volume[kind] is not None]
         for kind in kinds:
             if kind not in KINDS:
-                yield Problem((*where, index, kind), UNSUPPORTED)
+                yield Problem((*where, index, kind), UNSUPPORTED, only="here")
         for item in list_at(volume, "downwardAPI", "items"):
             path = str((item.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
             if path not in VOLUME_ONLY_FIELDS and not is_known_field(path):
-                yield Problem((*where, index, "downwardAPI"), f"{path} is not known on this machine")
+                said = f"{path} is not known on this machine"
+                yield Problem((*where, index, "downwardAPI"), said, only="here")
         if any(not _is_file(item) for item in _volume_items(volume)):
             yield Problem((*where, index), "each of its items needs a key and a path, both strings")
             continue
@@ -84,4 +85,4 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
             if "{{" not in str(volume):
                 list(volume_files(volume, VolumeSources(library, {}, ())))
         except MissingObjectError as error:
-            yield Problem((*where, index), str(error))
+            yield error.problem((*where, index))

@@ -10,13 +10,13 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,8 @@ from everstep.runtime.workflow.engine.containers import has_several_containers, 
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
 from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.pods import isolation
+from everstep.runtime.workflow.pods.inherited import is_own_step
+from everstep.runtime.workflow.pods.interpreter import interpreter_paths
 from everstep.runtime.workflow.pods.sandbox import Sandbox, private_folders
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 from everstep.runtime.workflow.pods.volumes import SECRETS_FOLDER
@@ -46,6 +48,25 @@ class PodError(OSError):
     """The pod could not be started."""
 
 
+class Folders(NamedTuple):
+    """Folders of this machine in which a run's containers begin."""
+
+    launcher: Path
+    """Where the launcher was started."""
+    chosen: Path | None = None
+    """Of the person who runs it, for all containers; None: none."""
+
+    def begin(self, container: Mapping[str, Any], command: Sequence[str]) -> str:
+        """Where a container begins: in its workingDir; without one, or with a relative one, at `/`, as in most images.
+
+        One of Everstep's own steps begins where the launcher does, as its parameters are paths of this machine; so
+        does every container where the kernel allows no namespaces, as no pod has a `/` of its own there.
+        """
+        is_here = is_own_step(command) or not has_namespaces()
+        start = self.chosen or (self.launcher if is_here else Path("/"))
+        return os.path.join(start, str(container.get("workingDir") or ""))
+
+
 @dataclass(frozen=True)
 class Pod:
     """One pod: `folder` is runs/NAME/pods/ID. Invariant: it is started at most once, by the holder of the claim."""
@@ -62,7 +83,7 @@ class Pod:
         self,
         template: Mapping[str, Any],
         told: ContainerCommand,
-        cwd: Path,
+        folders: Folders,
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
         staged: Mapping[str, str] = NO_STAGED,
@@ -77,19 +98,22 @@ class Pod:
         command = list(told.command)
         environment = {**told.environment, MARK_VARIABLE: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
-        root = self._make_root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
+        known = list(filter(None, folders))
+        folder = folders.begin(template.get("container") or template.get("script") or {}, command)
+        words = [*command, *told.environment.values()]
+        root = self._make_root(template, words, folder, [*known, self._run_folder], mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = has_namespaces()
-        moved = {} if isolated else self._move_folders(template, root, staged)
+        moved = {} if isolated else self._move_folders(template, folder, root, staged)
         if template.get("script"):
             source = isolation.rewrite_paths(str(template["script"].get("source") or ""), moved)
             self._write_script(root, SCRIPT_PATH, source)
         command = [isolation.rewrite_paths(word, moved) for word in command]
         several = has_several_containers(template)
-        shut_in = sandbox.spawner_request(self._run_folder, self.handoff_folder, cwd, several) if sandbox else None
+        shut_in = sandbox.spawner_request(self._run_folder, self.handoff_folder, known, several) if sandbox else None
         return {
             "claim": str(self.claim_file), "exit": str(self.exit_file), "log": str(self.log), "command": command,
-            "cwd": str(cwd) if several else _working_dir(template, cwd),
+            "cwd": str(folders.launcher) if several else folder,
             "environment": environment,
             "captures": captures, "namespace": isolated,
             "sandbox": shut_in,
@@ -97,10 +121,10 @@ class Pod:
         }  # fmt: skip
 
     def _move_folders(
-        self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]
+        self, template: Mapping[str, Any], folder: str, root: isolation.Plan, staged: Mapping[str, str]
     ) -> dict[str, str]:
         """Make the folders of a pod without a root of its own and rewrite its containers; returns the moved paths."""
-        for path in _declared_paths(template):
+        for path in _declared_paths(template, folder):
             root.host_path(path).parent.mkdir(parents=True, exist_ok=True)
         moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
         moved |= {path: path for path in root.binds}
@@ -140,10 +164,10 @@ class Pod:
         place.chmod(0o755)
 
     def _make_root(
-        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
-        sandbox: Sandbox | None,
+        self, template: Mapping[str, Any], words: list[str], folder: str, keep: Sequence[Path],
+        mounts: Mapping[str, tuple[str, bool]], sandbox: Sandbox | None,
     ) -> isolation.Plan:  # fmt: skip
-        """Plan and make the pod's root; the plan is written down for `pod_outputs`."""
+        """Plan and make the pod's root; the plan is written down for `pod_outputs`. `folder`: where it begins."""
         inputs: dict[str, tuple[str, bool]] = {}
         for entry in list_at(template, "inputs", "artifacts"):
             path, place = str(entry.get("path") or ""), self.artifact_path(entry)
@@ -157,10 +181,10 @@ class Pod:
         absent = _missing_working_dirs(template) if has_namespaces() else []
         made = isolation.plan_root(
             self.folder / "root",
-            _declared_paths(template),
+            _declared_paths(template, folder),
             {**mounts, **inputs},
             [*words, *_script_texts(template)],
-            [] if sandbox else [str(cwd), str(self._run_folder)],
+            [] if sandbox else [*map(str, keep), *interpreter_paths(isolation.ALWAYS_PRIVATE)],
             has_namespaces(),
             absent,
             private_folders() if sandbox else (),
@@ -169,7 +193,7 @@ class Pod:
         for place in map(made.host_path, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        facts = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
+        facts = {"cwd": folder, "sandbox": sandbox is not None}
         atomic.replace(self.folder / "plan.json", json.dumps({**facts, "plan": made._asdict()}))
         return made
 
@@ -260,24 +284,18 @@ def _read_tail(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
-def _declared_paths(template: Mapping[str, Any]) -> list[str]:
-    """Paths of files that a template names."""
+def _declared_paths(template: Mapping[str, Any], folder: str) -> list[str]:
+    """Paths of files that a template names; a relative one begins in the container's working `folder`."""
     paths = [(entry.get("valueFrom") or {}).get("path") for entry in list_at(template, "outputs", "parameters")]
     for side in ("inputs", "outputs"):
         paths += [entry.get("path") for entry in list_at(template, side, "artifacts")]
-    return [str(path) for path in paths if path]
+    return [os.path.join(folder, str(path)) for path in paths if path]
 
 
 def _script_texts(template: Mapping[str, Any]) -> Iterator[str]:
     """Texts besides the command that may mention folders of the machine."""
     if template.get("script"):
         yield str(template["script"].get("source") or "")
-
-
-def _working_dir(template: Mapping[str, Any], cwd: Path) -> str:
-    """The container's workingDir; a relative one begins where the launcher was started."""
-    container = template.get("container") or template.get("script") or {}
-    return os.path.join(cwd, str(container.get("workingDir") or ""))
 
 
 def _missing_working_dirs(template: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,8 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +34,43 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
 from everstep.runtime.workflow.pods.inherited import inherited_variables
-from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Pod, PodError, check_command
+from everstep.runtime.workflow.pods.interpreter import search_path
+from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.pod_outputs import collect
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 
 
+@dataclass(frozen=True)
+class PodSettings:
+    """What the person who runs a manifest sets for all of its pods."""
+
+    path: tuple[Path, ...] = ()
+    """Folders of programs."""
+    variables: tuple[str, ...] = ()
+    """Names of more launcher variables that pods inherit."""
+    limits: UnpackLimits = DEFAULT_LIMITS
+    sandbox: Sandbox | None = None
+    work_dir: Path | None = None
+    """Where containers begin that name no workingDir; None: at `/`."""
+
+
 class PodLauncher:
-    """The pods of one run.
+    """The pods of one run."""
 
-    `path`: folders of programs. `variables`: names of more launcher variables that pods inherit.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        folder: Path,
-        clock: Clock,
-        path: Sequence[Path] = (),
-        variables: Sequence[str] = (),
-        limits: UnpackLimits = DEFAULT_LIMITS,
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        self._sandbox = sandbox
+    def __init__(self, engine: Engine, folder: Path, clock: Clock, settings: PodSettings) -> None:
+        self._sandbox = settings.sandbox
         self._clock = clock
-        self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        self._brought = path
-        self._variables = variables
+        own = search_path(folder / "bin")
+        self._path = os.pathsep.join([*map(str, settings.path), own, os.environ.get("PATH", "")])
+        self._brought = settings.path
+        self._variables = settings.variables
         self._engine = engine
         self._folder = folder
-        self._cwd = Path.cwd()
+        self._folders = Folders(Path.cwd(), settings.work_dir and settings.work_dir.absolute())
         manifest = engine.manifest
         s3 = {} if engine.finished else manifest.library.artifact_repository(manifest.spec)
-        self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3, limits)
+        self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3, settings.limits)
 
     def pod(self, node: Node) -> Pod:
         """The folder and log of a node's pod. A node of a later life of the run has another folder."""
@@ -114,7 +119,7 @@ class PodLauncher:
                 ),
                 inherited_variables(os.environ, self._variables),
             )
-            return pod.start_request(node.spec, command, self._cwd)
+            return pod.start_request(node.spec, command, self._folders)
         several = containers.has_several_containers(node.spec)
         mounted = self._pod_mounts(node, pod)
         found = (
@@ -126,7 +131,7 @@ class PodLauncher:
             found = found._replace(command=[*found.command, SCRIPT_PATH])
         captures = node.captures and not several
         return pod.start_request(
-            node.spec, found, self._cwd, captures, mounted.merged, mounted.staged_paths, self._sandbox
+            node.spec, found, self._folders, captures, mounted.merged, mounted.staged_paths, self._sandbox
         )
 
     def _main_container(self, node: Node) -> Mapping[str, Any]:
@@ -165,7 +170,7 @@ class PodLauncher:
             "name": container["name"],
             "command": [*found.command, *script],
             "environment": found.environment,
-            "cwd": os.path.join(self._cwd, str(container.get("workingDir") or "")),
+            "cwd": self._folders.begin(container, found.command),
             "dependencies": list_at(container, "dependencies"),
         }
 

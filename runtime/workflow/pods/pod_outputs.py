@@ -69,7 +69,7 @@ class _PodRoot(NamedTuple):
 
     def save_artifact(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
         """Save an output artifact. False: it is optional and missing. Raises _MissingError."""
-        path = str(entry["path"])
+        path = os.path.join(self.cwd, str(entry["path"]))
         if self.sandbox and not _is_own_path(self.plan, self.plan.host_path(path)):
             raise _MissingError(f"{path} is outside the sandbox")
         place, below = _left_path(self.plan, path), _is_in_volume(self.plan, path)

@@ -12,11 +12,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from everstep.runtime.workflow.manifest.parse import ManifestError
+from everstep.runtime.workflow.pods.interpreter import interpreter_paths
+from everstep.runtime.workflow.pods.isolation import ALWAYS_PRIVATE
 
 PRIVATE = ("/root", "/home", "/run")
 SHARED = ("jobs", "logs", "nodes")
@@ -38,18 +41,18 @@ class Sandbox:
     writable: tuple[str, ...] = ()
     """Folders of this machine that pods write to besides their own."""
 
-    def spawner_request(self, run: Path, told: Path, cwd: Path, several: bool) -> dict[str, Any]:
+    def spawner_request(self, run: Path, told: Path, shown: Sequence[Path], several: bool) -> dict[str, Any]:
         """The sandbox of a pod of that run, for the spawner: views of the machine's paths, outer ones first.
 
-        `several`: each container gets its own sandbox, from `podrun`. `told` is the only folder of the pod's that it
-        sees as it is. Makes the folders that the pod may write to.
+        `shown`: folders that it may read. `several`: each container gets its own sandbox, from `podrun`. `told` is the
+        only folder of the pod's that it sees as it is. Makes the folders that the pod may write to.
         """
         hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
-        shown = [*_program_folders(), str(cwd), str(run)]
+        readable = [*interpreter_paths([*private_folders(), *ALWAYS_PRIVATE]), *map(str, shown), str(run)]
         writable = [*self.writable, *(str(run / name) for name in SHARED), str(told)]
         for path in writable:
             os.makedirs(path, exist_ok=True)
-        views = [(path, "hidden") for path in hidden] + [(path, "shown") for path in shown]
+        views = [(path, "hidden") for path in hidden] + [(path, "shown") for path in readable]
         views += [(path, "writable") for path in writable]
         return {
             "network": self.network,
@@ -61,11 +64,6 @@ class Sandbox:
 def private_folders() -> list[str]:
     """Folders of this machine with private files of its users."""
     return [*PRIVATE, os.path.expanduser("~")]
-
-
-def _program_folders() -> list[str]:
-    """Folders of this Python and its imports, which may be in a home."""
-    return [os.path.realpath(sys.base_prefix), sys.prefix, *(path for path in sys.path if os.path.isdir(path))]
 
 
 def check_available() -> None:

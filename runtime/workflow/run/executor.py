@@ -32,7 +32,7 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, readiness
 from everstep.runtime.workflow.pods.pod import has_namespaces
-from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
+from everstep.runtime.workflow.pods.pod_launcher import PodLauncher, PodSettings
 from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, kill_leftovers
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
@@ -44,7 +44,8 @@ LOCK_POLL_S = 0.3
 """How often to try locks that other runs hold."""
 REQUEST_POLL_S = 0.2
 SHARED_FOLDERS = (
-    "this kernel has no namespaces: pods share this machine's folders, and their commands' paths are rewritten"
+    "this kernel has no namespaces: pods share this machine's folders and start in this one, and their commands' "
+    "paths are rewritten"
 )
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
@@ -72,6 +73,8 @@ class RunOptions:
     """Names of the launcher's own variables that pods get besides those of `inherited.INHERITED_GROUPS`."""
     limits: UnpackLimits = DEFAULT_LIMITS
     """What archives of artifacts may unpack to."""
+    work_dir: Path | None = None
+    """Where containers begin that name no workingDir; None: at `/`, as in most images."""
 
 
 class RunResult(NamedTuple):
@@ -112,7 +115,9 @@ async def _execute(
 ) -> RunResult:
     folder = run_folder.ensure_folder(options.runs.absolute(), options.name, source, options.sandbox)
     with run_folder.lock(folder):
-        given = run_folder.RunInputs(options.library, tuple(options.path), options.variables, options.sandbox)
+        given = run_folder.RunInputs(
+            options.library, tuple(options.path), options.variables, options.sandbox, options.work_dir
+        )
         run_folder.write_inputs(folder, source, given)
         executor = _Executor(manifest, options, folder, runner)
         await executor.run(signals)
@@ -143,9 +148,8 @@ class _Executor:
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._launch = PodLauncher(
-            self.engine, folder, self._clock, options.path, options.variables, options.limits, options.sandbox
-        )
+        settings = PodSettings(options.path, options.variables, options.limits, options.sandbox, options.work_dir)
+        self._launch = PodLauncher(self.engine, folder, self._clock, settings)
         self._starter = Starter(self.engine, self._launch, runner, self._clock, self._record, self._changed.set)
         self._shared = SharedState(folder.parent, options.name)
         self._holding = self._shared.lock_holders()

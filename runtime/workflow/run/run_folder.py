@@ -62,6 +62,7 @@ def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") ->
         "path": [str(one.absolute()) for one in given.path],
         "variables": list(given.variables),
         "sandbox": asdict(given.sandbox) if given.sandbox else None,
+        "work_dir": str(given.work_dir.absolute()) if given.work_dir else None,
     }
     _make_private(folder / "beside.json").write_text(json.dumps(inputs, indent=1))
     with atomic.replacing(known) as file:
@@ -79,6 +80,8 @@ class RunInputs(NamedTuple):
     variables: tuple[str, ...] = ()
     """Names of the launcher's own variables that pods get besides the usual ones."""
     sandbox: Sandbox | None = None
+    work_dir: Path | None = None
+    """Where containers begin that name no workingDir."""
 
 
 def read_inputs(folder: Path) -> RunInputs:
@@ -90,7 +93,8 @@ def read_inputs(folder: Path) -> RunInputs:
     path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
     shut = given.get("sandbox")
     sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None
-    return RunInputs(Library.from_objects(given["objects"], given["images"]), path, variables, sandbox)
+    work_dir = Path(given["work_dir"]) if given.get("work_dir") else None
+    return RunInputs(Library.from_objects(given["objects"], given["images"]), path, variables, sandbox, work_dir)
 
 
 def _make_private(path: Path) -> Path:
