@@ -172,7 +172,7 @@ def _named_outputs(outputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
-    from everstep.runtime.platform.process import end_nodes
+    from everstep.ended_nodes import end_nodes_of
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.run.view import watch
 
@@ -199,7 +199,8 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
         print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
         return ExitCode.TRY_AGAIN
     if sandbox is None:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
-        end_nodes(folder)
+        for line in end_nodes_of(folder, manifest):
+            print(line, file=sys.stderr)
     for name, value in _named_outputs(result.outputs).items():
         print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"
