@@ -61,5 +61,7 @@ def _line(job: str, in_memory: int, uri: str) -> str:
         pass  # The store itself is lost.
     if reached <= stored:
         return ""
-    lost = f"the store has iteration {stored}, later ones are lost" if stored else "the store has none of it, all is lost"
+    lost = (
+        f"the store has iteration {stored}, later ones are lost" if stored else "nothing is in the store, all is lost"
+    )
     return f"{job.split('-', 5)[-1]}: ended after iteration {reached}; {lost}"

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -39,6 +40,21 @@ def parameters(config: Any) -> dict[str, str]:
 def parameter(name: str) -> str:
     """The Argo variable that refers to a field of the pipeline's config."""
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
+
+
+def check_step(config: Any, **flags_of: str) -> None:
+    """Raise BadInput for what the config of a step can know to be wrong before anything starts.
+
+    `flags_of`: the pipeline's own field for a field of the step, if it has another name, so that the message names the
+    flag that was typed: `check_step(corpus.Config(source=self.corpus), source="corpus")`.
+    """
+    try:
+        config.check()
+    except BadInput as error:
+        message = str(error)
+        for theirs, own in flags_of.items():
+            message = re.sub(rf"--{theirs.replace('_', '-')}(?![\w-])", f"--{own.replace('_', '-')}", message)
+        raise BadInput(message) from None
 
 
 ANNOTATION = "workflows.argoproj.io"
@@ -184,7 +200,11 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     try:
         open_store(how.store)
     except StoreError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(f"--store {how.store}: {error}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--runs {how.runs}: {error.filename}: {error.strerror}; choose another folder") from None
     print(f"{name} · target local ({reason}) · store {how.store}", file=sys.stderr)
     sandbox = _sandbox(how)
     try:
