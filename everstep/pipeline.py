@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -39,6 +40,21 @@ def parameters(config: Any) -> dict[str, str]:
 def parameter(name: str) -> str:
     """The Argo variable that refers to a field of the pipeline's config."""
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
+
+
+def check_step(config: Any, **flags_of: str) -> None:
+    """Raise BadInput for what the config of a step can know to be wrong before anything starts.
+
+    `flags_of`: the pipeline's own field for a field of the step, if it has another name, so that the message names the
+    flag that was typed: `check_step(corpus.Config(source=self.corpus), source="corpus")`.
+    """
+    try:
+        config.check()
+    except BadInput as error:
+        message = str(error)
+        for theirs, own in flags_of.items():
+            message = re.sub(rf"--{theirs.replace('_', '-')}(?![\w-])", f"--{own.replace('_', '-')}", message)
+        raise BadInput(message) from None
 
 
 ANNOTATION = "workflows.argoproj.io"
@@ -172,7 +188,7 @@ def _named_outputs(outputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
-    from everstep.runtime.platform.process import end_nodes
+    from everstep.ended_nodes import end_nodes_of
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.run.view import watch
 
@@ -184,7 +200,11 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     try:
         open_store(how.store)
     except StoreError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(f"--store {how.store}: {error}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--runs {how.runs}: {error.filename}: {error.strerror}; choose another folder") from None
     print(f"{name} · target local ({reason}) · store {how.store}", file=sys.stderr)
     sandbox = _sandbox(how)
     try:
@@ -199,7 +219,8 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
         print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
         return ExitCode.TRY_AGAIN
     if sandbox is None:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
-        end_nodes(folder)
+        for line in end_nodes_of(folder, manifest):
+            print(line, file=sys.stderr)
     for name, value in _named_outputs(result.outputs).items():
         print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify_shards
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
-from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
+from everstep.runtime.checkpoint.worker.own_slots import OwnSlots, slots_folder
+from everstep.runtime.checkpoint.worker.standalone import EVERY_S, StandaloneKeeper
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
@@ -143,6 +145,7 @@ class OwnLoop:
 
 
 _session: Session | None = None
+_ZERO = {"EVERSTEP_KEEP_LAST": "keeps all checkpoints", "EVERSTEP_PERSIST_INTERVAL": "writes one every minute"}
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
@@ -265,9 +268,31 @@ def _standalone(uri: str) -> StandaloneKeeper | None:
             file=sys.stderr,
         )
         return None
-    job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
-    print(f"everstep: no agent started this script; it writes its checkpoints to {uri}/jobs/{job}", file=sys.stderr)
-    keep_text = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
-    if not keep_text.isdecimal():
-        raise StoreError(f"EVERSTEP_KEEP_LAST={keep_text}: give the number of checkpoints to keep, 0 for all")
-    return StandaloneKeeper(open_store(uri), job, keep_last=int(keep_text))
+    store, job = open_store(uri), os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
+    keep_last, interval = _count("EVERSTEP_KEEP_LAST", KEEP_LAST), _count("EVERSTEP_PERSIST_INTERVAL", 0)
+    slots = _own_slots(store.uri, job) if os.environ.get("WORLD_SIZE", "1") == "1" else None
+    often = f"every {interval} iterations" if interval else f"every {EVERY_S:.0f} s"
+    print(
+        f"everstep: no agent started this script; {'every save stays in memory, ' if slots else ''}"
+        f"a checkpoint goes to {uri}/jobs/{job} {often} (EVERSTEP_PERSIST_INTERVAL=N: every N iterations)",
+        file=sys.stderr,
+    )
+    keeper = StandaloneKeeper(store, job, keep_last=keep_last, slots=slots, interval=interval)
+    atexit.register(keeper.close)
+    return keeper
+
+
+def _count(variable: str, default: int) -> int:
+    """Raises StoreError."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal():
+        raise StoreError(f"{variable}={text}: give a whole number; 0 {_ZERO[variable]}")
+    return int(text)
+
+
+def _own_slots(uri: str, job: str) -> OwnSlots | None:
+    try:
+        return OwnSlots(slots_folder(uri, job))
+    except SegmentError as error:
+        print(f"everstep: saves are not kept in memory: {error}", file=sys.stderr)
+        return None

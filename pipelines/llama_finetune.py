@@ -39,10 +39,10 @@ class Config:
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
-        corpus.Config(source=self.corpus).check()
-        model.Config(model=self.model).check()
-        preprocess.Config(tokenizer=self.tokenizer).check()
-        train.Config(
+        everstep.check_step(corpus.Config(source=self.corpus), source="corpus")
+        everstep.check_step(model.Config(model=self.model))
+        everstep.check_step(preprocess.Config(tokenizer=self.tokenizer))
+        training = train.Config(
             script=self.script,
             script_args=self.script_args,
             nodes=self.nodes,
@@ -51,8 +51,9 @@ class Config:
             iterations=self.iterations,
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
-        ).check()
-        evaluate.Config(script=self.evaluate_script).check()
+        )
+        everstep.check_step(training)
+        everstep.check_step(evaluate.Config(script=self.evaluate_script), script="evaluate_script")
 
 
 def build(config: Config) -> Workflow:

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import inspect
 import json
+import os
 import shutil
 import signal
 import sys
@@ -79,6 +80,13 @@ class Result:
 
 
 C = TypeVar("C", bound=StepConfig)
+
+
+def require_script(flag: str, script: str) -> None:
+    """Raise StepError unless it is a file, or empty."""
+    if script and not os.path.isfile(script):
+        what = "a folder; name the script in it" if os.path.isdir(script) else "no such file"
+        raise StepError(f"{flag} {script}: {what}")
 
 
 def artifact(config: StepConfig, name: str, content: bytes) -> Path:

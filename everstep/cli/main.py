@@ -1,6 +1,7 @@
 """The `everstep` command: each verb is a module beside this one, imported only when it is called."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -47,10 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             importlib.import_module(f"everstep.cli.{verb}").configure(below)
     chosen = parser.parse_args(with_dashes(words))
     try:
-        return chosen.act(chosen)
+        code = chosen.act(chosen)
+        sys.stdout.flush()
+        return code
     except BadInput as error:
         print(f"{chosen.prog}: {error}", file=sys.stderr)
         return ExitCode.BAD_INPUT
+    except BrokenPipeError:  # The reader, such as `head`, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

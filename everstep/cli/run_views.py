@@ -87,6 +87,8 @@ def list_view(runs: Path, now: float) -> str:
     """What `argo list` prints, with the newest run last."""
     from everstep.runtime.submission.tree import unix_time
 
+    if runs.exists() and not runs.is_dir():
+        raise BadInput(f"--runs {runs}: not a folder")
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
     workflows = [read_workflow(folder) for folder in folders]
     if not workflows:

@@ -51,7 +51,9 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     from everstep.runtime.job.status import job_status
 
     job = find(runs, name)
-    return {"job": job.job, **job_status(job.state)}
+    workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
+    ended = "" if job.state.ended else workflow["status"].get("finishedAt") or ""
+    return {"job": job.job, **job_status(job.state), "runEnded": ended}
 
 
 def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
@@ -78,7 +80,10 @@ def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
 def text(status: dict[str, Any]) -> str:
     """The status as text for people."""
     now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
-    lines = [f"{status['job']}: {now['type']} since {now['lastTransitionTime']}", f"  {status['reason']}"]
+    phase = f"{now['type']} since {now['lastTransitionTime']}"
+    if status.get("runEnded"):
+        phase = f"ended with its run at {status['runEnded']}"
+    lines = [f"{status['job']}: {phase}", f"  {status['reason']}"]
     if round_:
         start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from the beginning"
         lines.append(f"  round {round_['number']}: {round_['nodes']} nodes, {round_['workers']} workers, {start}")

@@ -155,7 +155,7 @@ def _execute(
     manifest: Any, name: str, folder: Path, beside: "RunInputs", restart: str = "",
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
-    from everstep.runtime.platform.process import end_nodes
+    from everstep.ended_nodes import end_nodes_of
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.engine.events import CorruptLogError
     from everstep.runtime.workflow.run.control_requests import ControlRequestError
@@ -180,7 +180,8 @@ def _execute(
         print(f"everstep workflow: {error}", file=sys.stderr)
         return ExitCode.TRY_AGAIN
     if not beside.sandbox:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
-        end_nodes(result.folder)
+        for line in end_nodes_of(result.folder, manifest):
+            print(line, file=sys.stderr)
     print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 

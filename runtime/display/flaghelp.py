@@ -1,7 +1,11 @@
-"""Command lines with argparse: help that fits the terminal, mistakes in one line."""
+"""Command lines with argparse: help that fits the terminal, mistakes in one line with what was probably meant."""
 
 import argparse
+import difflib
+import os
+import re
 import textwrap
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 
@@ -26,12 +30,36 @@ class Help(argparse.HelpFormatter):
         )
 
 
+_CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
+
+
 class Flags(argparse.ArgumentParser):
     """A parser that reports a mistake in one line on stderr: exit code 2."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**{"formatter_class": Help, **more})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown words in the parser of the verb that they follow, which knows the flags that may be meant."""
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            self.exit(2, f"{self.prog}: the working folder was removed; change to another one\n")
+        values, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(names, self._option_string_actions)}")
+        return values, unknown
+
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and where the right usage is."""
+        if choice := _CHOICE.search(message):
+            message += did_you_mean([choice[1]], re.findall(r"[\w.-]+", choice[2]))
         self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def did_you_mean(words: Iterable[str], known: Iterable[str]) -> str:
+    """`; did you mean --nodes?` for words of which some are nearly known ones, else empty."""
+    names = [*known]
+    meant = [found[0] for word in words if (found := difflib.get_close_matches(word, names, 1))]
+    return f"; did you mean {', '.join(dict.fromkeys(meant))}?" if meant else ""

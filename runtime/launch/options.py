@@ -280,6 +280,8 @@ def _check_file(script: str, what: str) -> None:
     path = Path(script)
     if not path.exists():
         raise ValueError(f"{script}: no such file; {what} must exist on this node")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise ValueError(f"{script}: a folder without __main__.py; name {what} in it")
 
 
 def _hang_policy(flags: argparse.Namespace) -> HangPolicy:

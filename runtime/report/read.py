@@ -180,6 +180,12 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
         notes.append(f"{prefix}/telemetry: {torn} unreadable lines were skipped.")
 
 
+def newest_iteration(store: Store, job: str) -> int:
+    """The newest iteration that a job has reported, seconds ago at most; 0: none. Raises StoreError."""
+    found = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
+    return max((number for number in found if isinstance(number, int)), default=0)
+
+
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:
     """The last lines of the logs of failed pods."""
     tails: dict[str, str] = {}

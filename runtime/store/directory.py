@@ -52,7 +52,7 @@ class DirectoryStore:
         self.uri = str(self._root)
         self._pace = pace or Pace()
         if not read_only:
-            with _explain_errors(self._root, "make"):
+            with _explain_errors(self._root, "be a folder"):
                 self._root.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:

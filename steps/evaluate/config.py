@@ -1,11 +1,10 @@
 """The parameters of the evaluation."""
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 
@@ -47,8 +46,7 @@ class Config:
             raise StepError(f"--windows {self.windows}: must be at least 1")
         if self.sample_tokens < 0:
             raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
-        if self.script and not os.path.isfile(self.script):
-            raise StepError(f"--script {self.script}: no such file")
+        require_script("--script", self.script)
         self.training_results()
         if self.model != TINY:
             directory.check_finished(self.model)

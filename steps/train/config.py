@@ -1,7 +1,6 @@
 """The parameters of the training."""
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, open_store
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
@@ -113,8 +112,7 @@ class Config:
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
-        if self.script and not os.path.isfile(self.script):
-            raise StepError(f"--script {self.script}: no such file")
+        require_script("--script", self.script)
         split_arguments(self.script_args)
         if self.script_args and not self.script:
             raise StepError("--script-args: they belong to your own --script; give one")

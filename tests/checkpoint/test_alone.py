@@ -1,6 +1,7 @@
 """Checkpoints without an agent: ranks that put their shards, die anywhere, and are started again."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.errors import UnreachableError
-from everstep.runtime.checkpoint.shard.reshard import read_whole
+from everstep.runtime.checkpoint.errors import SegmentError, UnreachableError
+from everstep.runtime.checkpoint.shard.reshard import assemble_state, open_shards, read_whole, verify_shards
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
 from everstep.runtime.checkpoint.stored.committed import read_committed
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
+from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
 from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, StandaloneKeeper
 from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
@@ -254,3 +256,72 @@ def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_fro
     _saved(DirectoryStore(tmp_path), [1, 2])
     with pytest.raises(UnreachableError, match=r"though some may be whole: store .*answers 500"):
         StandaloneKeeper(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
+
+
+def single(folder: Path, interval: int = 0) -> tuple[StandaloneKeeper, OwnSlots]:
+    """A process of a script that no agent started."""
+    memory = folder / "memory"
+    slots = OwnSlots(memory)
+    return StandaloneKeeper(DirectoryStore(folder / "store"), "j", slots=slots, interval=interval), slots
+
+
+def iteration_of(alone: StandaloneKeeper) -> int | None:
+    """What it starts from, with every byte as it was saved."""
+    found = alone.restore(lambda sources: verify_shards(open_shards(*sources)))
+    if found is None:
+        return None
+    state, iteration = assemble_state(found)
+    assert float(state["rank0"][0]) == float(100 * state["run"] + iteration)
+    return iteration
+
+
+def test_a_killed_process_goes_on_from_its_last_save_and_an_ended_one_leaves_no_memory(tmp_path: Path) -> None:
+    first, slots = single(tmp_path)
+    for iteration in range(1, 8):
+        first.save(iteration, part(iteration, 0, 1))
+    slots.close()  # As the kernel does for a killed process.
+    assert check(tmp_path / "store") == {}
+    second, slots = single(tmp_path)
+    assert iteration_of(second) == 7
+    second.save(8, part(8, 0, 1))
+    second.close()
+    assert sorted(check(tmp_path / "store")) == [(2, 8)]
+    assert not (tmp_path / "memory").exists()
+    assert iteration_of(single(tmp_path)[0]) == 8
+
+
+def test_a_state_that_was_being_copied_at_the_kill_is_never_restored(tmp_path: Path) -> None:
+    first, slots = single(tmp_path)
+    for iteration in (1, 2, 3):
+        first.save(iteration, part(iteration, 0, 1))
+    _, buffer = slots.begin(100, None)
+    buffer[:100] = bytes(100)
+    slots.close()
+    assert iteration_of(single(tmp_path)[0]) == 3
+
+
+def test_memory_of_a_store_that_was_emptied_is_forgotten(tmp_path: Path) -> None:
+    first, slots = single(tmp_path)
+    for iteration in range(1, 8):
+        first.save(iteration, part(iteration, 0, 1))
+    slots.close()
+    shutil.rmtree(tmp_path / "store")
+    for saved in (None, 1):
+        again, slots = single(tmp_path)
+        assert iteration_of(again) == saved
+        again.save(1, part(1, 0, 2))
+        slots.close()
+
+
+def test_two_processes_of_one_job_do_not_share_memory(tmp_path: Path) -> None:
+    single(tmp_path)
+    with pytest.raises(SegmentError, match="another process of this job uses it"):
+        OwnSlots(tmp_path / "memory")
+
+
+def test_a_single_process_writes_to_the_store_as_often_as_it_is_asked(tmp_path: Path) -> None:
+    alone, _ = single(tmp_path, interval=3)
+    for iteration in range(1, 8):
+        alone.save(iteration, part(iteration, 0, 1))
+    alone.flush(6)
+    assert sorted(check(tmp_path / "store")) == [(1, 3), (1, 6)]

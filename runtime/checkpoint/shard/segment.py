@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.huge_pages import allocate, map_shared, populate
@@ -29,6 +30,9 @@ _READY = struct.Struct("<I")
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd during a write), iteration, Unix time, changes, length of the phase's name, the name."""
+_KEPT_AT = 256
+_KEPT = struct.Struct("<QQQ")
+"""Round, iteration and size in bytes of the shard in a slot, for slots that outlive their process."""
 _POPULATE_BYTES = 4 << 20
 """Bytes mapped in one call: a millisecond or less."""
 _POLL_S = 0.05
@@ -45,6 +49,14 @@ class Beacon:
     """Unix time of the last change; 0 before the first."""
     changes: int = 0
     """Number of changes by this worker."""
+
+
+class Kept(NamedTuple):
+    """The shard that a slot keeps; of size 0: none, or it is being written."""
+
+    round: int = 0
+    iteration: int = 0
+    size: int = 0
 
 
 class SegmentFile:
@@ -118,6 +130,15 @@ class SegmentFile:
             if before == after and not before % 2:
                 break
         return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
+
+    def kept(self, slot: int) -> Kept:
+        """The shard in a slot, as far as its writer has noted it."""
+        return Kept(*_KEPT.unpack_from(self._memory, _KEPT_AT + slot * _KEPT.size))
+
+    def set_kept(self, slot: int, kept: Kept) -> None:
+        """Note the shard in a slot. Invariant: a slot whose bytes change has size 0, so that a torn shard is never
+        read."""
+        _KEPT.pack_into(self._memory, _KEPT_AT + slot * _KEPT.size, *kept)
 
     @property
     def ready_slots(self) -> int:

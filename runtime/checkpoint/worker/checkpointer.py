@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
-from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
 from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard, open_local_shard
@@ -278,8 +278,4 @@ def shard_sources(link: Link, place: Fetched) -> Sources:
         return Sources(place.sources, partial(read, store=store, credentials=credentials))
     data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
     one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
-    return Sources((one,), partial(_read_here, data))
-
-
-def _read_here(data: memoryview, _: Holding, start: int, buffer: memoryview) -> None:
-    buffer[:] = data[start : start + len(buffer)]
+    return Sources((one,), partial(read_bytes, data))

@@ -1,9 +1,11 @@
 """Checkpoints of a script that no agent started (`python`, `torchrun`): staged and persisted by the process itself.
 
-Objects and manifest are those of an elastic job, so every reader reads both. `save` copies the state into a buffer of
-this process, and a thread writes it to the store. A state that is the same on every rank is written by one rank. Of a
-sharded state each rank writes its own shard, and any rank that finds all shards there commits. The ranks exchange only
-a few numbers, when the checkpointer is made and when it loads: all start from one checkpoint, or all fail.
+Objects and manifest are those of an elastic job, so every reader reads both. A single process copies each state into a
+slot of shared memory, where the next process finds the newest one if this one is killed. When it is time, a thread
+writes it to the store. Several ranks copy a state only then, into a buffer of their own. A state that is the same on
+every rank is written by one rank. Of a sharded state each rank writes its own shard, and any rank that finds all shards
+there commits. The ranks exchange only a few numbers, when the checkpointer is made and when it loads: all start from
+one checkpoint, or all fail.
 """
 
 import sys
@@ -16,11 +18,12 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, SegmentError, UnreachableError
 from everstep.runtime.checkpoint.shard.digests import seal
-from everstep.runtime.checkpoint.shard.fetch import read
-from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, read_head
+from everstep.runtime.checkpoint.shard.segment import Kept
 from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import FlatState
 from everstep.runtime.checkpoint.stored.committed import sources_in
@@ -36,6 +39,7 @@ from everstep.runtime.checkpoint.stored.keys import (
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit, read_commit
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, max_over_ranks
+from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding
@@ -47,6 +51,7 @@ Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
 """The signature of `agreement.broadcast_from_rank_0`."""
 _LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
 """A rank's verdict on a checkpoint; the worst verdict decides."""
+EVERY_S = 60.0
 SHARDED_INTERVAL = 50
 """Iterations between two checkpoints of a sharded state. All ranks count iterations alike; clocks differ."""
 COMMIT_TIMEOUT_S = 600.0
@@ -60,16 +65,18 @@ class StandaloneKeeper:
         self,
         store: Store,
         job: str,
-        every_s: float = 60.0,
+        every_s: float = EVERY_S,
         keep_last: int = KEEP_LAST,
+        slots: OwnSlots | None = None,
+        interval: int = 0,
         agree: Agree = broadcast_from_rank_0,
         most: Callable[[float], float] = max_over_ranks,
     ) -> None:
-        """A state that is the same on every rank is written every `every_s` seconds, and on request. The newest
-        `keep_last` checkpoints stay (0: all), and so does the one that this process started from. `agree` and `most`
-        are collectives."""
+        """A state that is the same on every rank is written every `every_s` seconds, or every `interval` iterations,
+        and on request. The newest `keep_last` checkpoints stay (0: all), and so does the one that this process started
+        from. `slots` keep every state of a single process. `agree` and `most` are collectives."""
         self.store, self.prefix = store, checkpoints_prefix(job)
-        self._job, self._every_s = job, every_s
+        self._job, self._every_s, self._interval, self._slots = job, every_s, interval, slots
         self._rank, self._world_size = 0, 1
         self._agree, self._largest = agree, most
         self._round = 0
@@ -79,6 +86,11 @@ class StandaloneKeeper:
         self._policy = RetentionPolicy(keep_last)
         self._stager: Stager | None = None
         self._buffer = memoryview(b"")
+        """Of the newest state, if it is not in a slot."""
+        self._busy: int | None = None
+        """The slot that is being written to the store."""
+        self._staged = 0
+        """The newest iteration in a slot."""
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
         self._writing: Future[None] | None = None
 
@@ -96,6 +108,8 @@ class StandaloneKeeper:
         Raises on all ranks alike: StoreError; RestoreError if the state is of another kind; UnreachableError if some
         checkpoint may be whole but none could be read.
         """
+        if (found := self._restore_from_slot(load)) is not None:
+            return found
         passed: dict[CheckpointId, RestoreError | None] = {}
         while (place := self._agree(lambda: self._newest_committed(passed))) != (0, 0):
             folder = checkpoint_folder(self._job, place)
@@ -116,6 +130,26 @@ class StandaloneKeeper:
             raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
         return None
 
+    def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:
+        """The state that a killed process of this job has left, if it is newer than what the store has. A store that
+        does not know its round is another one, or was emptied: then training begins anew."""
+        kept, data = (self._slots.newest() if self._slots else None) or (Kept(), memoryview(b""))
+        if not kept.size or (kept.round, kept.iteration) <= self._newest_committed(()):
+            return None
+        if not any(True for _ in self.store.list(self._round_key(kept.round))):
+            return None
+        source = Holding(kept.round, kept.iteration, size=kept.size)
+        try:
+            seal(data)
+            found = load(Sources((source,), partial(read_bytes, data)))
+        except RestoreError as error:
+            if error.flaw is None:
+                raise
+            print(f"everstep: iteration {kept.iteration} in memory is skipped: {error}", file=sys.stderr)
+            return None
+        print(f"everstep: goes on from iteration {kept.iteration}, which a process has left in memory", file=sys.stderr)
+        return found
+
     def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
         """The result of `load`, or the error."""
         try:
@@ -128,20 +162,59 @@ class StandaloneKeeper:
             return None, error
 
     def save(self, iteration: int, tree: FlatState, persist: bool = False) -> None:
-        """Stage the state if it is time, and write it to the store in the background. First waits for the write before,
+        """Stage the state; if it is time, write it to the store in the background. First waits for the write before,
         and raises its StoreError."""
-        if iteration in self._saved or not (persist or self._is_due(iteration)):
+        due = iteration not in self._saved and (persist or self._is_due(iteration))
+        if not due and (self._slots is None or iteration == self._staged):
             return
-        self._wait()
+        if due:
+            self._wait()
         self._round = self._round or self._claim_round()
         text = json_bytes({"iteration": iteration, "state": tree.json})
         stager = self._stager
         if stager is None or not stager.fits(tree) or len(text) > stager.layout.state.size:
             stager = self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
-            self._buffer = memoryview(bytearray(stager.layout.size))
-        stager.stage(0, self._buffer, tree, text, iteration)
-        self._saved.add(iteration)
-        self._writing = self._thread.submit(self._put, iteration, stager.layout)
+            self._buffer = memoryview(b"")
+        slot, data = self._stage(iteration, stager, tree, text)
+        if due:
+            self._saved.add(iteration)
+            self._busy = slot
+            self._writing = self._thread.submit(self._put, iteration, data)
+
+    def _stage(self, iteration: int, stager: Stager, tree: FlatState, text: bytes) -> tuple[int | None, memoryview]:
+        """The state's slot, if it has one, and its bytes."""
+        size, slot = stager.layout.size, None
+        if self._slots is not None:
+            writing = self._writing is not None and not self._writing.done()
+            try:
+                slot, data = self._slots.begin(size, self._busy if writing else None)
+            except SegmentError as error:
+                print(f"everstep: states are kept in the store only: {error}", file=sys.stderr)
+                self._slots = None
+        if self._slots is None:
+            self._buffer = data = self._buffer or memoryview(bytearray(size))
+        stager.stage(slot or 0, data, tree, text, iteration)
+        if slot is not None and self._slots is not None:
+            self._slots.end(slot, Kept(self._round, iteration, size))
+            self._staged = iteration
+        return slot, data[:size]
+
+    def close(self) -> None:
+        """The process ends: have its newest state in the store, and free the shared memory."""
+        if self._slots is None:
+            return
+        try:
+            self._wait()
+            kept = self._slots.newest()
+            if kept and self._staged and self._staged not in self._saved:
+                self._put(self._staged, kept[1])
+            if self._staged:
+                self._slots.remove()
+        except (StoreError, OSError, RuntimeError) as error:
+            print(
+                f"everstep: iteration {self._staged} stays in memory; start the script again: {error}", file=sys.stderr
+            )
+        self._slots.close()
 
     def flush(self, iteration: int) -> str:
         """Wait until `iteration`, which was saved before, is committed. Returns the key of the manifest. Raises
@@ -157,8 +230,8 @@ class StandaloneKeeper:
         return self._manifest_key(iteration)
 
     def _is_due(self, iteration: int) -> bool:
-        if self._world_size > 1:
-            return iteration % SHARDED_INTERVAL == 0
+        if self._world_size > 1 or self._interval:
+            return iteration % (self._interval or SHARDED_INTERVAL) == 0
         return time.monotonic() >= self._due and (self._writing is None or self._writing.done())
 
     def _wait(self) -> None:
@@ -166,8 +239,7 @@ class StandaloneKeeper:
         if writing is not None:
             writing.result()
 
-    def _put(self, iteration: int, layout: Layout) -> None:
-        data = self._buffer[: layout.size]
+    def _put(self, iteration: int, data: memoryview) -> None:
         seal(data)
         faults.point("alone.before_put", iteration=iteration)
         try:
@@ -217,9 +289,14 @@ class StandaloneKeeper:
     def _claim_round(self) -> int:
         """Claim a round that no run has used or will use. So the debris of another run is never completed."""
         round_ = 1 + max((place[0] for place, _ in self._checkpoints()), default=0)
-        while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
+        while not self.store.create(self._round_key(round_), b"claimed"):
             round_ += 1
+        if self._slots:
+            self._slots.forget(round_)
         return round_
+
+    def _round_key(self, round_: int) -> str:
+        return f"jobs/{self._job}/rounds/{round_:06d}"
 
     def _newest_committed(self, passed: Collection[CheckpointId]) -> CheckpointId:
         return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))

@@ -105,8 +105,8 @@ class Engine:
                     node_completion.handle_pod_end(self, event)
                 self.kills.pop(event.node, None)
             case ShutdownAsked():
-                self.shutdown = event.strategy
-                node_completion.shut_down(self, event.time)
+                again, self.shutdown = bool(self.shutdown), event.strategy
+                node_completion.shut_down(self, event.time, at_once=again)
             case NodesResumed():
                 node_completion.resume_nodes(self, event)
             case NodeSet():

@@ -75,20 +75,20 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
             engine.set_phase(node, Phase.SUCCEEDED, now)
 
 
-def shut_down(engine: Scheduler, now: float) -> None:
-    """Stop every open node. Only `Terminate` stops the exit handler, too."""
+def shut_down(engine: Scheduler, now: float, at_once: bool = False) -> None:
+    """Stop every open node. Only `Terminate` stops the exit handler, too. `at_once`: without time to save anything."""
     for node in engine.open_nodes():
         if engine.shutdown == "Terminate" or not engine.in_exit_handler(node):
-            _stop_node(engine, node, now)
+            _stop_node(engine, node, now, at_once)
     if engine.root.suspended and engine.shutdown:
         engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'", now)
 
 
-def _stop_node(engine: Scheduler, node: Node, now: float) -> None:
+def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None:
     pod = f"workflow shutdown with strategy:  {engine.shutdown}"
     here = f"Stopped with strategy '{engine.shutdown}'"
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
-        engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=engine.shutdown == "Terminate")
+        engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=at_once and engine.shutdown == "Terminate")
     else:
         named = here if node.type is NodeType.SUSPEND else pod
         engine.set_phase(node, Phase.FAILED, now, named if engine.shutdown else TOO_LATE)

@@ -311,7 +311,8 @@ class _Executor:
             self._status.write()
         except OSError as error:  # The event loop calls this and would drop the error.
             self._unwritten = error
-        print("stopping; interrupt again to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
+        words = "stopping; interrupt again to end at once" if strategy == "Stop" else "ending at once"
+        print(words, file=sys.stderr)
         self._changed.set()
 
     async def _end_pod(self, node: Node, grace_s: float) -> None:
