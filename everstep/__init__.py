@@ -1,7 +1,8 @@
 """Everstep: training pipelines that survive.
 
-In a pipeline: `submit`, `parameters`, `parameter`. In a training script: `init`, `batches`, `Checkpointer`, `report`,
-`phase`, `results`. Importing this package costs nothing; each name imports its module when it is first used.
+In a pipeline: `submit`, `parameters`, `parameter`, `LocalFile`. In a training script: `init`, `batches`,
+`Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name imports its module when it
+is first used.
 """
 
 from importlib import import_module
@@ -9,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.job_results import results
+    from everstep.local_files import LocalFile
     from everstep.pipeline import parameter, parameters, submit
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __all__ = [
-    "Batch", "Checkpointer", "Context", "batches", "init", "parameter", "parameters", "phase", "report", "results",
-    "submit",
+    "Batch", "Checkpointer", "Context", "LocalFile", "batches", "init", "parameter", "parameters", "phase", "report",
+    "results", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("parameter", "parameters", "submit"), "everstep.pipeline")
-_MODULES = {**_PIPELINE, "results": "everstep.job_results"}
+_MODULES = {**_PIPELINE, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
 
 

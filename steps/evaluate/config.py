@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from everstep.runtime.data.code import is_code_address
 from everstep.steps.entry import StepError
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
@@ -47,7 +48,7 @@ class Config:
             raise StepError(f"--windows {self.windows}: must be at least 1")
         if self.sample_tokens < 0:
             raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
-        if self.script and not os.path.isfile(self.script):
+        if self.script and not is_code_address(self.script) and not os.path.isfile(self.script):
             raise StepError(f"--script {self.script}: no such file")
         self.training_results()
         if self.model != TINY:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
+from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, open_store
@@ -32,8 +33,8 @@ class Config:
     model: str = TINY
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
-    """Your own training script; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and the like, and those of the
-    flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
+    """Your own training script, or its address in a store; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and
+    the like, and those of the flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
     script_args: str = ""
     """Arguments for your script besides those, as in a shell; {dataset}, {iterations}, ... are filled in."""
     nodes: int = 2
@@ -113,7 +114,7 @@ class Config:
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
-        if self.script and not os.path.isfile(self.script):
+        if self.script and not is_code_address(self.script) and not os.path.isfile(self.script):
             raise StepError(f"--script {self.script}: no such file")
         split_arguments(self.script_args)
         if self.script_args and not self.script:
@@ -198,8 +199,15 @@ class Config:
             raise StepError(f"--model {self.model}: {model.get('vocab_size')} tokens, the dataset {vocab_size}; {mend}")
 
     def script_path(self) -> Path:
-        """The script that the workers run, absolute."""
-        return Path(self.script).absolute() if self.script else LLAMA
+        """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""
+        try:
+            return fetch_code(self.script)[1] if is_code_address(self.script) else Path(self.script or LLAMA).absolute()
+        except ValueError as error:
+            raise StepError(f"--script {error}") from None
+
+    def script_of_nodes(self) -> str:
+        """The script as nodes find it: a path, or its address in the store."""
+        return self.script if is_code_address(self.script) else str(self.script_path())
 
     def script_arguments(self) -> list[str]:
         """The arguments of the script."""
