@@ -42,6 +42,9 @@ class Submission:
     Empty: the namespace's default."""
     image: str = ""
     """Argo: image of the steps."""
+    code: Annotated[str, Flag(metavar="DIR")] = ""
+    """Argo: the project's folder; it comes along with the script and is where the script starts. What a .gitignore
+    names stays here."""
     image_pull_secret: tuple[str, ...] = ()
     """Argo: Secret with the registry's credentials; may be given several times."""
     store_secret: str = "everstep-store"
@@ -62,7 +65,7 @@ class Submission:
             )
         if target == "local":
             plain = Submission()
-            names = ("watch", "detach", "logs", "namespace", "service_account", "image", "image_pull_secret",
+            names = ("watch", "detach", "logs", "namespace", "service_account", "image", "code", "image_pull_secret",
                      "store_secret")  # fmt: skip
             flags = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
             if flags:

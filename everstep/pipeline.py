@@ -101,6 +101,10 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     except TargetError as error:
         raise BadInput(str(error)) from None
     how.check(target.name, target.reason)
+    if target.route:
+        from everstep.local_files import with_addresses
+
+        config = with_addresses(config, how.store, how.code)
     manifest = manifest_of(build(config), absolute_uri(how.store))
     if not how.output:
         _lint(manifest)

@@ -1,6 +1,7 @@
 """Fine-tune a Llama on checked machines: corpus -> tokenize -> train -> evaluate, and always a report."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hera.workflows import DAG, Workflow
 
@@ -12,23 +13,23 @@ from everstep.steps import check, corpus, evaluate, model, preprocess, report, t
 class Config:
     """Each field is a flag of this file and a parameter of the workflow."""
 
-    corpus: str = ""
+    corpus: Annotated[str, everstep.LocalFile.TEXT] = ""
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
-    tokenizer: str = ""
+    tokenizer: Annotated[str, everstep.LocalFile.TOKENIZER] = ""
     """A tokenizer.json or a Hugging Face directory; empty: the model's own; for tiny, one is trained on the corpus."""
-    model: str = "tiny"
+    model: Annotated[str, everstep.LocalFile.MODEL] = "tiny"
     """tiny (a few million random weights), smollm2 (135 million trained ones), a directory of a Llama, or s3://..."""
-    script: str = ""
+    script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
     """Your own training script instead of steps/train/llama.py: any that torchrun runs (docs/scripts.md)."""
     script_args: str = ""
     """Its arguments, as in a shell; {dataset}, {iterations}, ... stand for what the pipeline knows."""
-    evaluate_script: str = ""
+    evaluate_script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
     """Your own evaluation script; without it, what is not a Llama is not measured."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
     """With fewer healthy nodes the training waits, then gives up."""
-    job_spec: str = ""
+    job_spec: Annotated[str, everstep.LocalFile.JOB_SPEC] = ""
     """YAML file of the training's roles and policies; `nodes` says how many machines are checked."""
     iterations: int = 200
     """Optimizer steps."""

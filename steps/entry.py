@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
+from everstep.runtime.data.code import is_code_address
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.system import atomic
 
@@ -83,8 +84,8 @@ C = TypeVar("C", bound=StepConfig)
 
 
 def require_script(flag: str, script: str) -> None:
-    """Raise StepError unless it is a file, or empty."""
-    if script and not os.path.isfile(script):
+    """Raise StepError unless it is a file, the address of code in a store, or empty."""
+    if script and not is_code_address(script) and not os.path.isfile(script):
         what = "a folder; name the script in it" if os.path.isdir(script) else "no such file"
         raise StepError(f"{flag} {script}: {what}")
 

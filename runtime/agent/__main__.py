@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from everstep.runtime import faults
@@ -18,9 +19,11 @@ from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
@@ -90,11 +93,26 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
     return ending
 
 
+def _with_code_here(settings: Settings) -> Settings:
+    """Fetch a script that is in the store; its workers run in the folder of its code, and import from there.
+
+    Raises ValueError, StoreError.
+    """
+    kind, target, arguments = split_command(settings.command)
+    if kind is not Kind.SCRIPT or not is_code_address(target):
+        return settings
+    folder, script = fetch_code(target)
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return replace(settings, command=[str(script), *arguments])
+
+
 def main() -> None:
     """Run one agent to its end."""
     try:
         settings, persist_interval = settings_of(sys.argv[1:], os.environ)
         open_store(settings.store)
+        settings = _with_code_here(settings)
     except (ValueError, StoreError) as error:
         print(f"agent: {error}", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)

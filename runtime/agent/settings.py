@@ -10,6 +10,7 @@ from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
+from everstep.runtime.data.code import is_code_address
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
@@ -40,7 +41,7 @@ class Settings:
     host: str
     slots: int
     command: Sequence[str]
-    """`[-m | --no-python | --run-path] script args...`"""
+    """`[-m | --no-python | --run-path] script args...`; the script may be an address of code in the store."""
     threads: str
     """OMP_NUM_THREADS for the workers; empty: unchanged."""
     preload: Sequence[str] = ()
@@ -152,7 +153,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError("--slots and --persist-interval must be at least 1")
     if not options.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {options.persist_bytes_per_s:g}: it cannot be negative")
-    if kind is Kind.SCRIPT and not Path(target).is_file():
+    if kind is Kind.SCRIPT and not Path(target).is_file() and not is_code_address(target):
         raise ValueError(f"no such script: {target}")
     dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
     try:

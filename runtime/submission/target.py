@@ -72,6 +72,6 @@ def _context_or_local(environment: Mapping[str, str], namespace: str) -> Target:
 
 def _has_configuration(environment: Mapping[str, str]) -> bool:
     """Whether there is a kube configuration at all; the kubernetes client is slow to import."""
-    from everstep.runtime.submission.kube_files import config_files
+    from everstep.runtime.submission.kube_config import config_files
 
     return bool(config_files(environment) or environment.get("KUBERNETES_SERVICE_HOST"))

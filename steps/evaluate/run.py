@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everstep.runtime.data.code import script_name
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
 from everstep.steps.entry import Result, StepError, artifact
@@ -29,7 +30,7 @@ def run(config: Config) -> Result:
     """Raises StepError for a checkpoint or a dataset that is missing or does not fit, or a failed script."""
     if config.script:
         named = {**config.training_results(), **run_script(config)}
-        return _result(config, f"{Path(config.script).name}: {in_words(named) or 'named no results'}", named)
+        return _result(config, f"{script_name(config.script)}: {in_words(named) or 'named no results'}", named)
     if config.trained_by:
         try:
             return _measure(config) if config.checkpoint else _nothing_measured(config)
@@ -40,7 +41,7 @@ def run(config: Config) -> Result:
 
 def _nothing_measured(config: Config) -> Result:
     """For a script of the user's own whose state this step cannot read."""
-    named, script = config.training_results(), Path(config.trained_by).name
+    named, script = config.training_results(), script_name(config.trained_by)
     why = "a checkpoint that is not of a Llama" if config.checkpoint else "no checkpoint"
     print(f"{script} left {why}, so nothing was measured; an evaluation script of your own can", file=sys.stderr)
     return _result(config, in_words(named) or f"nothing to measure: {script} left {why}", named)

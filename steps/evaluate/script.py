@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.data.results import read_results
 from everstep.runtime.store import open_store
 from everstep.steps.entry import StepError
@@ -24,7 +25,15 @@ def run_script(config: Config) -> dict[str, Any]:
         "JOB": job,
     }
     environment = {**os.environ, **{f"EVERSTEP_{name}": value for name, value in known.items()}}
-    ended = subprocess.run([sys.executable, "-u", config.script], env=environment, stdout=sys.stderr, check=False)
+    script, folder = config.script, None
+    if is_code_address(script):
+        try:
+            folder, script = fetch_code(script)
+        except ValueError as error:
+            raise StepError(f"--script {error}") from None
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
+    command = [sys.executable, "-u", script]
+    ended = subprocess.run(command, env=environment, cwd=folder, stdout=sys.stderr, check=False)
     if ended.returncode:
         how = f"code {ended.returncode}" if ended.returncode > 0 else f"signal {-ended.returncode}"
         raise StepError(f"--script {config.script}: it ended with {how}; its own error is above", 1)

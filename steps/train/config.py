@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
+from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, open_store
@@ -31,8 +32,8 @@ class Config:
     model: str = TINY
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
-    """Your own training script; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and the like, and those of the
-    flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
+    """Your own training script, or its address in a store; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and
+    the like, and those of the flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
     script_args: str = ""
     """Arguments for your script besides those, as in a shell; {dataset}, {iterations}, ... are filled in."""
     nodes: int = 2
@@ -196,8 +197,15 @@ class Config:
             raise StepError(f"--model {self.model}: {model.get('vocab_size')} tokens, the dataset {vocab_size}; {mend}")
 
     def script_path(self) -> Path:
-        """The script that the workers run, absolute."""
-        return Path(self.script).absolute() if self.script else LLAMA
+        """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""
+        try:
+            return fetch_code(self.script)[1] if is_code_address(self.script) else Path(self.script or LLAMA).absolute()
+        except ValueError as error:
+            raise StepError(f"--script {error}") from None
+
+    def script_of_nodes(self) -> str:
+        """The script as nodes find it: a path, or its address in the store."""
+        return self.script if is_code_address(self.script) else str(self.script_path())
 
     def script_arguments(self) -> list[str]:
         """The arguments of the script."""

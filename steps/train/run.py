@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from everstep.runtime.data.code import script_name
 from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
@@ -115,7 +116,7 @@ async def _train(
         f"--max-restarts={spec.patience.max_restarts}",
         "--any-script" if config.script else "--has-beacon",
         "--",
-        str(config.script_path()),
+        config.script_of_nodes(),
         *config.script_arguments(),
     ]
     async with (
@@ -224,7 +225,7 @@ def _summary(facts: dict[str, Any]) -> str:
 def reported_settings(config: Config, spec: "JobSpec") -> dict[str, Any]:
     """The settings that the report shows."""
     nodes = sum(role.nodes for role in spec.roles.values())
-    return {"nodes": nodes, "model": config.script or config.model, "job": spec.job}
+    return {"nodes": nodes, "model": script_name(config.script) if config.script else config.model, "job": spec.job}
 
 
 def round_counts(store: "Store", job: str) -> dict[str, int]:

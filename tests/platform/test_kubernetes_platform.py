@@ -12,7 +12,7 @@ import pytest
 from everstep.runtime.platform import NodeEnd, NodeRequest
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
-from everstep.runtime.platform.kubernetes.api import ALLOWED_S
+from everstep.runtime.platform.kubernetes.api import ALLOWED_S, bearer_from
 from everstep.runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
 from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of
 from tests.platform.pod_api import PodApi
@@ -375,7 +375,7 @@ def test_the_token_file_is_read_again_for_each_request(tmp_path: Path) -> None:
         server = PodApi(token="first")
         file = tmp_path / "token"
         file.write_text("first\n")
-        async with server as url, KubeApi(Access(url, "ml", file), no_wait) as api:
+        async with server as url, KubeApi(Access(url, "ml", bearer_from(file)), no_wait) as api:
             assert await api.list("pods", "a=b") == ([], "10")
             server.token = "second"
             with pytest.raises(KubeError, match="401"):
@@ -389,7 +389,7 @@ def test_the_token_file_is_read_again_for_each_request(tmp_path: Path) -> None:
 def test_outside_of_a_pod_there_is_no_access(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match="no service account here"):
         Access.of_this_pod({}, tmp_path)
-    for name, text in (("token", "t"), ("namespace", "ml\n"), ("ca.crt", "")):
+    for name, text in (("token", "t"), ("namespace", "ml\n")):
         (tmp_path / name).write_text(text)
     found = Access.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
     assert (found.url, found.namespace) == ("https://[fd00::1]:6443", "ml")

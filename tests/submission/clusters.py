@@ -6,6 +6,7 @@ when the one before has been sent.
 """
 
 import json
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -243,16 +244,18 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that has gone."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
             super().handle_error(request, client_address)
 
 
 class Served:
     """A server in this process: `with Served(KubeApi, cluster) as url`."""
 
-    def __init__(self, kind: type[_Handler], cluster: Cluster) -> None:
+    def __init__(self, kind: type[_Handler], cluster: Cluster, tls: ssl.SSLContext | None = None) -> None:
         handler = type(kind.__name__, (kind,), {"cluster": cluster})
         self._server = _Server(("127.0.0.1", 0), handler)
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> str:

@@ -1,7 +1,11 @@
-"""The part of the Kubernetes API that a job's pods need: create, read, list, watch and delete, in one namespace."""
+"""The one Kubernetes client: create, read, list, watch, patch and delete objects of one namespace, and read pods' logs.
+
+A job's master uses it with its pod's service account, the commands of a person with their kube config (`submission`).
+"""
 
 import asyncio
 import json
+import os
 import re
 import ssl
 import time
@@ -17,7 +21,10 @@ from everstep.runtime.system.backoff import backoff
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its service account."""
+CONNECT_S = 5.0
 ANSWER_S = 30.0
+SILENCE_S = 90.0
+"""A log that is followed and silent for this long is considered broken."""
 STREAM_S = 240
 """How long the server may keep a watch open; a stream that is open 30 s longer is considered dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -38,9 +45,10 @@ Kind = Literal[
     "podgroups.scheduling.volcano.sh",
     "podgroups.scheduling.x-k8s.io",
 ]
+ARGO = "apis/argoproj.io/v1alpha1"
 GROUPS: Mapping[Kind, str] = {
     "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "nodes": "api/v1",
-    "workflows": "apis/argoproj.io/v1alpha1",
+    "workflows": ARGO,
     "podgroups.scheduling.volcano.sh": "apis/scheduling.volcano.sh/v1beta1",
     "podgroups.scheduling.x-k8s.io": "apis/scheduling.x-k8s.io/v1alpha1",
 }  # fmt: skip
@@ -50,14 +58,26 @@ Wait = Callable[[float], Awaitable[object]]
 class KubeError(OSError):
     """The API refused, or did not answer. One line: what, where, why."""
 
-    def __init__(self, text: str, status: int = 0, after_s: float = 0.0) -> None:
+    def __init__(
+        self, text: str, status: int = 0, after_s: float = 0.0, *, said: str = "", kind: str = "", sent: bool = True
+    ) -> None:
         super().__init__(" ".join(text.split()))
         self.status = status
         """The answer's status; 0: there was no answer."""
+        self.said = said or text
+        """The message without where."""
+        self.kind = kind
+        """The kind that a Status object names, such as `namespaces`; "": the answer named none."""
+        self.sent = sent
+        """False: there was no connection, so nothing was carried out."""
         self.after_s = after_s
         """Seconds until the server wants the next try (Retry-After)."""
         self.passing = status in (0, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500
         """The same request may succeed later."""
+
+
+def _no_authorization() -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -66,9 +86,14 @@ class Access:
 
     url: str
     namespace: str
-    token_file: Path | None = None
-    """Read before each request: a service account's token changes while a pod lives."""
-    ca_file: Path | None = None
+    authorization: Callable[[], str] = _no_authorization
+    """The header of that name; "": none. Called before each request, as tokens change."""
+    tls: ssl.SSLContext | bool = True
+    """Whom to trust, and the client's certificate."""
+    server_name: str = ""
+    """The name in the server's certificate, if it is not the URL's."""
+    proxy: str = ""
+    """URL of the proxy on the way; "": none."""
 
     @classmethod
     def of_this_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> "Access":
@@ -81,7 +106,14 @@ class Access:
                 "automountServiceAccountToken: false"
             )
         address = f"[{host}]" if ":" in host else host
-        return cls(f"https://{address}:{port}", (account / "namespace").read_text().strip(), token, authority)
+        namespace = (account / "namespace").read_text().strip()
+        trusted = ssl.create_default_context(cafile=authority) if authority.is_file() else True
+        return cls(f"https://{address}:{port}", namespace, bearer_from(token), trusted)
+
+
+def bearer_from(file: Path) -> Callable[[], str]:
+    """The authorization by a file's token, read each time: a service account's token changes while a pod lives."""
+    return lambda: f"Bearer {file.read_text().strip()}"
 
 
 class KubeApi:
@@ -98,9 +130,9 @@ class KubeApi:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "KubeApi":
-        verified = ssl.create_default_context(cafile=self._access.ca_file) if self._access.ca_file else True
-        limits = aiohttp.ClientTimeout(total=ANSWER_S, connect=10)
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=verified, limit=32), timeout=limits)
+        limits = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
+        connector = aiohttp.TCPConnector(ssl=self._access.tls, limit=32)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=limits)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,7 +141,7 @@ class KubeApi:
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create the object and return it. Raises KubeError (409: there is one of that name)."""
-        return await self._ask("POST", kind, body=manifest)
+        return await self._ask("POST", kind, self._path(kind), body=manifest)
 
     async def ensure(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
         """Create the object unless it exists; waits while the API is away. Raises KubeError for a refusal."""
@@ -121,34 +153,41 @@ class KubeApi:
 
     async def get(self, kind: Kind, name: str) -> dict[str, Any]:
         """The object. Raises KubeError (404: there is none)."""
-        return await self._ask("GET", kind, name)
+        return await self._ask("GET", kind, self._path(kind, name))
 
     async def list(self, kind: Kind, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """All objects with these labels, and the version to watch from. Raises KubeError."""
-        answer = await self._ask("GET", kind, asked={"labelSelector": selector})
-        return answer.get("items") or [], answer["metadata"]["resourceVersion"]
+        """All objects with these labels ("": all), and the version to watch from. Raises KubeError."""
+        answer = await self._ask("GET", kind, self._path(kind), asked={"labelSelector": selector} if selector else {})
+        return answer.get("items") or [], answer["metadata"].get("resourceVersion") or ""
 
     async def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> None:
         """Merge the change into the object. Raises KubeError (409: its version is not the one in the change)."""
-        await self._ask("PATCH", kind, name, body=change)
+        await self._ask("PATCH", kind, self._path(kind, name), body=change)
 
     async def delete(self, kind: Kind, name: str, uid: str, grace_s: int) -> None:
         """Delete that incarnation only. Raises KubeError (404: it is gone; 409: another one has the name)."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
-        await self._ask("DELETE", kind, name, body={**body, "gracePeriodSeconds": grace_s})
+        await self._ask("DELETE", kind, self._path(kind, name), body={**body, "gracePeriodSeconds": grace_s})
 
     async def watch(self, kind: Kind, selector: str, version: str) -> AsyncIterator[dict[str, Any]]:
         """The changes from that version on: `{"type": ..., "object": ...}`, bookmarks too, until the stream ends.
 
         Raises KubeError; 410: the version is no longer kept, list again.
         """
-        asked = {
-            "watch": "true", "labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(STREAM_S),
-        }  # fmt: skip
-        limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=10)
+        asked = {"labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true"}
+        async for event in self._watch(kind, asked):
+            yield event
+
+    async def watch_one(self, kind: Kind, name: str) -> AsyncIterator[dict[str, Any]]:
+        """That object as it is, then each change, until the stream ends. Raises KubeError."""
+        async for event in self._watch(kind, {"fieldSelector": f"metadata.name={name}"}):
+            yield event
+
+    async def _watch(self, kind: Kind, asked: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        asked = {**asked, "watch": "true", "timeoutSeconds": str(STREAM_S)}
+        limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=CONNECT_S)
         try:
-            async with self._open("GET", kind, asked=asked, limits=limits) as answer:
+            async with self._open("GET", self._path(kind), asked=asked, limits=limits) as answer:
                 await self._check_answer(("WATCH", kind), answer)
                 async for line in _lines(answer):
                     event = json.loads(line)
@@ -157,7 +196,34 @@ class KubeApi:
                         raise KubeError(f"watch of {kind}: {status.get('message')}", int(status.get("code") or 500))
                     yield event
         except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
-            raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
+            raise self._no_answer(error) from None
+
+    async def log(self, pod: str, container: str, *, follow: bool, tail: int | None) -> AsyncIterator[bytes]:
+        """Lines of that container's log: all or the last `tail`, and with `follow` until it ends. Raises KubeError.
+
+        A log that breaks off, or is silent for long, ends.
+        """
+        asked = {"container": container, "follow": str(follow).lower()}
+        asked |= {"tailLines": str(tail)} if tail is not None else {}
+        limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
+        begun = False
+        try:
+            async with self._open("GET", self._path("pods", f"{pod}/log"), asked=asked, limits=limits) as answer:
+                await self._check_answer(("GET", "log"), answer)
+                begun = True
+                async for line in _lines(answer, rest_too=True):
+                    yield line
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if not begun:
+                raise self._no_answer(error) from None
+
+    async def read_path(self, path: str) -> dict[str, Any]:
+        """What the API says at that path, such as `version`. Raises KubeError."""
+        return await self._ask("GET", path, path)
+
+    async def review(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a review, such as a SelfSubjectAccessReview, at that path. Raises KubeError."""
+        return await self._ask("POST", path, path, body=body)
 
     async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Retry until there is an answer: waits out 429, 5xx and no connection. Raises KubeError for other refusals."""
@@ -184,15 +250,24 @@ class KubeApi:
         """Wait before the next try."""
         await self._wait(max(next(pauses), at_least_s))
 
+    def _path(self, kind: Kind, name: str = "") -> str:
+        space = "" if kind == "nodes" else f"/namespaces/{self.namespace}"
+        return f"{GROUPS[kind]}{space}/{kind.partition('.')[0]}{f'/{name}' if name else ''}"
+
     async def _ask(
-        self, method: str, kind: Kind, name: str = "", body: Any = None, asked: Mapping[str, str] = {}
+        self, method: str, kind: str, path: str, body: Any = None, asked: Mapping[str, str] = {}
     ) -> dict[str, Any]:
         try:
-            async with self._open(method, kind, name, body, asked) as answer:
+            async with self._open(method, path, body, asked) as answer:
                 await self._check_answer((method, kind), answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
+            raise self._no_answer(error) from None
+
+    def _no_answer(self, error: Exception) -> KubeError:
+        sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        said = _connection_trouble(error)
+        return KubeError(f"{self._access.url}: {said}", said=said, sent=sent)
 
     async def _check_answer(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
         """Raises KubeError for an answer from 400 on; `passing` if the request was allowed until just now."""
@@ -210,21 +285,21 @@ class KubeApi:
     def _open(
         self,
         method: str,
-        kind: Kind,
-        name: str = "",
+        path: str,
         body: Any = None,
         asked: Mapping[str, str] = {},
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:
         assert self._session, "used outside of `async with`"
-        plural = kind.partition(".")[0]
-        space = "" if kind == "nodes" else f"/namespaces/{self.namespace}"
-        where = f"{self._access.url}/{GROUPS[kind]}{space}/{plural}{f'/{name}' if name else ''}"
-        token = self._access.token_file.read_text().strip() if self._access.token_file else ""
-        headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        headers = {"Accept": "application/json"}
+        if account := self._access.authorization():
+            headers["Authorization"] = account
         if method == "PATCH":
             headers["Content-Type"] = "application/merge-patch+json"
         more: dict[str, Any] = {"timeout": limits} if limits else {}
+        more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
+        more |= {"proxy": self._access.proxy} if self._access.proxy else {}
+        where = f"{self._access.url}/{path}"
         return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
 
 
@@ -233,19 +308,34 @@ def retry_pauses() -> Iterator[float]:
     return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
+def _connection_trouble(error: Exception) -> str:
+    """Why there is no answer, without the objects that aiohttp wraps around it."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"no TLS with it: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        reason = error.os_error
+        return os.strerror(reason.errno) if reason.errno and reason.errno > 0 else str(reason.strerror or reason)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection in {CONNECT_S:g} s"
+    return str(error) or f"no answer in {ANSWER_S:g} s"
+
+
 async def _refusal(answer: aiohttp.ClientResponse, where: str) -> KubeError:
     """The error in an answer from 400 on."""
     text = await answer.text()
     try:
-        message = str(json.loads(text)["message"])
+        status = json.loads(text)
+        message, kind = str(status["message"]), str((status.get("details") or {}).get("kind") or "")
     except (ValueError, KeyError, TypeError):
-        message = text[:200] or answer.reason or "no reason given"
+        message, kind = text[:200] or answer.reason or "no reason given", ""
     wish = answer.headers.get("Retry-After", "")
-    return KubeError(f"{where}: {message} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
+    after_s = float(wish) if wish.isdigit() else 0.0
+    return KubeError(f"{where}: {message} ({answer.status})", answer.status, after_s, said=message, kind=kind)
 
 
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Complete lines of any length; an incomplete line of a broken stream is dropped."""
+async def _lines(answer: aiohttp.ClientResponse, rest_too: bool = False) -> AsyncIterator[bytes]:
+    """Lines of any length, not the empty ones. An incomplete last line is dropped; with `rest_too`, only of a broken
+    stream."""
     rest = bytearray()
     async for part in answer.content.iter_any():
         rest += part
@@ -253,3 +343,5 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         rest = bytearray(last)
         for line in filter(None, whole):
             yield line
+    if rest_too and rest:
+        yield bytes(rest)
