@@ -1,7 +1,7 @@
 """Everstep: training pipelines that survive.
 
-In a pipeline: `submit`, `parameters`, `parameter`. In a training script: `init`, `batches`, `Checkpointer`, `report`,
-`phase`, `results`. Importing this package costs nothing; each name imports its module when it is first used.
+In a pipeline: `submit`, `parameters`, `parameter`. In a training script: `init`, `batches` or `loader`, `Checkpointer`,
+`report`, `phase`, `results`. Importing this package costs nothing; each name imports its module when it is first used.
 """
 
 from importlib import import_module
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.job_results import results
+    from everstep.loader import ElasticSampler, loader
     from everstep.pipeline import parameter, parameters, submit
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __all__ = [
-    "Batch", "Checkpointer", "Context", "batches", "init", "parameter", "parameters", "phase", "report", "results",
-    "submit",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "batches", "init", "loader", "parameter", "parameters",
+    "phase", "report", "results", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("parameter", "parameters", "submit"), "everstep.pipeline")
-_MODULES = {**_PIPELINE, "results": "everstep.job_results"}
+_DATA = dict.fromkeys(("ElasticSampler", "loader"), "everstep.loader")
+_MODULES = {**_PIPELINE, **_DATA, "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
 
 
