@@ -1,13 +1,15 @@
 """Everstep: training pipelines that survive.
 
-In a pipeline: `submit`, `parameters`, `parameter`. In a training script: `init`, `batches` or `loader`, `Checkpointer`,
-`report`, `phase`, `results`. Importing this package costs nothing; each name imports its module when it is first used.
+In a pipeline: `submit`, `parameters`, `parameter`. In a training script: `init`, `batches`, `loader`, `shards`,
+`Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name imports its module when it
+is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from everstep.data_shards import shards
     from everstep.job_results import results
     from everstep.loader import ElasticSampler, loader
     from everstep.pipeline import parameter, parameters, submit
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch", "Checkpointer", "Context", "ElasticSampler", "batches", "init", "loader", "parameter", "parameters",
-    "phase", "report", "results", "submit",
+    "phase", "report", "results", "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("parameter", "parameters", "submit"), "everstep.pipeline")
 _DATA = dict.fromkeys(("ElasticSampler", "loader"), "everstep.loader")
-_MODULES = {**_PIPELINE, **_DATA, "results": "everstep.job_results"}
+_MODULES = {**_PIPELINE, **_DATA, "shards": "everstep.data_shards", "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
 
 
