@@ -1,8 +1,8 @@
 """Everstep: training pipelines that survive.
 
 In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`. In a training script: `init`, `batches`,
-`Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name imports its module when it
-is first used.
+`loader`, `shards`, `Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name imports
+its module when it is first used.
 """
 
 from importlib import import_module
@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 from everstep.version import VERSION
 
 if TYPE_CHECKING:
+    from everstep.data_shards import shards
     from everstep.job_results import results
     from everstep.local_files import LocalFile
+    from everstep.loader import ElasticSampler, loader
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __version__ = VERSION
 __all__ = [
-    "Batch", "Checkpointer", "Context", "LocalFile", "__version__", "batches", "check_step", "init", "parameter",
-    "parameters", "phase", "report", "results", "submit",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "LocalFile", "__version__", "batches", "check_step", "init",
+    "loader", "parameter", "parameters", "phase", "report", "results", "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
-_MODULES = {**_PIPELINE, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
+_DATA = {**dict.fromkeys(("ElasticSampler", "loader"), "everstep.loader"), "shards": "everstep.data_shards"}
+_MODULES = {**_PIPELINE, **_DATA, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
 
 

@@ -65,6 +65,8 @@ class Session:
     """Sent with the next report besides its own figures; with the first one: when the process group was ready."""
     ahead: SegmentFile | None = None
     """A segment that was mapped in advance, for the first checkpointer."""
+    shard_requests: int = 0
+    """Counts the requests for data shards."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
 

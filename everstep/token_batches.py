@@ -1,6 +1,5 @@
 """Batches of a token dataset: each rank's share, with a checkpointed position."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from everstep.runtime import faults
-from everstep.runtime.data import DatasetError, Sampler, open_dataset, sample_count
+from everstep.runtime.data import DatasetError, Sampler, mix_seed, open_dataset, sample_count
 from everstep.session import Session
 
 
@@ -79,7 +78,7 @@ class Batches:
             self._session.iteration = self.iteration
             self._session.beacon("batch")
             faults.point("train.iteration", iteration=self.iteration)
-            torch.manual_seed(_mix_seed(order.seed, start, rank))
+            torch.manual_seed(mix_seed(order.seed, start, rank))
             yield self._batch(start)
             self._session.send(
                 {
@@ -99,8 +98,3 @@ class Batches:
         rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in read]).astype(np.int64)
         inputs, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
         return Batch(inputs, targets, weight, self.consumed, self.iteration, share)
-
-
-def _mix_seed(*numbers: int) -> int:
-    """One seed from several numbers, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1

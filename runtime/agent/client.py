@@ -27,6 +27,8 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Seat,
+    ShardLease,
+    ShardRequest,
     Unrestored,
     WorkerExit,
 )
@@ -42,7 +44,7 @@ LOOKS_PER_S = 500
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
 
-Reply = TypeVar("Reply", Seat, Directive, Ack)
+Reply = TypeVar("Reply", Seat, Directive, Ack, ShardLease)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -154,6 +156,10 @@ class MasterClient:
                     except (aiohttp.ClientError, OSError, msgspec.DecodeError):
                         await asyncio.sleep(_LAST_PAUSE_S)
         return None
+
+    async def ask_shard(self, message: ShardRequest) -> ShardLease | None:
+        """Ask for a data shard; None if the long poll ended without one."""
+        return await self._post("shard", message, ShardLease, REPORT_TIMEOUT_S)
 
     async def report_persisted(self, message: Persisted) -> str:
         """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed."""

@@ -117,8 +117,8 @@ class AgentLifecycle:
         self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored)
         self._progress = ProgressMonitor(self.keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._link = LinkServer(
-            self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads, self._on_report,
-            self._on_fetched, self._on_unrestored,
+            settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
+            self._on_report, self._on_fetched, self._on_unrestored, client.ask_shard,
         )  # fmt: skip
         self._reports = set[asyncio.Task[None]]()
         self._last_state = LastState(

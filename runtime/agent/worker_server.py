@@ -7,7 +7,7 @@ in threads, one request per worker at a time.
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from everstep.runtime.agent.client import NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Refusal, Seat
+from everstep.runtime.protocol.messages import Refusal, Seat, ShardLease, ShardRequest
 from everstep.runtime.protocol.worker_link import (
     Acquire,
     Announce,
@@ -29,6 +30,8 @@ from everstep.runtime.protocol.worker_link import (
     Report,
     Request,
     Staged,
+    TakenShard,
+    TakeShard,
     Unusable,
     Welcome,
 )
@@ -36,6 +39,8 @@ from everstep.runtime.protocol.worker_link import (
 LONGEST_LINE = 1 << 20
 _GREETING_S = 15.0
 """A script that uses everstep has connected within this time, even if its imports take seconds."""
+_SHARD_PAUSE_S = 0.05
+"""Between two requests for a data shard, if the master answers one of a round that is over."""
 _decode = msgspec.json.Decoder(Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -45,6 +50,7 @@ class LinkServer:
 
     def __init__(
         self,
+        node: str,
         keeper: Keeper,
         welcome: Welcome,
         slots: int,
@@ -52,9 +58,11 @@ class LinkServer:
         on_report: Callable[[int, Report], None],
         on_fetched: Callable[[int, msgspec.Struct], None],
         on_unusable: Callable[[tuple[Refusal, ...]], None],
+        ask_shard: Callable[[ShardRequest], Awaitable[ShardLease | None]],
     ) -> None:
         """`on_report` and `on_fetched` get the local rank and its report or the state it is to restore; `on_unusable`
-        gets the sources that failed."""
+        gets the sources that failed; `ask_shard` asks the master for a data shard."""
+        self.node = node
         self.keeper = keeper
         self.welcome = welcome
         self.slots = slots
@@ -62,6 +70,7 @@ class LinkServer:
         self.on_report = on_report
         self.on_fetched = on_fetched
         self.on_unusable = on_unusable
+        self.ask_shard = ask_shard
         self._round_began = asyncio.Event()
         self._has_greeted = False
         self.seat: Seat | None = None
@@ -187,6 +196,8 @@ class _Connection(asyncio.Protocol):
                 self._answer_later(lambda: keeper.announce(rank, capacity, sharded))
             case Flush(iteration):
                 self._answer_later(lambda: Done(keeper.flush(rank, iteration)))
+            case TakeShard():
+                self._busy = asyncio.get_running_loop().create_task(self._take_shard(rank, request))
             case Fetch():
                 self._answer_later(
                     lambda: keeper.wait_for_restore(rank), lambda reply: self._server.on_fetched(rank, reply)
@@ -217,6 +228,24 @@ class _Connection(asyncio.Protocol):
         self._busy = None
         self._send(reply)
         self._answer_pending()
+
+    async def _take_shard(self, rank: int, request: TakeShard) -> None:
+        """Pass the request on until it has an answer, or the worker is gone."""
+        seat, lease = self._server.seat, None
+        while lease is None and seat is not None and self._transport is not None:
+            message = ShardRequest(self._server.node, rank, seat.round, **msgspec.structs.asdict(request))
+            try:
+                lease = await self._server.ask_shard(message)
+            except NoPlace:
+                return  # The agent's next heartbeat learns this, too, and it ends.
+            except (NotUnderstood, NotAllowed) as error:
+                lease = ShardLease(0, -1, str(error))
+            if lease is None:
+                await asyncio.sleep(_SHARD_PAUSE_S)
+        self._busy = None
+        if lease is not None:
+            self._send(Problem(lease.problem) if lease.problem else TakenShard(lease.position))
+            self._answer_pending()
 
     def _send(self, reply: Reply) -> None:
         if self._transport is not None:

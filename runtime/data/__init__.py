@@ -1,4 +1,5 @@
-"""Token datasets in Megatron's indexed format, the order in which training reads them, and finished data in a store.
+"""Token datasets in Megatron's indexed format, the order and shares in which training reads data, finished data in a
+store.
 
 Start with `dataset`.
 """
@@ -14,18 +15,22 @@ from everstep.runtime.data.indexed import (
     write_index,
 )
 from everstep.runtime.data.ranged import RangedTokens, Tokens
-from everstep.runtime.data.sampler import Sampler, sample_count
+from everstep.runtime.data.sampler import Sampler, mix_seed, sample_count
+from everstep.runtime.data.shares import Part, parts_of
 
 __all__ = [
     "CACHED_DTYPE",
     "DatasetError",
     "IndexedDataset",
     "IndexedWriter",
+    "Part",
     "RangedTokens",
     "Sampler",
     "TokenDataset",
     "Tokens",
+    "mix_seed",
     "open_dataset",
+    "parts_of",
     "sample_count",
     "token_dtype",
     "write_cached_index",

@@ -11,6 +11,7 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Refusal,
+    ShardRequest,
     Unrestored,
     WorkerExit,
 )
@@ -77,6 +78,13 @@ class ShardStored:
     """An agent reports a shard in the store."""
 
     persisted: Persisted
+
+
+@dataclass(frozen=True)
+class DataShardAsked:
+    """A worker asks for its next data shard, or reports one."""
+
+    request: ShardRequest
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,7 @@ Event = (
     | NodeFinishedRound
     | ShardStored
     | RestoreFailed
+    | DataShardAsked
     | LeaveAnnounced
     | StacksDumped
     | ManifestWritten

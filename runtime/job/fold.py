@@ -11,17 +11,22 @@ from msgspec.structs import replace
 
 from everstep.runtime.job import checkpoints as stored
 from everstep.runtime.job import conditions as conditions_
+from everstep.runtime.job import data_queues
 from everstep.runtime.job.checkpoints import (
+    Checkpoints,
     Doubt,
     with_manifest,
     with_shard,
     with_surveyed,
     without_refused,
 )
+from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.records import (
     Committed,
+    DataShardEnded,
+    DataShardTaken,
     Decision,
     DesiredChanged,
     FaultJudged,
@@ -198,7 +203,8 @@ def _apply_node_lost(state: State, record: NodeLost) -> State:
 
 def _apply_node_finished(state: State, record: NodeFinished) -> State:
     node = node_after(_require_node(state, record.node), record, finished_round=record.round)
-    return _with_nodes(state, node, finished=_count_up(state.finished, node.role))
+    queues = {name: data_queues.without_node(queue, node.name) for name, queue in state.queues.items()}
+    return _with_nodes(state, node, finished=_count_up(state.finished, node.role), queues=queues)
 
 
 def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
@@ -262,10 +268,12 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
             nodes.append(node)
         first_rank += sum(slots)
     worlds = {**state.worlds, round_.number: first_rank}
+    restored = round_.restore.iteration if round_.restore else 0
+    queues = {name: data_queues.in_next_round(queue, restored) for name, queue in state.queues.items()}
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
     unsure = {round_.number - 1} if state.nodes.total((P.REJOINING,)) else set()
     return _with_nodes(
-        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None,
+        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, queues=queues,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
         members={role: len(members) for role, members in round_.members.items()},
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
@@ -295,6 +303,27 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
     )  # fmt: skip
 
 
+def _apply_data_shard_taken(state: State, record: DataShardTaken) -> State:
+    before = state.queues.get(record.queue) or data_queues.DataQueue(record.size)
+    if not before.has_work or record.position != data_queues.next_position(before):
+        raise UnlistedTransition(f"shard {record.position} of {record.queue} is not the next one")
+    lease = data_queues.Lease(record.round, record.number, record.position)
+    after = data_queues.with_taken(before, record.worker, lease)
+    return replace(state, queues={**state.queues, record.queue: after})
+
+
+def _apply_data_shard_ended(state: State, record: DataShardEnded) -> State:
+    before = state.queues[record.queue]
+    if before.leases[record.worker].position != record.position:
+        raise UnlistedTransition(f"{record.worker} does not do shard {record.position} of {record.queue}")
+    lease = data_queues.Lease(record.round, record.number, data_queues.NOTHING)
+    if record.is_done:
+        after = data_queues.with_done(before, record.worker, lease, record.position, record.iteration)
+    else:
+        after = data_queues.with_given_back(before, record.worker, lease, record.position)
+    return replace(state, queues={**state.queues, record.queue: after})
+
+
 def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
     checkpoints = with_shard(state.checkpoints, record.holding)
     return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
@@ -302,13 +331,23 @@ def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
 
 def _apply_committed(state: State, record: Committed) -> State:
     checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
-    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration))
+    return replace(
+        state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration),
+        queues=_settled_queues(state.queues, checkpoints),
+    )  # fmt: skip
+
+
+def _settled_queues(queues: dict[str, DataQueue], checkpoints: Checkpoints) -> dict[str, DataQueue]:
+    """The queues when these checkpoints are kept: no round goes back behind the oldest that is committed."""
+    oldest = min((iteration for (_, iteration), known in checkpoints.items() if known.manifest), default=0)
+    return {name: data_queues.with_settled(queue, oldest) for name, queue in queues.items()}
 
 
 def _apply_forgotten(state: State, record: Forgotten) -> State:
     deleted = set(record.places)
     checkpoints = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in deleted}
-    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted))
+    queues = _settled_queues(state.queues, checkpoints)
+    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted), queues=queues)
 
 
 def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
@@ -369,6 +408,8 @@ _HANDLERS: dict[type, Callable[[State, Any], State]] = {
     RoundBroken: _apply_round_broken,
     ShardPersisted: _apply_shard_persisted,
     Committed: _apply_committed,
+    DataShardTaken: _apply_data_shard_taken,
+    DataShardEnded: _apply_data_shard_ended,
     Forgotten: _apply_forgotten,
     StoreSurveyed: _apply_store_surveyed,
     PassedOver: _apply_passed_over,

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job import checkpoints, fault_policy, replicas
+from everstep.runtime.job import checkpoints, data_queues, fault_policy, replicas
 from everstep.runtime.job.events import (
+    DataShardAsked,
     DeletionDue,
     HeartbeatSeen,
     Joined,
@@ -31,6 +32,8 @@ from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     Committed,
+    DataShardEnded,
+    DataShardTaken,
     DesiredChanged,
     Forgotten,
     JobReopened,
@@ -235,6 +238,33 @@ def _on_deletion_due(tx: Transaction, event: DeletionDue) -> None:
         tx.record(Forgotten(time=tx.now, places=forgotten))
 
 
+def _on_data_shard_asked(tx: Transaction, event: DataShardAsked) -> None:
+    request = event.request
+    node = tx.require_node(request.node)
+    if node.phase is not P.RUNNING or not request.round == node.round == round_number(tx.state):
+        return  # From a round that is over: its workers are about to die.
+    tx.mark_alive(request.node)
+    queue = tx.state.queues.get(request.queue) or data_queues.DataQueue(request.size)
+    if request.size != queue.size or data_queues.is_late(queue, request):
+        return
+    worker = data_queues.worker_name(request)
+    if (known := queue.leases.get(worker)) and known.position != data_queues.NOTHING:
+        tx.record(
+            DataShardEnded(
+                time=tx.now, queue=request.queue, worker=worker, round=request.round, number=request.number,
+                position=known.position, is_done=known.position == request.done, iteration=request.iteration,
+            )
+        )  # fmt: skip
+        queue = tx.state.queues[request.queue]
+    if request.wants and queue.has_work:
+        tx.record(
+            DataShardTaken(
+                time=tx.now, queue=request.queue, size=request.size, worker=worker, round=request.round,
+                number=request.number, position=data_queues.next_position(queue),
+            )
+        )  # fmt: skip
+
+
 def _on_leave_announced(tx: Transaction, event: LeaveAnnounced) -> None:
     notice = event.leaving
     node = tx.require_node(notice.node)
@@ -307,6 +337,7 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     RestoreFailed: _on_restore_failed,
     ManifestWritten: _on_manifest_written,
     DeletionDue: _on_deletion_due,
+    DataShardAsked: _on_data_shard_asked,
     LeaveAnnounced: _on_leave_announced,
     StacksDumped: _on_stacks_dumped,
     NodeCreated: _on_node_created,

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from everstep.runtime.job.records import (
     Committed,
+    DataShardEnded,
+    DataShardTaken,
     DesiredChanged,
     FaultJudged,
     Forgotten,
@@ -56,6 +58,6 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
             DesiredChanged,
         )
     },
-    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},
+    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver, DataShardTaken, DataShardEnded)},
     **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed, Forgotten)},
 }  # fmt: skip

@@ -253,6 +253,33 @@ class Committed(Fact, frozen=True, kw_only=True):
     """Key of the manifest."""
 
 
+class DataShardTaken(Fact, frozen=True, kw_only=True):
+    """A worker does this position of a queue of data shards."""
+
+    queue: str
+    size: int
+    worker: str
+    """NODE/LOCAL_RANK"""
+    round: int
+    number: int
+    """Of its request."""
+    position: int
+
+
+class DataShardEnded(Fact, frozen=True, kw_only=True):
+    """A worker has done its position, or gives it back."""
+
+    queue: str
+    worker: str
+    round: int
+    number: int
+    """Of the request that reports it."""
+    position: int
+    is_done: bool
+    iteration: int = 0
+    """The first iteration whose saved state includes it; 0: no checkpoint does."""
+
+
 class Forgotten(Fact, frozen=True, kw_only=True):
     """Checkpoints are about to be deleted from the store: no later round restores them."""
 
@@ -325,6 +352,8 @@ Record = (
     | RoundBroken
     | ShardPersisted
     | Committed
+    | DataShardTaken
+    | DataShardEnded
     | Forgotten
     | StoreSurveyed
     | PassedOver

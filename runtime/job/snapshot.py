@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job.checkpoints import Checkpoint, Shards
+from everstep.runtime.job.data_queues import DoneLog
 from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import FaultJudged
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Holding
 
-SCHEMA = 2
+SCHEMA = 3
 """Rises when a field of the state is added, removed or changes its meaning."""
 
 
@@ -57,7 +58,7 @@ def encode_snapshot(state: State) -> bytes:
     checkpoints = [
         _KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()
     ]
-    others = msgspec.Raw(msgspec.json.encode(_Rest(**rest)))
+    others = msgspec.Raw(msgspec.json.encode(_Rest(**rest), enc_hook=list))
     encoded = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
     return msgspec.json.encode(encoded, enc_hook=list)
 
@@ -67,8 +68,8 @@ def decode_snapshot(data: bytes) -> State:
     try:
         if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
             raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")
-        read = msgspec.json.decode(data, type=_Snapshot, dec_hook=_decode_shards)
-        rest = msgspec.json.decode(read.rest, type=_Rest)
+        read = msgspec.json.decode(data, type=_Snapshot, dec_hook=_decode_special)
+        rest = msgspec.json.decode(read.rest, type=_Rest, dec_hook=_decode_special)
     except msgspec.DecodeError as error:
         raise SnapshotError(f"no snapshot: {error}") from error
     return State(
@@ -80,5 +81,7 @@ def decode_snapshot(data: bytes) -> State:
     )
 
 
-def _decode_shards(_: type, raw: object) -> Shards:
+def _decode_special(kind: type, raw: object) -> Shards | DoneLog:
+    if kind is DoneLog:
+        return DoneLog(msgspec.convert(raw, list[tuple[int, int]]))
     return Shards(msgspec.convert(raw, tuple[Holding, ...]))

@@ -10,6 +10,7 @@ from everstep.runtime.job.checkpoints import (
     Doubt,
 )
 from everstep.runtime.job.conditions import Condition
+from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     Decision,
@@ -77,6 +78,8 @@ class State(msgspec.Struct, frozen=True):
     iteration: int = 0
     """The newest iteration in the journal."""
     checkpoints: Checkpoints = {}
+    queues: dict[str, DataQueue] = {}
+    """Queues of data shards, by name."""
     forgotten: tuple[int, int] = (0, 0)
     """The newest (round, iteration) that was deleted from the store: reports of shards up to it are too late."""
     doubted: tuple[Doubt, ...] = ()

@@ -1,7 +1,7 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>. The answers of the last two grow with the job.
+/v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>. The answers of the last two grow with the job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
 agent that reaches another job's master gets 409 for any request.
@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
-from everstep.runtime.job import assignments
+from everstep.runtime.job import assignments, data_queues
 from everstep.runtime.job.brain import Refused, UnknownNode
 from everstep.runtime.job.events import (
+    DataShardAsked,
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
@@ -42,6 +43,8 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Scale,
+    ShardLease,
+    ShardRequest,
     Unrestored,
     WorkerExit,
 )
@@ -49,6 +52,7 @@ from everstep.runtime.protocol.messages import (
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
 COMMIT_POLL_S = 5.0
+SHARD_POLL_S = 5.0
 
 M = TypeVar("M", bound=msgspec.Struct)
 Read = Callable[[], Awaitable[bytes]]
@@ -84,6 +88,7 @@ class Endpoints:
             "/v1/unrestored": self._post_unrestored,
             "/v1/leaving": self._post_leaving,
             "/v1/dumped": self._post_dumped,
+            "/v1/shard": self._post_shard,
             "/v1/scale": self._post_scale,
         }
 
@@ -189,6 +194,29 @@ class Endpoints:
     async def _post_dumped(self, read: Read) -> Reply:
         self._brain.feed(StacksDumped(request_validation.parse_message(Dumped, await read())))
         return await self._ack()
+
+    async def _post_shard(self, read: Read) -> Reply:
+        request = request_validation.parse_message(ShardRequest, await read())
+        if not data_queues.NAME.fullmatch(request.queue):
+            raise Refused("ShardRequest: Expected a name of letters, digits and . _ - - at `$.queue`")
+
+        def ready(state: State) -> bool:
+            queue = state.queues.get(request.queue)
+            return queue is not None and (queue.has_work or queue.is_over)
+
+        for poll_s in (SHARD_POLL_S, 0.0):
+            self._brain.feed(DataShardAsked(request))
+            await self._brain.wait_until_durable()
+            queue = self._brain.state.queues.get(request.queue)
+            epoch = self._brain.state.epoch
+            if queue is not None and queue.size != request.size:
+                have = f"queue {request.queue} has {queue.size} shards in this job, this worker says {request.size}"
+                return _json_reply(ShardLease(epoch, data_queues.NOTHING, have))
+            position = data_queues.answered_position(queue, request) if queue else None
+            if position is not None:
+                return _json_reply(ShardLease(epoch, position))
+            await self._brain.wait_until(data_queues.waiting_key(request.queue), ready, poll_s)
+        return Reply(204)
 
     async def _post_scale(self, read: Read) -> Reply:
         scale = request_validation.parse_message(Scale, await read())

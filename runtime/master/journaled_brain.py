@@ -15,6 +15,7 @@ from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, checkpoints_prefix
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
+from everstep.runtime.job.data_queues import waiting_key
 from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
@@ -195,6 +196,8 @@ class JournaledBrain:
         changed = state.nodes.changed_names(before.nodes)
         if state.checkpoints is not before.checkpoints:
             changed += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
+        if state.queues is not before.queues:
+            changed += [waiting_key(name) for name in state.queues if state.queues[name] is not before.queues.get(name)]
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)

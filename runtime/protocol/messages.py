@@ -11,6 +11,7 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
 - Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
   seat that the agent does not know yet.
 - Leaving: `life`. WorkerExit and Finished: `round`; a node sends one of each per round. Dumped: `directive`.
+- ShardRequest: (`round`, `number`) rises for each worker and queue.
 - Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.
 """
 
@@ -284,6 +285,36 @@ class Scale(msgspec.Struct, frozen=True):
 
     nodes: int
     role: str = "worker"
+
+
+class ShardRequest(msgspec.Struct, frozen=True):
+    """POST /v1/shard: a worker asks for the next position of a queue of data shards. Answered with ShardLease, or 204
+    after the long poll: all is done or being done; post the same message again to go on waiting."""
+
+    node: str
+    local_rank: int
+    round: int
+    number: int
+    """Counts the worker's requests to this queue in this round, from 1."""
+    queue: str
+    size: int
+    """Positions in the queue: every worker must say the same."""
+    done: int = -1
+    """The position that it has done; -1: none. If it was doing another, it gives that back."""
+    iteration: int = 0
+    """The first iteration whose saved state includes what was done; 0: no checkpoint does."""
+    wants: bool = True
+    """False: it only reports."""
+
+
+class ShardLease(msgspec.Struct, frozen=True):
+    """The answer to a ShardRequest."""
+
+    epoch: int
+    position: int
+    """-1: all is done."""
+    problem: str = ""
+    """Why the request makes no sense, in one line."""
 
 
 class Ack(msgspec.Struct, frozen=True):

@@ -135,6 +135,24 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
     refusals: tuple[Refusal, ...]
 
 
+class TakeShard(msgspec.Struct, frozen=True, tag=True):
+    """Ask for the next position of a queue of data shards, and report the last one: the fields of ShardRequest.
+    Answer: TakenShard, when there is one to do or all are done."""
+
+    number: int
+    queue: str
+    size: int
+    done: int
+    iteration: int
+    wants: bool
+
+
+class TakenShard(msgspec.Struct, frozen=True, tag=True):
+    """Do this position; -1: all are done."""
+
+    position: int
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """Telemetry of one iteration: metric names and values. No answer."""
 
@@ -154,8 +172,8 @@ class Problem(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Unusable | Report
-Reply = Welcome | Segment | Slot | Fetched | Done | Problem
+Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Unusable | TakeShard | Report
+Reply = Welcome | Segment | Slot | Fetched | TakenShard | Done | Problem
 
 _reply = msgspec.json.Decoder(Reply)
 _encode = msgspec.json.Encoder().encode

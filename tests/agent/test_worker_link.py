@@ -11,9 +11,23 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
+from everstep.runtime.agent.client import NotUnderstood
 from everstep.runtime.agent.worker_server import LONGEST_LINE, LinkServer
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.worker_link import Acquire, Done, Hello, Link, LinkError, Problem, Slot, Staged, Welcome
+from everstep.runtime.protocol.messages import ShardLease, ShardRequest
+from everstep.runtime.protocol.worker_link import (
+    Acquire,
+    Done,
+    Hello,
+    Link,
+    LinkError,
+    Problem,
+    Slot,
+    Staged,
+    TakenShard,
+    TakeShard,
+    Welcome,
+)
 from tests.fake_agent import seat
 
 
@@ -27,7 +41,22 @@ class Agent:
         self.keeper.try_acquire.return_value = Slot(1, 4096, 0.0)
         self._threads = ThreadPoolExecutor(1)
         welcome = Welcome("job", "store")
-        self.server = LinkServer(self.keeper, welcome, 1, self._threads, *[lambda *_: None] * 3)
+
+        def ignore(*_: object) -> None: ...
+
+        self.server = LinkServer(
+            "worker-0-0", self.keeper, welcome, 1, self._threads, ignore, ignore, ignore, self.ask_shard
+        )
+        self.asked: list[ShardRequest] = []
+        self.leases: list[ShardLease | Exception | None] = []
+        """What the master answers, in turn."""
+
+    async def ask_shard(self, request: ShardRequest) -> ShardLease | None:
+        self.asked.append(request)
+        lease = self.leases.pop(0)
+        if isinstance(lease, Exception):
+            raise lease
+        return lease
 
     async def begin(self) -> None:
         await self.server.open(Path(self.path))
@@ -139,3 +168,31 @@ def problem_of(agent: Agent, data: bytes) -> str:
         return answer
 
     return msgspec.json.decode(asyncio.run(run()), type=Problem).message
+
+
+def test_a_data_shard_comes_from_the_master_however_long_it_takes(agent: Agent) -> None:
+    agent.leases = [None, ShardLease(1, 7)]
+
+    async def run() -> None:
+        await agent.begin()
+        link = await agent.worker()
+        taken = await asyncio.to_thread(link.ask, TakeShard(1, "data", 9, -1, 0, True), TakenShard)
+        assert taken == TakenShard(7)
+        await agent.server.close()
+
+    asyncio.run(run())
+    assert agent.asked == [ShardRequest("worker-0-0", 0, 1, 1, "data", 9)] * 2
+
+
+@pytest.mark.parametrize("answer", [ShardLease(1, -1, "another size"), NotUnderstood("another size")])
+def test_a_worker_hears_why_it_gets_no_data_shard(agent: Agent, answer: ShardLease | Exception) -> None:
+    agent.leases = [answer]
+
+    async def run() -> None:
+        await agent.begin()
+        link = await agent.worker()
+        with pytest.raises(LinkError, match="another size"):
+            await asyncio.to_thread(link.ask, TakeShard(1, "data", 9, -1, 0, True), TakenShard)
+        await agent.server.close()
+
+    asyncio.run(run())

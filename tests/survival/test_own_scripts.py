@@ -38,6 +38,24 @@ def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep
     assert f"accuracy {told['accuracy']:.4g}" in killed.log.read_text().splitlines()[-1]
 
 
+@pytest.mark.long
+def test_a_dataset_of_its_own_goes_on_at_its_position(training: TrainStep, tmp_path: Path) -> None:
+    flags = {"iterations": "1", "script-args": "--num-epochs 2 --pictures 80 --micro-batch 2 --num-workers 1"}
+    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "mnist.py", **flags)
+    killed = example(training, "mnist.py", **flags)
+    killed.arm("checkpoint.after_commit,iteration=13,node=worker-1-0=kill")
+    for one in (calm, killed):
+        one.start()
+        assert one.finish() == 0, one.last_words()
+    assert killed.fired_points()
+    assert len(reasons(killed)) == 1
+    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    consumed = {line["iteration"]: line["consumed"] for line in killed.telemetry() if "consumed" in line}
+    consumed[13] = 104  # Its telemetry is sent when the next iteration begins: perhaps never.
+    assert consumed == {iteration: 8 * iteration for iteration in range(1, 21)}
+    assert len(killed.workers()) == 0
+
+
 @pytest.mark.parametrize("fault", ["worker", "node"])
 def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: TrainStep, fault: str) -> None:
     step = example(training, "regression.py", iterations="4000")

@@ -1,0 +1,230 @@
+"""`everstep.loader` and `everstep.ElasticSampler`: a user's own dataset, each sample applied once at any world size.
+
+    batches = everstep.loader(dataset, global_batch=64, seed=0, epochs=5, num_workers=2)
+    state = {"model": model, "optimizer": optimizer, "batches": batches}
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+    for batch in batches:
+        inputs, targets = batch.data
+        loss = cross_entropy(model(inputs), targets)
+        (loss * batch.weight).backward()
+        ...
+        checkpointer.save(batch.iteration, state)
+
+The position is in the checkpointed state, and counts what the loop has applied, however far workers read ahead.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler as TorchSampler
+
+from everstep.own_datasets import Fetched, Place, Position, Reading, Shape, Source, source_of
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.errors import StateError
+from everstep.runtime.data import Sampler, mix_seed, parts_of
+from everstep.session import Session, current
+
+__all__ = ["ElasticSampler", "LoadedBatch", "LoadedPart", "Loader", "loader"]
+
+
+class LoadedPart(NamedTuple):
+    """What one forward and backward pass computes."""
+
+    data: Any
+    """What collate_fn made of its samples; by default a batch of tensors."""
+    weight: float
+    """Multiply the mean loss by it: DDP's mean over ranks, summed over the parts, is the mean over the global batch."""
+    is_last: bool
+    """Of its batch. The others may run under DDP's `no_sync()`."""
+
+
+@dataclass(frozen=True)
+class LoadedBatch:
+    """This rank's share of one global batch."""
+
+    parts: Sequence[LoadedPart]
+    """One, or with `micro_batch` as many as the share needs: the same number on every rank."""
+    iteration: int
+    """From 1."""
+    consumed: int
+    """Samples of the stream that have been applied after this batch."""
+    epoch: int
+    """From 0: the epoch in which this batch ends."""
+    positions: np.ndarray
+    """Positions of this rank's samples in the stream: (n,) int64, empty for a rank without one."""
+
+    @property
+    def data(self) -> Any:
+        """The only part's data. Raises ValueError if there are several."""
+        return self._only.data
+
+    @property
+    def weight(self) -> float:
+        """The only part's weight. Raises ValueError if there are several."""
+        return self._only.weight
+
+    @property
+    def _only(self) -> LoadedPart:
+        if len(self.parts) != 1:
+            raise ValueError(f"this batch has {len(self.parts)} parts of at most micro_batch samples: use batch.parts")
+        return self.parts[0]
+
+
+class Loader:
+    """An iterator over LoadedBatch whose position is checkpointed.
+
+    Before each batch it seeds torch from (seed, consumed, rank), so that dropout is the same after a restart.
+    """
+
+    def __init__(self, session: Session, source: Source, shape: Shape, iterations: int | None) -> None:
+        self._session, self._source, self._shape, self._iterations = session, source, shape, iterations
+        session.loop = None
+        self._position = Position()
+        self.iteration = 0
+        """Iterations done; inside the loop, the current one."""
+
+    @property
+    def consumed(self) -> int:
+        """Samples applied; inside the loop, after the current batch."""
+        return self._position.consumed
+
+    def state_dict(self) -> dict[str, int]:
+        return {**self._position._asdict(), "iteration": self.iteration, "samples": self._source.samples or 0}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Raises StateError if the dataset has another number of samples than the one that was saved."""
+        saved, samples = int(state_dict["samples"]), self._source.samples or 0
+        if saved != samples:
+            raise StateError(
+                f"the dataset has {samples} samples, but {saved} when the state was saved: give it as it was"
+            )
+        self._position = Position(*(int(state_dict[name]) for name in Position._fields))
+        self.iteration = int(state_dict["iteration"])
+
+    def __iter__(self) -> Iterator[LoadedBatch]:
+        """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
+        session, opened = self._session, None
+        reader: Iterator[Fetched] = iter(())
+        while self._iterations is None or self.iteration < self._iterations:
+            began, start = time.perf_counter(), self._position
+            place = Place(session.context.rank, session.context.world_size)
+            session.iteration = self.iteration + 1
+            session.beacon("batch")
+            if opened != (start, place):  # At the beginning, and when the position or the world was changed meanwhile.
+                reader = self._source.read(start, place)
+            if (fetched := next(reader, None)) is None:
+                break
+            self.iteration, self._position = self.iteration + 1, fetched.after
+            opened = (fetched.after, place)
+            faults.point("train.iteration", iteration=self.iteration)
+            torch.manual_seed(mix_seed(self._shape.seed, start.consumed, place.rank))
+            yield self._batch(fetched)
+            samples = self.consumed - start.consumed
+            session.send({"consumed": self.consumed, "samples": samples, "seconds": time.perf_counter() - began})
+        session.beacon("end")
+
+    def _batch(self, fetched: Fetched) -> LoadedBatch:
+        pairs = list(zip(fetched.parts, fetched.data, strict=True))
+        parts = tuple(LoadedPart(data, part.weight, part is fetched.parts[-1]) for part, data in pairs)
+        positions = np.concatenate([np.asarray(part.applied, dtype=np.int64) for part in fetched.parts])
+        return LoadedBatch(parts, self.iteration, self.consumed, fetched.after.epoch, positions)
+
+
+def loader(
+    dataset: Any,
+    *,
+    global_batch: int,
+    seed: int = 0,
+    epochs: int | None = None,
+    iterations: int | None = None,
+    micro_batch: int | None = None,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    **others: Any,
+) -> Loader:
+    """This rank's share of each global batch of `dataset`: endless, or `epochs` or `iterations` long.
+
+    A map-style dataset (torch's, a list, Hugging Face's) is shuffled by (seed, epoch). An iterable dataset comes in its
+    own order, and what it draws at random is a function of (seed, epoch); every rank reads all of it in at most one
+    worker process, as many shards are better divided by `everstep.shards`. `global_batch` samples are applied an
+    iteration whatever the world size; `micro_batch` bounds what one pass computes, so that a smaller world accumulates
+    gradients. `others` go to torch's DataLoader.
+
+    Put it into the checkpointed state. Raises DatasetError, TypeError, ValueError.
+    """
+    shape = Shape(global_batch, seed, epochs, micro_batch, shuffle)
+    source = source_of(dataset, shape, Reading(num_workers, collate_fn, worker_init_fn, others))
+    return Loader(current("loader"), source, shape, iterations)
+
+
+class ElasticSampler(TorchSampler[list[int]]):
+    """The same order for a DataLoader of your own: `DataLoader(dataset, batch_sampler=ElasticSampler(dataset, ...))`.
+
+    Each pass over the DataLoader yields what is left of the current epoch; the last batch of an epoch takes its missing
+    samples from the next one. Call `advance()` when a batch is applied, since a DataLoader reads ahead, and put the
+    sampler into the checkpointed state.
+    """
+
+    def __init__(self, dataset: Sized, *, global_batch: int, seed: int = 0, shuffle: bool = True) -> None:
+        """Rank and world size are the process group's, else those of RANK and WORLD_SIZE. Raises ValueError."""
+        self._order = Sampler(len(dataset), global_batch, seed, shuffle)
+        self.consumed = 0
+        """Samples applied."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs applied."""
+        return self.consumed // self._order.samples
+
+    @property
+    def iteration(self) -> int:
+        """Batches applied."""
+        return self.consumed // self._order.global_batch
+
+    @property
+    def weight(self) -> float:
+        """Of the batch that is applied next: multiply the mean loss by it, as ranks have one sample more or less."""
+        return self._part(self.consumed)[1]
+
+    def advance(self) -> None:
+        """A batch is applied, by all ranks."""
+        self.consumed += self._order.global_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's samples of each batch left in the current epoch. A rank without a sample gets one of weight 0."""
+        end = (self.epoch + 1) * self._order.samples
+        for consumed in range(self.consumed, end, self._order.global_batch):
+            yield self._part(consumed)[0]
+
+    def __len__(self) -> int:
+        left = (self.epoch + 1) * self._order.samples - self.consumed
+        return -(-left // self._order.global_batch)
+
+    def _part(self, consumed: int) -> tuple[list[int], float]:
+        rank, world_size = _rank_and_world_size()
+        (part,) = parts_of(consumed, self._order.global_batch, rank, world_size)
+        return self._order.between(part.start, part.end).tolist(), part.weight
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed, "samples": self._order.samples}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Raises StateError if the dataset has another number of samples than the one that was saved."""
+        if (saved := int(state_dict["samples"])) != self._order.samples:
+            have = self._order.samples
+            raise StateError(f"the dataset has {have} samples, but {saved} when the state was saved: give it as it was")
+        self.consumed = int(state_dict["consumed"])
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,47 @@
+"""Random numbers that are a function of a seed and a position, so that a restart or another world size repeats them."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's CPU generator, numpy's and Python's own with a number of 63 bits."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+class RandomStream:
+    """Random numbers of their own for code that draws from the global generators, such as a dataset's `__iter__`."""
+
+    def __init__(self, seed: int) -> None:
+        outside = _state()
+        seed_all(seed)
+        self._inside = _state()
+        _set_state(outside)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within the block the global generators continue this stream; afterwards they are as before."""
+        outside = _state()
+        _set_state(self._inside)
+        try:
+            yield
+        finally:
+            self._inside = _state()
+            _set_state(outside)
+
+
+def _state() -> tuple[torch.Tensor, dict[str, Any], Any]:
+    return torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+
+
+def _set_state(state: tuple[torch.Tensor, dict[str, Any], Any]) -> None:
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])

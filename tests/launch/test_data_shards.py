@@ -1,0 +1,43 @@
+"""`for shard in everstep.shards(...)` under `everstep launch`, with real workers, one of them slow and one killed."""
+
+import json
+
+import pytest
+
+from tests.launch.launchers import EVERSTEP, Launcher
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import json, os, signal, sys, time
+import everstep
+
+job = everstep.init()
+for shard in everstep.shards([f"file-{number}" for number in range(20)], epochs=2, shuffle=True, seed=1):
+    if job.round == 1 and job.rank == 0 and shard.epoch == 1:
+        print(f"dies in {shard.number}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3 if job.rank == 1 else 0.02)
+    with open(f"done-{job.round}-{job.rank}.jsonl", "a") as file:
+        file.write(json.dumps([shard.epoch, shard.number, shard.item]) + "\\n")
+"""
+
+
+@pytest.mark.long
+def test_a_killed_workers_shard_is_done_by_another_and_a_slow_worker_does_fewer(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text(SCRIPT)
+    started = launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py", name="a", OMP_NUM_THREADS="1")
+    ended = launcher.wait_for_end(started, "a")
+    assert ended.code == 0, ended
+    assert "dies in" in ended.out, "the fault"
+    done: dict[str, list[tuple[int, int]]] = {}
+    for path in sorted(launcher.folder.glob("done-*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(item == f"file-{number}" for _, number, item in lines)
+        done[path.stem] = [(epoch, number) for epoch, number, _ in lines]
+    each = [shard for shards in done.values() for shard in shards]
+    assert set(each) == {(epoch, number) for epoch in (0, 1) for number in range(20)}
+    assert len(each) <= 41, "only the slow worker may have written a shard down that it could not report"
+    assert len(done["done-1-1"]) < len(done["done-1-0"])
+    first = [number for epoch, number in done["done-1-0"] if epoch == 0]
+    assert first != sorted(first), "shuffled"
