@@ -1,8 +1,8 @@
 """Everstep: training pipelines that survive.
 
 In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`. In a training script: `init`, `batches`,
-`loader`, `shards`, `Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name imports
-its module when it is first used.
+`loader`, `shards`, `Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name
+imports its module when it is first used.
 """
 
 from importlib import import_module
@@ -13,8 +13,8 @@ from everstep.version import VERSION
 if TYPE_CHECKING:
     from everstep.data_shards import shards
     from everstep.job_results import results
-    from everstep.local_files import LocalFile
     from everstep.loader import ElasticSampler, loader
+    from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 

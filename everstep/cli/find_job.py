@@ -97,12 +97,12 @@ def newest_master(job: FoundJob, name: str) -> str:
 def find(runs: Path, name: str) -> FoundJob:
     """Find the job of RUN[/STEP]. Raises BadInput: there is none, it has not started, or its journal cannot be read."""
     folder = runs / name.partition("/")[0]
-    uri, job = _locate(folder, name)
+    uri, job = locate(folder, name)
     store, state = read_started(uri, job, name)
     return FoundJob(job, (folder / "jobs" / f"{job}.token").read_text().strip(), store, state)
 
 
-def _locate(folder: Path, name: str) -> tuple[str, str]:
+def locate(folder: Path, name: str) -> tuple[str, str]:
     """(URI of the store, name of the job)."""
     step = name.partition("/")[2]
     try:

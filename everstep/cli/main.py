@@ -17,6 +17,7 @@ VERBS = {
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
+    "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
 }
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   everstep check --nodes 4                             four nodes on this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
+  everstep stacks llama-finetune-x7k2                  what each of its ranks does now
   everstep checkpoint ls runs/store                    which checkpoints there are
   everstep templates --image I | kubectl apply -f -    the steps, for any workflow's templateRef
 """

@@ -26,6 +26,7 @@ from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, For
 from everstep.runtime.agent.preload import preload, why_not_to_fork
 from everstep.runtime.agent.script import exec_arguments, run_and_exit
 from everstep.runtime.agent.tcp_store import restrict_torch_store
+from everstep.runtime.watch import in_worker
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -118,12 +119,14 @@ class _Server:
             environment = {**self._base, **spawn.environment}
             command = spawn.command or self._command
             if self._python:
+                in_worker.make_board(environment)
                 argv = exec_arguments(command, self._python)
                 os.execvpe(argv[0], argv, environment)
             os.environ.clear()
             os.environ.update(environment)
             _reset_threads_and_seed(environment)
             restrict_torch_store()
+            in_worker.install(environment)
         except BaseException:  # noqa: BLE001 - the outermost edge of the worker
             traceback.print_exc()
             os._exit(1)

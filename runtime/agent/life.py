@@ -31,7 +31,7 @@ from everstep.runtime.agent.stacks import write_stacks
 from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkServer
-from everstep.runtime.agent.worker_specs import worker_specs
+from everstep.runtime.agent.worker_specs import board_path, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.messages import (
@@ -343,7 +343,9 @@ class AgentLifecycle:
         """Write the stacks of all ranks of this node while they hang."""
         round_, first = self._talk.round, self._status.seat.first_rank if self._status.seat else 0
         pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
-        await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._dependencies)
+        boards = {rank: board_path(self._resources.folder, rank - first) for rank in pids}
+        name = f"stacks-{round_:06d}-{directive.number}.txt"
+        await write_stacks(pids, boards, directive.reason, name, self._dependencies)
         await self._client.report_dumped(self._talk.dumped_message(directive))
 
     async def _watch_notice(self) -> None:

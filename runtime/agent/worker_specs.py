@@ -9,6 +9,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.workers import WorkerSpec
 from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.watch import board
 
 
 def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[WorkerSpec]:
@@ -23,10 +24,21 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
     ]
     outputs.begin(seat.restart_count, environments)
     specs = []
+    for old in folder.glob("board-*"):
+        old.unlink()
     for local_rank, environment in zip(ranks, environments, strict=True):
         output = outputs.open(local_rank, seat.first_rank + local_rank)
-        more = {ERROR_FILE_VARIABLE: output.error_file, TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}")}
+        more = {
+            ERROR_FILE_VARIABLE: output.error_file,
+            TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}"),
+            board.VARIABLE: str(board_path(folder, local_rank)),
+        }
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
         specs.append(WorkerSpec({**environment, **more}, command, output, cpus))
     return specs
+
+
+def board_path(folder: Path, local_rank: int) -> Path:
+    """The file of that worker's board."""
+    return folder / f"board-{local_rank}"

@@ -1,0 +1,112 @@
+"""`everstep stacks RUN[/STEP]`: what every rank does at this moment, as one picture.
+
+The workers of this machine are found by their boards, so neither master nor agent is asked. For nodes elsewhere, run it
+there (`kubectl exec POD -- everstep stacks JOB -o json > POD.json`) and merge the files with `--path`.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from everstep.cli.find_job import locate
+from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
+
+if TYPE_CHECKING:
+    from everstep.runtime.watch.find_workers import LocalWorker
+    from everstep.runtime.watch.looks import Look
+
+EXAMPLES = (
+    "examples: everstep stacks llama-finetune-x7k2; everstep stacks RUN --native --to pictures; "
+    "everstep stacks --path runs/store/jobs/JOB/logs"
+)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Show what all ranks of a job do at this moment: which is elsewhere, and their stacks, merged."""
+
+    job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
+    """A run (and its train step if it has several), or a job of `everstep launch`. None: the only one here."""
+    native: bool = False
+    """Also native frames (C, C++)."""
+    path: Path | None = None
+    """Instead of a running job: files, or a folder of them, that were dumped before."""
+    to: Path | None = None
+    """Write stacks.txt, stacks.json, speedscope.json, py_stack.svg and, with --native, native_stack.svg there."""
+    output: Annotated[Literal["text", "json", "speedscope"], Flag("-o")] = "text"
+    """Merged for people; the stacks themselves (--path reads them); for speedscope."""
+    runs: Path = Path("runs")
+    """Directory of the run folders."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_action(parser, Stacks, run)
+    parser.epilog = EXAMPLES
+
+
+def run(flags: Stacks) -> int:
+    """Print or write the stacks; returns the exit code. Raises BadInput."""
+    from everstep.runtime.watch.looks import render, write_all
+
+    if flags.job and flags.path is not None:
+        raise BadInput(f"--path {flags.path} holds stacks of a job that needs no name; leave {flags.job} out")
+    looks = _looks(flags)
+    if flags.to is not None:
+        for path in write_all(looks, flags.to, flags.job or str(flags.path or "job"), flags.native):
+            print(path, file=sys.stderr)
+    print(render(looks, flags.output, flags.job or str(flags.path or "job")))
+    return 0
+
+
+def _looks(flags: Stacks) -> "Sequence[Look]":
+    if flags.path is not None:
+        return read_dumps(flags.path)
+    from everstep.runtime.watch.looks import look
+
+    return asyncio.run(look(workers_of(flags.runs, flags.job), flags.native))
+
+
+def workers_of(runs: Path, name: str) -> "list[LocalWorker]":
+    """The live workers on this machine of that run's job or launched job; without a name, of the only job there is.
+
+    Raises BadInput.
+    """
+    from everstep.runtime.watch.find_workers import local_workers
+
+    folder = runs / name.partition("/")[0]
+    job = locate(folder, name)[1] if name and folder.is_dir() else name
+    workers = local_workers()
+    jobs = sorted({worker.board.job for worker in workers})
+    if not jobs:
+        raise BadInput(f"{name or 'stacks'}: no worker of any job runs on this machine")
+    if not job and len(jobs) == 1:
+        job = jobs[0]
+    if job not in jobs:
+        raise BadInput(f"{name or 'which job?'}: these have workers on this machine: {', '.join(jobs)}")
+    return [worker for worker in workers if worker.board.job == job]
+
+
+def read_dumps(path: Path) -> "list[Look]":
+    """The stacks in a file, or in all files of a folder that have some. Raises BadInput."""
+    from everstep.runtime.watch.dumps import NotStacksError, parse_dump
+    from everstep.runtime.watch.looks import Look, parse_looks
+
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    looks, last = list[Look](), f"{path}: no files"
+    for file in files:
+        try:
+            text = file.read_text(errors="replace")
+            looks += parse_looks(text) or [Look(stacks) for stacks in parse_dump(file.name, text)]
+        except OSError as error:
+            raise BadInput(f"{file}: {error.strerror}") from None
+        except NotStacksError as error:
+            last = f"{file.parent}/{error}"
+    if not looks:
+        raise BadInput(last)
+    return list({one.stacks.rank: one for one in looks}.values())  # Of several dumps of a rank, that of the last file.

@@ -1,0 +1,136 @@
+"""A worker's board: one small file in shared memory that says what the worker does. Written by it, read by anybody.
+
+Fields are aligned words, so a reader may see two fields of different moments but never half a field. Standard library
+only: the fork server imports it before it preloads.
+"""
+
+import mmap
+import os
+import signal
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "EVERSTEP_BOARD"
+"""Names the worker's board file."""
+RECENT = 16
+"""The newest iterations whose seconds a board keeps."""
+THREAD = "everstep-watch"
+"""The worker's thread that counts collectives."""
+STACK_SIGNAL = signal.SIGRTMIN + 9
+"""A worker answers it by a dump to `stack_file`; libraries use the first real-time signals."""
+_MAGIC = b"EVSBRD01"
+_HEAD = struct.Struct("=8s5q")
+_PROGRESS_AT, _PROGRESS = 64, struct.Struct("=2qd32s")
+_COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
+_RECENT_AT, _RECENT = 256, struct.Struct(f"={RECENT}d")
+_JOB_AT, _JOB_BYTES = 384, 128
+_SIZE = 512
+_PHASE_BYTES, _NAME_BYTES = 32, 80
+
+
+class Board(NamedTuple):
+    """What a board says."""
+
+    pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    round: int
+    job: str = ""
+    iteration: int = 0
+    """Optimizer steps since the process began."""
+    changes: int = 0
+    """Rises with each sign of progress."""
+    changed_at: float = 0.0
+    """Unix time of the newest one."""
+    phase: str = ""
+    entered: int = 0
+    """Collectives of the default group that were entered: the number of the newest one."""
+    completed: int = 0
+    """Of these, finished."""
+    samples: int = 0
+    """How often the worker counted them."""
+    waits: int = 0
+    """How often one was unfinished then: for so large a part of its time the rank waited for others."""
+    sampled_at: float = 0.0
+    """Unix time at which the worker counted them; 0: they are not known. Old: the process stands as a whole."""
+    collective: str = ""
+    """The newest one: `all_reduce [1024]`."""
+    recent: tuple[float, ...] = ()
+    """Seconds of the newest iterations, in no order."""
+
+    @property
+    def pace_s(self) -> float:
+        """The median of the newest iterations, in seconds; 0: there are none."""
+        ordered = sorted(self.recent)
+        return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+class BoardWriter:
+    """The worker's side."""
+
+    def __init__(self, path: str, board: Board) -> None:
+        """Create the file. Raises OSError."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(file, _SIZE)
+            self._memory = mmap.mmap(file, _SIZE)
+        finally:
+            os.close(file)
+        self._memory[:_SIZE] = bytes(_SIZE)
+        self._changes = self._iteration = self._samples = self._waits = 0
+        self._phase = b""
+        job = board.job.encode()[:_JOB_BYTES]
+        self._memory[_JOB_AT : _JOB_AT + len(job)] = job
+        _HEAD.pack_into(self._memory, 0, _MAGIC, *board[:5])  # Last: a board with a head is whole.
+
+    def set_phase(self, name: str, now: float) -> None:
+        """Say what is done now."""
+        self._phase = name.encode()[:_PHASE_BYTES]
+        self.note_progress(now)
+
+    def finish_iteration(self, seconds: float, now: float) -> None:
+        """Count an iteration; `seconds`: how long it took, 0 if that is not known."""
+        self._iteration += 1
+        if seconds > 0:
+            struct.pack_into("=d", self._memory, _RECENT_AT + 8 * (self._iteration % RECENT), seconds)
+        self.note_progress(now)
+
+    def note_progress(self, now: float) -> None:
+        """Count a sign of progress."""
+        self._changes += 1
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, self._iteration, self._changes, now, self._phase)
+
+    def set_collectives(self, entered: int, completed: int, name: str, now: float) -> None:
+        """Say which collective was entered last, and which finished."""
+        self._samples += 1
+        self._waits += completed < entered
+        data = (entered, completed, self._samples, self._waits, now, name.encode()[:_NAME_BYTES])
+        _COLLECTIVES.pack_into(self._memory, _COLLECTIVES_AT, *data)
+
+
+def read_board(path: Path) -> Board | None:
+    """The board in that file; None if there is none (yet)."""
+    with suppress(OSError):
+        data = path.read_bytes()
+        if len(data) == _SIZE and data.startswith(_MAGIC):
+            pid, rank, world_size, local_rank, round_ = _HEAD.unpack_from(data)[1:]
+            iteration, changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
+            entered, completed, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(data, _COLLECTIVES_AT)
+            recent = tuple(seconds for seconds in _RECENT.unpack_from(data, _RECENT_AT) if seconds > 0)
+            return Board(
+                pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:]), iteration, changes, changed_at,
+                _text(phase), entered, completed, samples, waits, sampled_at, _text(name), recent,
+            )  # fmt: skip
+    return None
+
+
+def stack_file(board: Path) -> Path:
+    """Where the worker with that board writes its stacks."""
+    return board.with_name(f"{board.name}.stacks")
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,239 @@
+"""The worker's side: fills its board from hooks, whatever the script does. Installed before the script runs.
+
+- Iterations: torch's hook after each optimizer step (`torch.optim.optimizer.register_optimizer_step_post_hook`). Where
+  a script has several optimizers, the one that steps first counts.
+- Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
+- Collectives: torch's flight recorder counts them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
+  A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us.
+
+Importing this module imports neither torch nor anything else that is not already in a fork server.
+"""
+
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, Board, BoardWriter, stack_file
+
+EVALUATION, SAVE = "evaluation", "torch.save"
+SAMPLES_PER_S = 5
+_RECORDS = "256"
+"""Collectives that torch's flight recorder keeps if the user does not say. It keeps none for gloo by default."""
+_watch: "_Watch | None" = None
+
+
+def make_board(environment: Mapping[str, str]) -> BoardWriter | None:
+    """The worker's board, with its place in the job; None if it has none or it cannot be written."""
+    path = environment.get(VARIABLE)
+    if not path:
+        return None
+    with suppress(OSError, KeyError, ValueError):
+        rank, world_size, local_rank, round_ = (
+            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "EVERSTEP_ROUND")
+        )
+        job = environment.get("EVERSTEP_JOB", "")
+        return BoardWriter(path, Board(os.getpid(), rank, world_size, local_rank, round_, job))
+    return None
+
+
+def install(environment: Mapping[str, str]) -> None:
+    """Watch this process from now on. Never fails: a script that cannot be watched still runs."""
+    global _watch
+    board = make_board(environment)
+    if board is None:
+        return
+    _watch = watch = _Watch(board)
+    with suppress(OSError, ValueError, RuntimeError):
+        answers = stack_file(Path(environment[VARIABLE])).open("w")
+        faulthandler.register(STACK_SIGNAL, answers, all_threads=True)
+        watch.answers = answers  # faulthandler needs it open.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _RECORDS)
+    os.register_at_fork(after_in_child=_forget)
+    hooks: dict[str, Callable[[Any], None]] = {
+        "torch.optim.optimizer": watch.hook_optimizers,
+        "torch.nn.modules.module": watch.hook_modules,
+        "torch.serialization": watch.hook_saves,
+        "torch.distributed.distributed_c10d": watch.hook_groups,
+    }
+    waiting = {name: hook for name, hook in hooks.items() if not _apply(name, hook)}
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+def set_phase(name: str) -> None:
+    """Say what this worker does now."""
+    if _watch is not None:
+        _watch.set_phase(name)
+
+
+def _forget() -> None:
+    """A child of the script, such as a data loader's worker, does not write the worker's board."""
+    global _watch
+    if _watch is not None:
+        _watch.is_child = True
+        _watch = None
+
+
+def _apply(name: str, hook: Callable[[Any], None]) -> bool:
+    module = sys.modules.get(name)
+    if module is None:
+        return False
+    with suppress(AttributeError, TypeError):  # This torch has no such hook.
+        hook(module)
+    return True
+
+
+class _Watch:
+    def __init__(self, board: BoardWriter) -> None:
+        self._board = board
+        self._optimizer: int | None = None
+        self._ended_at = 0.0
+        self._phase = ""
+        self._counts = (0, 0)
+        self._sampler: threading.Thread | None = None
+        self.is_child = False
+        self.answers: Any = None
+
+    def set_phase(self, name: str) -> None:
+        if not self.is_child and name != self._phase:
+            self._phase = name
+            self._board.set_phase(name, time.time())
+
+    def hook_optimizers(self, module: Any) -> None:
+        module.register_optimizer_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Any, *_: object) -> None:
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+        if self.is_child or id(optimizer) != self._optimizer:
+            return
+        now = time.perf_counter()
+        seconds, self._ended_at = (now - self._ended_at if self._ended_at else 0.0), now
+        if self._phase in (EVALUATION, SAVE):
+            self.set_phase("")
+            seconds = 0.0  # It would count the evaluation as part of the iteration.
+        self._board.finish_iteration(seconds, time.time())
+
+    def hook_modules(self, module: Any) -> None:
+        train = module.Module.train
+
+        def watched_train(model: Any, mode: bool = True) -> Any:
+            self.set_phase("" if mode else EVALUATION)
+            return train(model, mode)
+
+        watched_train.__doc__ = train.__doc__
+        module.Module.train = watched_train
+
+    def hook_saves(self, module: Any) -> None:
+        save = module.save
+
+        def watched_save(*arguments: Any, **more: Any) -> Any:
+            before = self._phase
+            self.set_phase(SAVE)
+            try:
+                return save(*arguments, **more)
+            finally:
+                self.set_phase(before)
+
+        watched_save.__doc__ = save.__doc__
+        module.save = watched_save
+        if (torch := sys.modules.get("torch")) is not None and getattr(torch, "save", None) is save:
+            torch.save = watched_save  # type: ignore[attr-defined]
+
+    def hook_groups(self, module: Any) -> None:
+        make = module._new_process_group_helper
+
+        def watched_make(*arguments: Any, **more: Any) -> Any:
+            made = make(*arguments, **more)
+            self._start_sampler()
+            return made
+
+        module._new_process_group_helper = watched_make
+
+    def _start_sampler(self) -> None:
+        """Only now: before, the process may fork, and has one thread."""
+        recorder = sys.modules.get("torch._C._distributed_c10d")
+        if self._sampler is None and not self.is_child and hasattr(recorder, "_dump_fr_trace_json"):
+            self._sampler = threading.Thread(target=self._sample, args=[recorder], name=THREAD, daemon=True)
+            self._sampler.start()
+
+    def _sample(self, recorder: Any) -> None:
+        name = ""
+        while not self.is_child:
+            time.sleep(1 / SAMPLES_PER_S)
+            with suppress(ValueError, KeyError, TypeError, RuntimeError):
+                counts = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
+                if counts[1] >= counts[0]:
+                    name = ""
+                elif counts == self._counts and not name:  # It waits: ask for what.
+                    name = _unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
+                elif counts != self._counts:
+                    name = ""
+                self._counts = counts
+                self._board.set_collectives(*counts, name, time.time())
+
+
+def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
+    """(Entered, completed) collectives of all groups."""
+    status = [{key: max(int(number), 0) for key, number in one.items()} for one in trace["pg_status"].values()]
+    entered = sum(one["last_enqueued_collective"] for one in status)
+    return entered, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
+
+
+def _unfinished(trace: Mapping[str, Any]) -> str:
+    """`all_reduce [1024]`: the oldest collective that the rank entered and that is not finished; empty if unknown."""
+    completed = {group: int(one["last_completed_collective"]) for group, one in trace["pg_status"].items()}
+    waiting = [
+        entry
+        for entry in trace.get("entries", ())
+        if not entry.get("is_p2p") and entry["collective_seq_id"] > completed.get(str(entry["pg_id"]), 0)
+    ]
+    if not waiting:
+        return ""
+    entry = min(waiting, key=lambda one: one["record_id"])
+    sizes = " ".join(str(size).replace(" ", "") for size in entry.get("input_sizes") or ())
+    return f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a hook right after its module was imported, then is in nobody's way."""
+
+    def __init__(self, hooks: dict[str, Callable[[Any], None]]) -> None:
+        self._hooks = hooks
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.pop(fullname, None)
+        if hook is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _HookedLoader(spec.loader, hook)
+        return spec
+
+
+class _HookedLoader(importlib.abc.Loader):
+    def __init__(self, loader: Any, hook: Callable[[Any], None]) -> None:
+        self._loader, self._hook = loader, hook
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        with suppress(AttributeError, TypeError):
+            self._hook(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

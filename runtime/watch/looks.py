@@ -1,0 +1,129 @@
+"""One look at all ranks of a job: their stacks, and where each stands. As text, JSON, speedscope, pictures."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from everstep.runtime.watch.board import Board, read_board
+from everstep.runtime.watch.find_workers import LocalWorker
+from everstep.runtime.watch.merge import is_users, merge, odd_ones, text
+from everstep.runtime.watch.pictures import speedscope, svg
+from everstep.runtime.watch.process_state import process_state
+from everstep.runtime.watch.read_stacks import read_stacks
+from everstep.runtime.watch.stacks import RankStacks, as_text, python_only
+from everstep.runtime.watch.standing import ProcessState, Standing, judge
+
+_APART_S = 0.5
+"""Between two looks at a process, which show whether it uses the CPU."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """One rank's stacks, and where it stands; None: not known, as in dumps made before."""
+
+    stacks: RankStacks
+    standing: Standing | None = None
+
+
+async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Look]:
+    """Look at these workers, all at the same time."""
+    before = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
+    began = time.monotonic()
+    await asyncio.sleep(_APART_S)
+    after = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
+    passed, now = time.monotonic() - began, time.time()
+    boards = {worker.board.rank: worker.path for worker in workers}
+    pids = {worker.board.rank: worker.board.pid for worker in workers}
+    stacks = await read_stacks(pids, native=native, boards=boards)
+    return [
+        Look(
+            msgspec.structs.replace(one, node=worker.node),
+            standing_of(worker.node, read_board(worker.path) or worker.board, one,
+                        (before[one.rank], after[one.rank], passed), now),
+        )
+        for worker, one in zip(workers, stacks, strict=True)
+    ]  # fmt: skip
+
+
+def standing_of(
+    node: str,
+    board: Board,
+    stacks: RankStacks,
+    states: tuple[ProcessState | None, ProcessState | None, float],
+    now: float,
+) -> Standing:
+    """Where a rank stands: by its board, two states of its process (and the seconds between them), and its stacks."""
+    before, after, passed = states
+    used = max(after.cpu_s - before.cpu_s, 0.0) / passed if before and after and passed > 0 else 0.0
+    return Standing(
+        rank=board.rank,
+        world_size=board.world_size,
+        node=node,
+        iteration=board.iteration,
+        phase=board.phase,
+        entered=board.entered,
+        completed=board.completed,
+        collective=board.collective,
+        counted_ago_s=round(now - board.sampled_at, 3) if board.sampled_at else None,
+        process=after or ProcessState("X"),
+        cpu=round(used, 3),
+        place=place_of(stacks),
+        lock_holder=next((thread.name for thread in stacks.threads if "gil" in thread.state), ""),
+    )
+
+
+def place_of(stacks: RankStacks) -> str:
+    """The innermost call of the main thread in the user's own code: `load (data_loader.py:88)`."""
+    frames = stacks.main.frames if stacks.main else ()
+    own = [frame for frame in frames if is_users(frame)] or [frame for frame in frames if not frame.is_native]
+    return f"{own[-1].function} ({own[-1].file.rpartition('/')[2]}:{own[-1].line})" if own else ""
+
+
+def sentence(looks: Sequence[Look]) -> str:
+    """Which rank differs, and how."""
+    standings = [one.standing for one in looks if one.standing is not None]
+    if len(standings) == len(looks) and (verdict := judge(standings)).ranks:
+        return verdict.sentence
+    return odd_ones([one.stacks for one in looks])
+
+
+def render(looks: Sequence[Look], output: str, name: str) -> str:
+    """As `text`, `json` or `speedscope`."""
+    if output == "json":
+        return msgspec.json.encode(looks).decode()
+    if output == "speedscope":
+        return speedscope([one.stacks for one in looks], name)
+    return f"{sentence(looks)}\n\n{text(merge(one.stacks for one in looks))}{''.join(_remarks(looks))}".rstrip()
+
+
+def _remarks(looks: Sequence[Look]) -> Iterator[str]:
+    for one in looks:
+        if one.stacks.failure:
+            yield f"rank {one.stacks.rank}: {one.stacks.failure}\n"
+
+
+def parse_looks(text_: str) -> list[Look]:
+    """Looks as `render` writes them in JSON; empty if the text is something else."""
+    try:
+        return msgspec.json.decode(text_, type=list[Look])
+    except msgspec.MsgspecError:
+        return []
+
+
+def write_all(looks: Sequence[Look], folder: Path, name: str, native: bool) -> list[Path]:
+    """Write all forms into the folder; returns the files. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stacks, title = [one.stacks for one in looks], sentence(looks)
+    texts = {
+        "stacks.txt": f"{title}\n\n" + "".join(map(as_text, stacks)),
+        "stacks.json": render(looks, "json", name),
+        "speedscope.json": speedscope(stacks, name),
+        "py_stack.svg": svg(merge(map(python_only, stacks)), title),
+    }
+    if native:
+        texts["native_stack.svg"] = svg(merge(stacks), title)
+    for file, content in texts.items():
+        (folder / file).write_text(content)
+    return [folder / file for file in texts]

@@ -1,0 +1,232 @@
+"""Where a rank stands, and from all of them who keeps the others waiting. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from everstep.runtime.watch.merge import fold_ranks
+
+_MEANINGS = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "in an uninterruptible wait of the kernel (disk, network file system)",
+    "Z": "dead",
+    "X": "dead",
+    "R": "running",
+    "S": "waiting",
+}
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """What the kernel says about a process."""
+
+    state: str
+    """R running, S waiting, D uninterruptible, T stopped, Z zombie."""
+    cpu_s: float = 0.0
+    """CPU time so far."""
+    wait_channel: str = ""
+    call: str = ""
+    """The system call it is in, if it reads or writes a file."""
+    file: str = ""
+    """That file."""
+    major_faults: int = 0
+    """Pages that were read from disk so far."""
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return _MEANINGS.get(self.state, f"in state {self.state}")
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where one rank stands."""
+
+    rank: int
+    world_size: int
+    node: str = ""
+    iteration: int = 0
+    phase: str = ""
+    entered: int = 0
+    """Collectives that it entered."""
+    completed: int = 0
+    collective: str = ""
+    """The one it waits in: `all_reduce [1024]`."""
+    counted_ago_s: float | None = None
+    """Age of these counts; None: they are not known."""
+    process: ProcessState = ProcessState("S")
+    cpu: float = 0.0
+    """Cores that it uses."""
+    place: str = ""
+    """The user's own innermost call."""
+    lock_holder: str = ""
+    """The thread that holds the interpreter's lock."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits in a collective."""
+        return self.entered > self.completed
+
+
+class Cause(StrEnum):
+    """What keeps the others waiting."""
+
+    STOPPED = "stopped"
+    GONE = "gone"
+    KERNEL = "kernel"
+    SILENT = "silent"
+    """Its own watching thread does not run: something holds the interpreter's lock."""
+    DIFFERENT_COLLECTIVE = "different collective"
+    DIFFERENT_SHAPE = "different shape"
+    BLOCKED_FILE = "blocked file"
+    COMPUTES = "computes"
+    NEVER_ENTERED = "never entered"
+    NETWORK = "network"
+    BEHIND = "behind"
+    NOBODY = "nobody"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Who keeps the others waiting, and one sentence about it."""
+
+    cause: Cause
+    ranks: tuple[int, ...]
+    """Empty: nobody in particular."""
+    sentence: str
+
+
+SILENT_S = 2.0
+"""A worker counts five times a second. Counts older than this: its watching thread cannot run."""
+_BUSY = 0.2
+"""Cores from which on a rank computes rather than waits."""
+
+
+def judge(standings: Sequence[Standing]) -> Verdict:
+    """Who keeps the others waiting. The order of the standings does not matter.
+
+    First what the kernel says of a process; then who is missing in the collective that others wait in; then who is in a
+    different one; then, if all are in the same one, the network.
+    """
+    ordered = sorted(standings, key=lambda one: one.rank)
+    for rule in (_find_stopped, _find_missing, _find_mismatch, _find_stalled_network, _find_behind):
+        if (verdict := rule(ordered)) is not None:
+            return verdict
+    return Verdict(Cause.NOBODY, (), f"no rank differs: {_places(ordered)}")
+
+
+def _find_stopped(ordered: Sequence[Standing]) -> Verdict | None:
+    for cause, states in ((Cause.GONE, "ZX"), (Cause.STOPPED, "Tt"), (Cause.KERNEL, "D")):
+        if ranks := [one for one in ordered if one.process.state in states]:
+            if len(ranks) == len(ordered) and len(ordered) > 1 and cause is Cause.KERNEL:
+                return None  # All wait for the disk: that is no rank's fault.
+            first = ranks[0]
+            detail = f" at {first.process.wait_channel}" if cause is Cause.KERNEL and first.process.wait_channel else ""
+            at = f"; it is in {first.place}" if first.place else ""
+            return _verdict(cause, ranks, ordered, f"{first.process.meaning}{detail}{at}")
+    return None
+
+
+def _find_missing(ordered: Sequence[Standing]) -> Verdict | None:
+    """Ranks that have entered fewer collectives than those that wait, and wait in none themselves."""
+    waiting = [one for one in ordered if one.waits]
+    if not waiting:
+        return None
+    newest = max(one.entered for one in waiting)
+    missing = [one for one in ordered if not one.waits and one.entered < newest]
+    silent = [one for one in ordered if not _is_fresh(one) and any(map(_is_fresh, ordered))]
+    if not missing and not silent:
+        return None
+    culprits = silent or missing
+    slowest = min(one.entered for one in culprits)
+    culprits = [one for one in culprits if one.entered == slowest]
+    first, name = culprits[0], _operation(next(one for one in waiting if one.entered == newest))
+    cause, does = _activity(first)
+    entered = f"never entered {name} #{newest}" if first.entered < newest else f"is still in {name} #{newest}"
+    return _verdict(cause, culprits, ordered, f"{entered}; it {does}", verb="")
+
+
+def _activity(one: Standing) -> tuple[Cause, str]:
+    at = f" in {one.place}" if one.place else ""
+    if not _is_fresh(one):
+        holder = f" (thread {one.lock_holder})" if one.lock_holder else ""
+        return Cause.SILENT, f"holds the interpreter's lock{holder} and is{at or ' in native code'}"
+    if one.process.call and one.process.file:
+        return Cause.BLOCKED_FILE, f"is blocked in {one.process.call} of {_file(one.process.file)}{at}"
+    if one.cpu >= _BUSY:
+        return Cause.COMPUTES, f"computes ({one.cpu:.1f} cores){at}"
+    return Cause.NEVER_ENTERED, f"is{at or ' waiting'}"
+
+
+def _find_mismatch(ordered: Sequence[Standing]) -> Verdict | None:
+    """All wait, but not in the same collective."""
+    waiting = [one for one in ordered if one.waits and one.collective]
+    if len(waiting) < 2 or len(waiting) < len(ordered):
+        return None
+    for cause, kind in ((Cause.DIFFERENT_COLLECTIVE, _operation), (Cause.DIFFERENT_SHAPE, lambda one: one.collective)):
+        names = Counter(map(kind, waiting))
+        if len(names) > 1:
+            usual = names.most_common(1)[0][0]
+            odd = [one for one in waiting if kind(one) != usual]
+            first = odd[0]
+            others = next(one for one in waiting if kind(one) == usual)
+            what = (
+                f"waits in {kind(first)} #{first.entered} ({first.place}), the others in {usual} #{others.entered} "
+                f"({others.place})"
+            )
+            return _verdict(cause, odd, ordered, what, verb="")
+    return None
+
+
+def _find_stalled_network(ordered: Sequence[Standing]) -> Verdict | None:
+    if len(ordered) < 2 or not all(one.waits for one in ordered):
+        return None
+    behind = min(one.entered for one in ordered)
+    name = _operation(ordered[0])
+    if behind < max(one.entered for one in ordered):
+        ranks = [one for one in ordered if one.entered == behind]
+        return _verdict(Cause.BEHIND, ranks, ordered, f"is still in {name} #{behind}, which others have left", verb="")
+    what = f"all {len(ordered)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
+    return Verdict(Cause.NETWORK, tuple(one.rank for one in ordered), what)
+
+
+def _find_behind(ordered: Sequence[Standing]) -> Verdict | None:
+    """Nobody waits in a collective: who has done the fewest iterations, or is blocked, or computes alone."""
+    if len(ordered) > 1 and any(one.waits for one in ordered):
+        return None
+    least, most = min(one.iteration for one in ordered), max(one.iteration for one in ordered)
+    behind = [one for one in ordered if one.iteration == least]
+    silent = [one for one in ordered if not _is_fresh(one)]
+    if least == most and len(silent) < len(ordered) and silent:
+        behind = silent
+    elif least == most and len(ordered) > 1:
+        return None
+    cause, does = _activity(behind[0])
+    cause = cause if cause is not Cause.NEVER_ENTERED else Cause.BEHIND
+    return _verdict(cause, behind, ordered, f"stands at iteration {behind[0].iteration}; it {does}", verb="")
+
+
+def _is_fresh(one: Standing) -> bool:
+    return one.counted_ago_s is None or one.counted_ago_s <= SILENT_S
+
+
+def _operation(one: Standing) -> str:
+    return one.collective.partition(" ")[0] or "a collective"
+
+
+def _verdict(
+    cause: Cause, culprits: Sequence[Standing], ordered: Sequence[Standing], what: str, verb: str = "is "
+) -> Verdict:
+    ranks = tuple(one.rank for one in culprits)
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"
+    node = f" ({culprits[0].node})" if culprits[0].node and len({one.node for one in ordered}) > 1 else ""
+    world = max(len(ordered), *(one.world_size for one in ordered))
+    return Verdict(cause, ranks, f"{who} of {world}{node} {verb}{what}")
+
+
+def _places(ordered: Sequence[Standing]) -> str:
+    return ", ".join(sorted({one.place for one in ordered if one.place})) or "their places are not known"
+
+
+def _file(path: str) -> str:
+    return "a pipe" if path.startswith("pipe:") else "a socket" if path.startswith("socket:") else path
