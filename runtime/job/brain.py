@@ -5,7 +5,9 @@ state: `on_event` records what an event means, `settle` what follows from the ne
 directives, desired nodes) is a function of the state. Only signs of life are not journaled.
 """
 
-from everstep.runtime.job.events import Event, HeartbeatSeen
+from collections.abc import Iterable
+
+from everstep.runtime.job.events import Event, HeartbeatSeen, Tick
 from everstep.runtime.job.liveness import stands_still
 from everstep.runtime.job.on_event import handle_event
 from everstep.runtime.job.phases import JobPhase
@@ -38,11 +40,7 @@ class Brain:
     def handle(self, event: Event, now: float) -> list[WriteRecord | WriteManifest]:
         """Decide what follows from the event. Raises Refused, with no decision made, for a request that is invalid."""
         tx = self._transaction
-        before, tx.now = tx.now, max(now, tx.now, tx.state.time)
-        if tx.now - before > self.spec.patience.silence_s / 2:
-            # The master itself was suspended: silence proves nothing about the nodes.
-            tx.liveness.rearm(tx.state, tx.now)
-            self._away_s = tx.now - before
+        self._advance(now)
         tx.decisions = []
         old_state = tx.state
         try:
@@ -59,6 +57,30 @@ class Brain:
         self.reason = verdict.reason
         self._deadline = next_deadline(tx, verdict)
         return tx.decisions
+
+    def handle_together(self, events: Iterable[Event], now: float) -> list[WriteRecord | WriteManifest]:
+        """Decide what follows from events of one moment, such as the joins of ten thousand survivors: as `handle` for
+        each, but what follows from the new state is decided once. A refused event changes nothing."""
+        tx, decisions = self._transaction, list[WriteRecord | WriteManifest]()
+        self._advance(now)
+        for event in events:
+            tx.decisions, old_state = [], tx.state
+            try:
+                handle_event(tx, event)
+            except Refused:
+                tx.state = old_state
+            else:
+                decisions += tx.decisions
+        return decisions + self.handle(Tick(), now)
+
+    def _advance(self, now: float) -> None:
+        """Time passes."""
+        tx = self._transaction
+        before, tx.now = tx.now, max(now, tx.now, tx.state.time)
+        if tx.now - before > self.spec.patience.silence_s / 2:
+            # The master itself was suspended: silence proves nothing about the nodes.
+            tx.liveness.rearm(tx.state, tx.now)
+            self._away_s = tx.now - before
 
     def _changes_nothing(self, event: HeartbeatSeen) -> bool:
         """Whether the heartbeat is one of the many that only show that a node trains."""

@@ -1,0 +1,13 @@
+"""Faults of a training under way: what can be done to it, who does it, and proof that it was done.
+
+The story begins in `injector`: an Injector says whether it can do a kind of fault here, does it, and returns when it
+fired, with what it saw of it. `on_machine` is for nodes that are processes of this machine, `on_cluster` for pods.
+`progress` reads how far the job is; `load` are the programs that use up CPU or memory, `packet_loss` cuts a network
+off, `set_aside` takes a store away.
+
+The named points of `everstep.runtime.faults` are something else: they are in the code, and only tests arm them.
+"""
+
+from everstep.runtime.chaos.injector import Fault, Fired, Injector, Kind, NotFiredError, NotPossibleError
+
+__all__ = ["Fault", "Fired", "Injector", "Kind", "NotFiredError", "NotPossibleError"]

@@ -1,0 +1,95 @@
+"""What an injector is, and the kinds of faults."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Kind(StrEnum):
+    """What happens. The value is its name in flags."""
+
+    CRASH = "crash"
+    """A training process is killed (SIGKILL)."""
+    FORK_SERVER = "fork-server"
+    """The process that a node's training processes are forked from is killed."""
+    NODE = "node"
+    """A node is killed with all its processes; a pod is deleted by force."""
+    PREEMPT = "preempt"
+    """A node is asked to end (SIGTERM); a pod is deleted with its grace period."""
+    EVICT = "evict"
+    """A pod is evicted by the API, as `kubectl drain` does it."""
+    FREEZE = "freeze"
+    """A node's processes are stopped (SIGSTOP) and continued after `seconds`."""
+    SLOW = "slow"
+    """A node's training processes are stopped for `share` of the time, for `seconds`."""
+    FAULTY = "faulty"
+    """A node fails the check before the training: its measurements are killed until the node is lost."""
+    NETWORK = "network"
+    """All packets of a node are dropped, for `seconds` or until the node is gone."""
+    OOM = "oom"
+    """A node's memory is filled until the kernel kills one of its processes."""
+    MEMORY = "memory"
+    """A node's memory is filled to `share` of its limit, for `seconds`."""
+    CPU = "cpu"
+    """Each core that a node may use is busy for `share` of the time, for `seconds`."""
+    RESIZE = "resize"
+    """The job gets one node more, and when that trains, one less again."""
+    MASTER = "master"
+    """The train step's own process is killed; its pod is deleted by force."""
+    STORE = "store"
+    """The job's part of the store cannot be read or written, for `seconds`."""
+    EVERYTHING = "everything"
+    """The train step and all nodes are killed at once."""
+    CORDON = "cordon"
+    """A node's machine takes no new pods, and its pod is deleted; uncordoned after `seconds`."""
+    TAINT = "taint"
+    """A node's machine gets a NoExecute taint that evicts its pod, removed after `seconds`."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that is to happen."""
+
+    kind: Kind
+    node: str = ""
+    """Empty: one of the nodes that train, by chance."""
+    seconds: float = 10.0
+    share: float = 0.9
+    """From 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A fault that has happened."""
+
+    kind: Kind
+    node: str
+    """Empty for a fault that is not of one node."""
+    time: float
+    """When it began (Unix time)."""
+    evidence: str
+    """What was seen of it, in one line."""
+
+
+class NotPossibleError(RuntimeError):
+    """This kind of fault cannot be injected here: one line that says why, and what would be needed."""
+
+
+class NotFiredError(RuntimeError):
+    """It was tried, and there is no sign that it took effect. This is a failure of the experiment."""
+
+
+class Injector(Protocol):
+    """Injects faults into one job. Used from one event loop."""
+
+    def refusal(self, kind: Kind) -> str:
+        """Why this kind cannot be injected here, in one line; empty if it can."""
+        ...
+
+    async def prepare(self, kind: Kind) -> None:
+        """Do what has to be done before the nodes start; runs until it is cancelled."""
+        ...
+
+    async def inject(self, fault: Fault) -> Fired:
+        """Let it happen, and mend what does not mend itself. Raises NotPossibleError, NotFiredError."""
+        ...

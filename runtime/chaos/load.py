@@ -1,0 +1,101 @@
+"""Programs that use up a machine: `python -m everstep.runtime.chaos.load cpu SHARE SECONDS`, or `memory`, or `connect`.
+
+They import only the standard library, and end with whoever started them. The first line of their output says that they
+work.
+
+    cpu SHARE SECONDS             keep one core busy for that share of the time
+    memory SHARE SECONDS GROUP    fill the control group to that share of its limit; SHARE above 1: until somebody is
+                                  killed, but not this process
+    connect HOST PORT             exit code 0 if a connection is accepted within 2 seconds
+"""
+
+import mmap
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+_PERIOD_S = 0.05
+_STEP_BYTES = 16 << 20
+_FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
+"""Limit and use in a control group, v1 and v2."""
+_NEVER = -1000
+"""The oom_score_adj of a process that the kernel does not kill."""
+
+
+def use_cpu(share: float, seconds: float) -> None:
+    """Spin for `share` of each period."""
+    parent, until = os.getppid(), time.monotonic() + seconds
+    print("busy", flush=True)
+    while (now := time.monotonic()) < until and os.getppid() == parent:
+        while time.monotonic() < now + share * _PERIOD_S:
+            pass
+        time.sleep((1 - share) * _PERIOD_S)
+
+
+def memory_use(group: Path) -> tuple[int, int]:
+    """(bytes used, limit) of a control group; a limit of 0: none. Raises OSError."""
+    for limit, used in _FILES:
+        if (group / limit).exists():
+            text = (group / limit).read_text().strip()
+            return int((group / used).read_text()), 0 if text == "max" else int(text)
+    return 0, 0
+
+
+def fill_memory(share: float, seconds: float, group: Path) -> None:
+    """Hold memory so that the group uses `share` of its limit, until the time is over or the group is gone."""
+    if share > 1:
+        Path("/proc/self/oom_score_adj").write_text(str(_NEVER))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    parent, until, held, told = os.getppid(), time.monotonic() + seconds, [], False
+    while time.monotonic() < until and os.getppid() == parent and _others(group):
+        used, limit = memory_use(group)
+        if used < share * limit - _STEP_BYTES:
+            held.append(_touched(_STEP_BYTES))
+            continue
+        if not told:
+            told = True
+            print(f"{used} of {limit}", flush=True)
+        if held and used > share * limit + _STEP_BYTES:
+            held.pop().close()
+        time.sleep(_PERIOD_S)
+
+
+def _others(group: Path) -> bool:
+    """Does anybody but this process live in the group?"""
+    return (group / "cgroup.procs").read_text().split() != [str(os.getpid())]
+
+
+def _touched(size: int) -> mmap.mmap:
+    held = mmap.mmap(-1, size)
+    for page in range(0, size, mmap.PAGESIZE):
+        held[page] = 1
+    return held
+
+
+def connect(host: str, port: int) -> None:
+    """Raises OSError."""
+    socket.create_connection((host, port), timeout=2).close()
+
+
+def main(words: list[str]) -> int:
+    """Run the named program."""
+    match words:
+        case ["cpu", share, seconds]:
+            use_cpu(float(share), float(seconds))
+        case ["memory", share, seconds, group]:
+            fill_memory(float(share), float(seconds), Path(group))
+        case ["connect", host, port]:
+            try:
+                connect(host, int(port))
+            except OSError:
+                return 1
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,402 @@
+"""Faults of nodes that are processes of this machine. The story begins in `MachineInjector.inject`."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from everstep.runtime.chaos import load, packet_loss, set_aside
+from everstep.runtime.chaos.injector import Fault, Fired, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.progress import LOOK_S, Progress
+from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
+from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.system.processes import find_processes
+
+AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runtime.diagnosis.measurement_server"
+"""Modules that a node's child processes run."""
+TRAIN_STEP = "everstep.steps.train"
+SEEN_S = 60.0
+"""So long after it was done something may take to be seen in the journal."""
+PERIOD_S = 0.1
+"""Of stopping and continuing a slow node."""
+_ONLY_PODS = "it is done to machines of a cluster, and here nodes are processes; use --target argo"
+_NO_GROUP = (
+    "its nodes have no memory limit: the job must set one (resources: {memory: 2Gi}), and this process must be allowed "
+    "to make control groups (memory)"
+)
+
+
+class MachineInjector:
+    """The nodes of one job in a run's folder."""
+
+    def __init__(self, run_dir: Path, step: str, progress: Progress, chance: random.Random) -> None:
+        """`step`: the name of the train step's task; `chance` chooses the node."""
+        self._run_dir = run_dir.absolute()
+        self._step = step
+        self._progress = progress
+        self._chance = chance
+        self._registry = Registry(run_dir / "nodes")
+        self._groups: dict[str, Path] = {}
+        """Control groups of nodes by their uid, from `prepare`."""
+
+    def refusal(self, kind: Kind) -> str:
+        if kind in (Kind.EVICT, Kind.CORDON, Kind.TAINT):
+            return _ONLY_PODS
+        if kind is Kind.NETWORK:
+            return packet_loss.refusal()
+        if kind is Kind.STORE:
+            return set_aside.refusal(self._progress.store.uri)
+        return ""
+
+    async def prepare(self, kind: Kind) -> None:
+        """For NETWORK, each node enters a control group of its own before it makes a socket."""
+        while kind is Kind.NETWORK:
+            for entry in self._nodes():
+                if entry.uid not in self._groups:
+                    self._groups[entry.uid] = group = packet_loss.make_group(f"everstep-chaos-{entry.uid}")
+                    packet_loss.enter(group, entry.pid)
+            await asyncio.sleep(0.01)
+
+    async def inject(self, fault: Fault) -> Fired:
+        if why := self.refusal(fault.kind):
+            raise NotPossibleError(why)
+        faults: Mapping[Kind, Callable[[Fault], Awaitable[Fired]]] = {
+            Kind.CRASH: self._crash,
+            Kind.FORK_SERVER: self._kill_fork_server,
+            Kind.NODE: self._kill_node,
+            Kind.PREEMPT: self._preempt,
+            Kind.FREEZE: self._freeze,
+            Kind.SLOW: self._slow_down,
+            Kind.FAULTY: self._fail_check,
+            Kind.NETWORK: self._cut_off,
+            Kind.OOM: self._run_out_of_memory,
+            Kind.MEMORY: self._fill_memory,
+            Kind.CPU: self._load_cpu,
+            Kind.RESIZE: self._resize,
+            Kind.MASTER: self._kill_master,
+            Kind.STORE: self._lose_store,
+            Kind.EVERYTHING: self._kill_everything,
+        }
+        try:
+            return await faults[fault.kind](fault)
+        except psutil.NoSuchProcess as error:
+            raise NotFiredError(f"process {error.pid} ended before the fault could reach it") from None
+        finally:
+            for group in self._groups.values():
+                packet_loss.remove(group)
+
+    def _nodes(self) -> list[Registration]:
+        """The job's live nodes."""
+        return [one for one in self._registry.all() if one.job == self._progress.job and one.is_alive()]
+
+    async def _victim(self, fault: Fault) -> Registration:
+        """The named node, or one that trains. Raises NotFiredError."""
+        found: list[Registration] = []
+
+        def find_live() -> bool:
+            names = [fault.node] if fault.node else self._progress.training_nodes()
+            found[:] = [one for one in self._nodes() if one.name in names]
+            return bool(found)
+
+        await self._progress.wait(find_live, f"{fault.node or 'any node'} is alive and trains", SEEN_S)
+        return self._chance.choice(sorted(found, key=lambda one: one.name))
+
+    async def _workers(self, entry: Registration) -> list[psutil.Process]:
+        """The node's training processes: its fork server's children. Raises NotFiredError."""
+        found: list[psutil.Process] = []
+
+        def find_workers() -> bool:
+            found[:] = [worker for server in _children(entry, AGENT_SERVER) for worker in _children_of(server)]
+            return bool(found)
+
+        await self._progress.wait(find_workers, f"{entry.name} has a training process", SEEN_S)
+        return found
+
+    async def _crash(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        worker = self._chance.choice(await self._workers(entry))
+        return await _kill(fault.kind, entry.name, [worker])
+
+    async def _kill_fork_server(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        servers = _children(entry, AGENT_SERVER)
+        if not servers:
+            raise NotPossibleError(f"{entry.name} has no fork server: its script is started as a plain process")
+        return await _kill(fault.kind, entry.name, servers)
+
+    async def _kill_node(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        return await _kill(fault.kind, entry.name, [psutil.Process(entry.pid)])
+
+    async def _kill_master(self, fault: Fault) -> Fired:
+        return await _kill(fault.kind, "", self._train_step())
+
+    async def _kill_everything(self, fault: Fault) -> Fired:
+        agents = [psutil.Process(one.pid) for one in self._nodes()]
+        below = [process for agent in agents for process in agent.children(recursive=True)]
+        return await _kill(fault.kind, "", [*self._train_step(), *agents, *below])
+
+    def _train_step(self) -> list[psutil.Process]:
+        """The job's master. Raises NotFiredError."""
+        wanted, found = f"EVERSTEP_RUN_DIR={self._run_dir}".encode(), []
+        for pid in find_processes({wanted}.issubset):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                line = process.cmdline()
+                if TRAIN_STEP in line and f"--job={self._progress.job}" in line and Path(line[0]).name != "sh":
+                    found.append(process)
+        if not found:
+            raise NotFiredError("the train step's process is not there")
+        return found
+
+    async def _preempt(self, fault: Fault) -> Fired:
+        entry, moment = await self._victim(fault), time.time()
+        os.kill(entry.pid, signal.SIGTERM)
+        return await self._seen(fault.kind, entry.name, moment, NodeLeaving)
+
+    async def _seen(self, kind: Kind, node: str, moment: float, *types: type[Record]) -> Fired:
+        """The fault, once the journal has a record of these types about the node. Raises NotFiredError."""
+
+        def known() -> Record | None:
+            found = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
+            return next((one for one in found if getattr(one, "node", "") == node), None)
+
+        await self._progress.wait(known, f"the journal tells of {node}", SEEN_S)
+        record = known()
+        reason = getattr(record, "reason", "")
+        return Fired(kind, node, moment, f"the journal has {type(record).__name__} of {node}: {reason}")
+
+    async def _freeze(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        agent, moment = psutil.Process(entry.pid), time.time()
+        processes = [agent, *agent.children(recursive=True)]
+        try:
+            for process in processes:
+                process.suspend()
+            stopped = sum(process.status() == psutil.STATUS_STOPPED for process in processes)
+            await asyncio.sleep(fault.seconds)
+        finally:
+            _resume(processes)
+        return Fired(fault.kind, entry.name, moment, f"{stopped} processes were stopped for {fault.seconds:g} s")
+
+    async def _slow_down(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        workers, moment, times = await self._workers(entry), time.time(), 0
+        try:
+            while time.time() < moment + fault.seconds:
+                for worker in workers:
+                    worker.suspend()
+                await asyncio.sleep(fault.share * PERIOD_S)
+                _resume(workers)
+                times += 1
+                await asyncio.sleep((1 - fault.share) * PERIOD_S)
+        except psutil.NoSuchProcess:
+            if not times:
+                raise
+        finally:
+            _resume(workers)
+        return Fired(fault.kind, entry.name, moment, f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s")
+
+    async def _fail_check(self, fault: Fault) -> Fired:
+        chosen: list[str] = [fault.node] if fault.node else []
+        killed, moment = 0, 0.0
+
+        def judged() -> FaultJudged | NodeLost | None:
+            types = (FaultJudged, NodeLost)
+            return next((r for r in self._progress.records() if isinstance(r, types) and r.node in chosen), None)
+
+        deadline = time.time() + 10 * SEEN_S
+        while not (record := judged()):
+            if time.time() > deadline or self._progress.has_ended():
+                raise NotFiredError(f"{killed} measurements were killed, and no node was found faulty")
+            for entry in self._nodes():
+                chosen = chosen or [entry.name]
+                for process in _children(entry, MEASUREMENTS) if entry.name in chosen else ():
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                        killed, moment = killed + 1, moment or time.time()
+            await asyncio.sleep(0.05)
+        if not killed:
+            raise NotFiredError(f"{chosen[0]} was lost before it was checked ({record.reason})")
+        return Fired(fault.kind, chosen[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}")
+
+    async def _cut_off(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        group = self._groups.get(entry.uid)
+        if group is None:
+            raise NotPossibleError(
+                f"{entry.name} had sockets before it was put into a control group; packets can only be dropped for "
+                "nodes that were watched from their start, as pipelines/chaos_drill.py does it"
+            )
+        address = self._progress.state().address
+        if not await _can_connect(group, address):
+            raise NotFiredError(f"the master at {address} was out of reach before")
+        with packet_loss.cut_off(group):
+            moment = time.time()
+            if await _can_connect(group, address):
+                raise NotFiredError(f"{address} can still be reached")
+            while time.time() < moment + fault.seconds and entry.is_alive():
+                await asyncio.sleep(LOOK_S)
+        passed = time.time() - moment
+        return Fired(fault.kind, entry.name, moment, f"no connection to {address} from {entry.name} for {passed:.0f} s")
+
+    def _memory_group(self, entry: Registration) -> Path:
+        """The node's control group, with a limit. Raises NotPossibleError."""
+        for group in map(Path, entry.groups):
+            with suppress(OSError):
+                if load.memory_use(group)[1]:
+                    return group
+        raise NotPossibleError(_NO_GROUP)
+
+    async def _run_out_of_memory(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        group, moment = self._memory_group(entry), time.time()
+        filling = await _start_load("memory", "1.5", f"{SEEN_S}", str(group))
+        try:
+            fired = await self._seen(fault.kind, entry.name, moment, FaultJudged, NodeLost)
+        finally:
+            await _end(filling)
+        if "memory" not in fired.evidence:
+            raise NotFiredError(f"the kernel killed nobody for lack of memory: {fired.evidence}")
+        return fired
+
+    async def _fill_memory(self, fault: Fault) -> Fired:
+        entry = await self._victim(fault)
+        group, moment = self._memory_group(entry), time.time()
+        filling = await _start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
+        assert filling.stdout, "asked for a pipe"
+        line = (await filling.stdout.readline()).decode().split()
+        await filling.wait()
+        if len(line) != 3:
+            raise NotFiredError(f"{group} was not filled to {fault.share:.0%}")
+        share = int(line[0]) / int(line[2])
+        return Fired(fault.kind, entry.name, moment, f"{share:.0%} of {int(line[2]) >> 20} MiB used")
+
+    async def _load_cpu(self, fault: Fault) -> Fired:
+        cores, moment = len(os.sched_getaffinity(0)), time.time()
+        burning = [await _start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
+        before = psutil.cpu_times()
+        await asyncio.gather(*(one.wait() for one in burning))
+        after = psutil.cpu_times()
+        spent = sum(after[:8]) - sum(before[:8])
+        idle = after.idle - before.idle
+        busy = 1 - idle / spent if spent else 0.0
+        if busy < 0.8 * fault.share:
+            raise NotFiredError(f"the machine was only {busy:.0%} busy")
+        return Fired(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
+
+    async def _resize(self, fault: Fault) -> Fired:
+        sizes = [sum(self._progress.state().members.values())]
+        moment = time.time()
+        for target in (sizes[0] + 1, sizes[0]):
+            await self._scale(target)
+            await self._progress.wait(
+                lambda target=target: self._world() == target, f"{target} nodes train", 2 * SEEN_S
+            )
+            sizes.append(target)
+            newest = self._progress.iteration()
+            if target != sizes[0]:
+                await self._progress.wait(
+                    lambda newest=newest: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S
+                )
+        return Fired(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes))} nodes")
+
+    def _world(self) -> int:
+        """Nodes of the newest round."""
+        formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
+        return sum(map(len, formed[-1].round.members.values())) if formed else 0
+
+    async def _scale(self, nodes: int) -> None:
+        """As a user asks for it. Raises NotFiredError."""
+        name, runs = f"{self._run_dir.name}/{self._step}", str(self._run_dir.parent)
+        words = ["-m", "everstep", "scale", name, "--nodes", str(nodes), "--runs", runs]
+        asked = await asyncio.create_subprocess_exec(
+            sys.executable, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asked.communicate()
+        if asked.returncode:
+            raise NotFiredError(said.decode().strip())
+
+    async def _lose_store(self, fault: Fault) -> Fired:
+        path = Path(self._progress.store.uri) / "jobs" / self._progress.job
+        with set_aside.out_of_reach(path) as why:
+            moment = time.time()
+            await asyncio.sleep(fault.seconds)
+        return Fired(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")
+
+
+def _children_of(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children()
+    return []
+
+
+def _children(entry: Registration, module: str) -> list[psutil.Process]:
+    """The node's child processes that run that module."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(entry.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if module in child.cmdline():
+                    found.append(child)
+    return found
+
+
+def _resume(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+async def _kill(kind: Kind, node: str, processes: list[psutil.Process]) -> Fired:
+    """SIGKILL of all. Raises NotFiredError if any of them still runs after 10 s."""
+    moment = time.time()
+    for number, process in enumerate(processes):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            if not number:
+                raise
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 10)
+    left = [process.pid for process in alive if _runs(process)]
+    if left:
+        raise NotFiredError(f"SIGKILL, and {left} still run")
+    what = f"process {processes[0].pid}" if len(processes) == 1 else f"{len(processes)} processes"
+    return Fired(kind, node, moment, f"SIGKILL of {what}; ended")
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _in_group(group: Path, *words: str) -> Iterator[str]:
+    """The command line that runs those words in that control group."""
+    yield from ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *words)
+
+
+async def _can_connect(group: Path, address: str) -> bool:
+    """Does a process in the group reach that address?"""
+    host, _, port = address.rpartition(":")
+    words = _in_group(group, sys.executable, "-m", load.__name__, "connect", host, port)
+    return await (await asyncio.create_subprocess_exec(*words)).wait() == 0
+
+
+async def _start_load(*words: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", load.__name__, *words, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

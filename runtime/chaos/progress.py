@@ -1,0 +1,88 @@
+"""How far a job is, from its journal and its telemetry in the store: the same on this machine and on a cluster."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.runtime.chaos.injector import NotFiredError
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.records import Record
+from everstep.runtime.job.state import State
+from everstep.runtime.journal.journal import JournalError, read_journal, read_state
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+
+LOOK_S = 0.2
+"""Seconds between two looks at the store."""
+
+
+@dataclass
+class Progress:
+    """Reads one job. An unreachable store, or a job that has not begun, looks like an empty one."""
+
+    store: Store
+    job: str
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _newest: int = 0
+
+    def state(self) -> State:
+        """The job's state."""
+        try:
+            return read_state(self.store, self.job)
+        except (JournalError, StoreError):
+            return State()
+
+    def records(self) -> list[Record]:
+        """The whole journal."""
+        try:
+            return list(read_journal(self.store, self.job))
+        except (JournalError, StoreError):
+            return []
+
+    def training_nodes(self) -> list[str]:
+        """The nodes of the running round, by name."""
+        return sorted(node.name for node in self.state().nodes.values() if node.phase is NodePhase.RUNNING)
+
+    def iteration(self) -> int:
+        """The newest iteration that the workers reported; it may be half a second late."""
+        for line in self._fresh_lines():
+            value = line.get("iteration")
+            if "seconds" in line and isinstance(value, int):
+                self._newest = max(self._newest, value)
+        return self._newest
+
+    def _fresh_lines(self) -> Iterator[dict[str, Any]]:
+        """Telemetry of files that have grown since."""
+        try:
+            for entry in self.store.list(f"jobs/{self.job}/telemetry/"):
+                if entry.size != self._sizes.get(entry.key):
+                    self._sizes[entry.key] = entry.size
+                    yield from _lines(self.store.get(entry.key))
+        except (NoSuchKey, StoreError):
+            return
+
+    def has_ended(self) -> bool:
+        """Is the job over?"""
+        return self.state().ended is not None
+
+    async def wait(self, ready: Callable[[], object], what: str, seconds: float) -> None:
+        """Until `ready` is true. Raises NotFiredError after so many seconds, or when the job has ended before."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not ready():
+            if self.has_ended():
+                raise NotFiredError(f"the training ended before {what}")
+            if loop.time() > deadline:
+                raise NotFiredError(f"{what}: not within {seconds:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+
+def _lines(data: bytes) -> Iterator[dict[str, Any]]:
+    for text in data.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:  # Torn: the rest of it follows.
+            continue
+        if isinstance(line, dict):
+            yield line

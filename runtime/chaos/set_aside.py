@@ -1,0 +1,43 @@
+"""A part of a directory store that is out of reach: a file stands where its folder was.
+
+The two change places in one step (renameat2(2), RENAME_EXCHANGE), so no writer finds neither of them.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+
+def refusal(uri: str) -> str:
+    """Why the store of that URI cannot be taken away here, in one line; empty if it can."""
+    if "://" in uri and not uri.startswith("file://"):
+        return f"{uri} is not a directory of this machine: stop its server yourself, or use --store DIRECTORY"
+    return ""
+
+
+@contextmanager
+def out_of_reach(folder: Path) -> Iterator[str]:
+    """Below `folder` nothing can be read or written; yields what was seen of it. Raises OSError."""
+    aside = folder.with_name(f"~aside-{folder.name}")
+    aside.touch()
+    try:
+        _exchange(folder, aside)
+    except OSError:
+        aside.unlink()
+        raise
+    try:
+        yield f"{folder.name} is no folder: every write below it fails with ENOTDIR"
+    finally:
+        _exchange(folder, aside)
+        aside.unlink()
+
+
+def _exchange(one: Path, other: Path) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(one))

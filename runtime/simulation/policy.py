@@ -1,0 +1,60 @@
+"""What a user can choose for a job, as one line of text: `spares: spares=16, shrink-after=0, stage=1`."""
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One way to run the job."""
+
+    name: str
+    spares: int = 0
+    """Machines beyond the job's nodes that wait for a fault."""
+    join_window: float = 30.0
+    """`patience.joinWindow`: how long a round waits for survivors, in seconds."""
+    shrink_after: float = 10.0
+    """`patience.replacementWait`: how long survivors wait for a replacement before they go on with fewer nodes."""
+    cooldown: float = 30.0
+    """`patience.coolDown`: how long a round is not broken just to grow."""
+    min_share: float = 0.5
+    """Smallest share of the nodes that trains; 1: all or none."""
+    stage: int = 1
+    """Iterations between two copies to memory."""
+    persist: float = 600.0
+    """Seconds between two checkpoints in the store."""
+    check: float = 0.0
+    """Seconds that a node check before each round takes; it keeps most bad machines out."""
+    costs: str = ""
+    """Name of other costs than those of the comparison."""
+
+
+POLICIES = (
+    Policy("default"),
+    Policy("shrink at once", shrink_after=0.0),
+    Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
+    Policy("16 spares", spares=16, shrink_after=120.0),
+    Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),
+    Policy("16 spares, rare copies", spares=16, shrink_after=120.0, stage=60),
+)
+"""What `everstep simulate` compares if nobody names others."""
+
+
+def parse_policy(text: str) -> Policy:
+    """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
+    name, _, rest = text.partition(":")
+    fields = {one.name.replace("_", "-"): one for one in dataclasses.fields(Policy) if one.name != "name"}
+    given: dict[str, float | int | str] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in fields:
+            raise ValueError(f"policy {name}: {part!r}; write FIELD=NUMBER with one of {', '.join(fields)}")
+        kind = type(fields[key].default)
+        try:
+            number = kind(value)
+        except ValueError:
+            raise ValueError(f"policy {name}: {key}={value} is not a number") from None
+        if not isinstance(number, str) and not 0 <= number < float("inf"):
+            raise ValueError(f"policy {name}: {key}={value} is negative or infinite")
+        given[key.replace("-", "_")] = number
+    return Policy(name.strip(), **given)  # type: ignore[arg-type]

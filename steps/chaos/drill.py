@@ -1,0 +1,132 @@
+"""The drill: the experiments of a training, one after the other, each with a fault, and the verdict on all.
+
+Put it into your own pipeline with the arguments of your train step:
+
+    drill(after=tokens, nodes=4, iterations=500, dataset=tokens.uri, script="mine.py")
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from everstep.runtime.chaos.injector import Kind
+from everstep.steps import train, verdict
+from everstep.steps.chaos.template import task as chaos_task
+from everstep.steps.entry import StepError
+from everstep.steps.template import StepTask
+from everstep.steps.verdict.config import Experiment
+
+REFERENCE, WIDE_REFERENCE = "reference", "reference-3"
+_ENDED = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted")
+"""How a task may have ended for the next experiment to begin."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An experiment: the fault, how the job differs from that of the reference, and the limits."""
+
+    kind: Kind
+    seconds: float
+    """How long no new iteration may be done after it."""
+    lost: float = 1
+    """Iterations that may be computed again; inf: as many as lie between two checkpoints in the store."""
+    chaos: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the fault's step."""
+    role: dict[str, Any] = field(default_factory=dict)
+    """Fields of the role in the job's spec."""
+    train: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the train step."""
+    wide: bool = False
+    """With 3 nodes, however many the others have."""
+    same: bool = True
+
+
+CASES = {
+    "pod-preempted": Case(Kind.PREEMPT, 20),
+    "slow-node": Case(Kind.SLOW, 15, chaos={"share": 0.8}),
+    "faulty-at-start": Case(Kind.FAULTY, math.inf, train={"network_check": True}, wide=True),
+    "network-loss": Case(Kind.NETWORK, 75, chaos={"seconds": 90}),
+    "process-crash": Case(Kind.CRASH, 10),
+    "out-of-memory": Case(Kind.OOM, 30, role={"resources": {"memory": ""}}),
+    "three-four-three": Case(Kind.RESIZE, 30, role={"maxReplicas": 4}, wide=True, same=False),
+    "cpu-overload-90": Case(Kind.CPU, 20, chaos={"share": 0.9}),
+    "memory-80": Case(Kind.MEMORY, 20, chaos={"share": 0.8}, role={"resources": {"memory": ""}}),
+    "master-lost": Case(Kind.MASTER, 15),
+    "store-lost": Case(Kind.STORE, 20),
+    "everything-lost": Case(Kind.EVERYTHING, 60, math.inf),
+}
+"""By name, in the order of the drill: the faults of DLRover's chaos experiments with ChaosBlade, then the losses of
+what a job keeps outside of its nodes."""
+
+
+def check_names(only: str) -> list[str]:
+    """The experiments of a comma separated list; all if it is empty. Raises StepError for an unknown one."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in CASES]:
+        raise StepError(f"--only {', '.join(unknown)}: no such experiment; there are {', '.join(CASES)}")
+    return [name for name in CASES if not names or name in names]
+
+
+def drill(
+    *,
+    after: StepTask | None = None,
+    only: str = "",
+    nodes: int = 2,
+    iterations: int = 100,
+    node_memory: str = "2Gi",
+    seed: int = 0,
+    **arguments: Any,
+) -> StepTask:
+    """Add the experiments to the DAG; returns the verdict's task. `after`: the task that they begin after.
+
+    `arguments` are those of the train step, for all trainings. Raises StepError for an unknown experiment.
+    """
+    names = check_names(only)
+    every = max(1, iterations // 5)
+    common = {"iterations": iterations, "persist_interval": every, **arguments}
+    plans = [(REFERENCE, nodes)] if any(not CASES[name].wide for name in names) else []
+    plans += [(WIDE_REFERENCE, 3)] if any(CASES[name].wide for name in names) else []
+    before: list[StepTask] = []
+    for name, count in plans:
+        reference = _after(before, train.task(f"train-{name}", **common, **_size(Case(Kind.CRASH, 0), count, "")))
+        if not before and after is not None:
+            reference.depends = after.name
+        before = [reference]
+    experiments = []
+    for name in names:
+        case = CASES[name]
+        size = _size(case, 3 if case.wide else nodes, node_memory)
+        training = _after(before, train.task(f"train-{name}", **{**common, **case.train, **size}))
+        fault = {"kind": case.kind.value, "target": f"train-{name}", "iterations": iterations, "seed": seed}
+        injected = _after(before, chaos_task(f"chaos-{name}", **fault, **case.chaos))
+        before = [training, injected]
+        experiments.append(_experiment(name, case, every, iterations))
+    listed = msgspec.json.encode(experiments).decode()
+    return _after(before, verdict.task(experiments=listed))
+
+
+def _experiment(name: str, case: Case, every: int, iterations: int) -> Experiment:
+    lost = 2 * every if math.isinf(case.lost) else int(case.lost)
+    seconds = 1e6 if math.isinf(case.seconds) else case.seconds
+    return Experiment(name, seconds, lost, case.same, WIDE_REFERENCE if case.wide else REFERENCE)
+
+
+def _size(case: Case, nodes: int, memory: str) -> dict[str, Any]:
+    """The job's spec. Faults of nodes never use up its patience."""
+    role = json.loads(json.dumps(case.role).replace('"memory": ""', f'"memory": "{memory}"'))
+    spec = {
+        "replicaSpecs": {"worker": {"replicas": nodes, "minReplicas": 1, **role}},
+        "patience": {"replacementWait": 120, "maxRelaunches": 10, "coolDown": 1},
+    }
+    return {"job_spec": json.dumps(spec, separators=(",", ":")), "nodes": nodes}
+
+
+def _after(before: list[StepTask], task: StepTask) -> StepTask:
+    """The task, once all these have ended, however they did."""
+    if before:
+        clauses = ("(" + " || ".join(f"{one.name}.{how}" for how in _ENDED) + ")" for one in before)
+        task.depends = " && ".join(clauses)
+    return task

@@ -1,0 +1,92 @@
+"""Waits for the moment, injects the fault, writes down when it fired."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.chaos.config import Config
+from everstep.steps.entry import Result, StepError
+
+if TYPE_CHECKING:
+    from everstep.runtime.chaos import Fired, Injector
+    from everstep.runtime.chaos.progress import Progress
+
+EARLIEST, LATEST = 0.1, 0.6
+"""Shares of the iterations between which the fault comes."""
+
+
+def run(config: Config) -> Result:
+    """Inject the fault, or tell why that cannot be done here. Raises StepError with exit code 1: it did not fire."""
+    from everstep.runtime.chaos import NotFiredError, NotPossibleError
+
+    try:
+        fired = asyncio.run(_inject(config))
+    except NotPossibleError as error:
+        return Result(f"{config.kind} is refused: {error}", {"fired": ""}, {"refused": str(error)})
+    except NotFiredError as error:
+        raise StepError(f"{config.kind} did not fire: {error}", ExitCode.FAILED) from None
+    facts = dataclasses.asdict(fired)
+    where = f" of {fired.node}" if fired.node else ""
+    return Result(f"{fired.kind}{where}: {fired.evidence}", {"fired": json.dumps(facts)}, facts)
+
+
+async def _inject(config: Config) -> "Fired":
+    from everstep.runtime.chaos import Fault, Kind, NotPossibleError
+    from everstep.runtime.chaos.progress import Progress
+    from everstep.runtime.store import open_store
+
+    chance, kind = random.Random(f"{config.seed} {config.task}"), Kind(config.kind)
+    progress = Progress(open_store(config.store, read_only=True), config.job)
+    async with injector_of(config, progress, chance) as injector:
+        if why := injector.refusal(kind):
+            raise NotPossibleError(why)
+        preparing = asyncio.create_task(injector.prepare(kind))
+        try:
+            if kind is not Kind.FAULTY:
+                await _wait_for_moment(config, progress, chance)
+        finally:
+            preparing.cancel()
+            with suppress(asyncio.CancelledError):
+                await preparing
+        return await injector.inject(Fault(kind, config.node, config.seconds, config.share))
+
+
+async def _wait_for_moment(config: Config, progress: "Progress", chance: random.Random) -> None:
+    """A random iteration, and a random part of a second after it."""
+    begun = time.time()
+    iteration = round(config.iterations * chance.uniform(EARLIEST, LATEST))
+    await progress.wait(
+        lambda: progress.training_nodes() and progress.iteration() >= iteration,
+        f"iteration {iteration} was reached",
+        config.patience_s - (time.time() - begun),
+    )
+    await asyncio.sleep(chance.random())
+
+
+@asynccontextmanager
+async def injector_of(config: Config, progress: "Progress", chance: random.Random) -> AsyncIterator["Injector"]:
+    """Of the nodes where this step runs: pods if Argo made its pod, else processes of this machine."""
+    from everstep.steps.train.nodes import POD_VARIABLE
+
+    if os.environ.get(POD_VARIABLE):
+        from everstep.runtime.chaos.on_cluster import ClusterInjector
+
+        from everstep.runtime.platform.kubernetes import Access, KubeApi
+
+        async with KubeApi(Access.of_this_pod(os.environ)) as api:
+            yield ClusterInjector(api, progress, chance)
+        return
+    from everstep.runtime.chaos.on_machine import MachineInjector
+
+    folder = os.environ.get("EVERSTEP_RUN_DIR")
+    if not folder:
+        raise StepError("EVERSTEP_RUN_DIR is not set: this step runs beside a train step, in a pipeline")
+    yield MachineInjector(Path(folder), config.target, progress, chance)

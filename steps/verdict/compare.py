@@ -1,0 +1,151 @@
+"""What a fault did to a training, against one that nothing happened to. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everstep.runtime.report.history import Point
+from everstep.steps.verdict.config import Experiment
+
+KNOWN = 0.9
+"""Share of the iterations whose loss must be known: those just before a kill are often not reported."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One cell of the table."""
+
+    text: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment."""
+
+    name: str
+    fault: str
+    """What happened, with its evidence; or why nothing did."""
+    fired: bool
+    state: Check
+    samples: Check
+    lost: Check
+    seconds: Check
+    slower_s: float | None
+    """Seconds that all iterations took longer than the reference's. A busy machine shows here, too."""
+    refused: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Does everything hold?"""
+        return self.fired and all(one.good for one in (self.state, self.samples, self.lost, self.seconds))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of one training."""
+
+    points: Sequence[Point]
+    """Its reports by time."""
+    tensors: Mapping[str, Any]
+    """The final state's, by name: torch tensors."""
+    iteration: int
+    """Of the final state."""
+    result: str
+    """How the job ended."""
+
+
+def cost(points: Sequence[Point], moment: float) -> tuple[float, int]:
+    """(longest time in seconds between two new iterations since that moment, iterations computed again since)."""
+    newest, since, longest, again = 0, moment, 0.0, 0
+    for point in points:
+        if point.iteration <= newest:
+            again += point.time > moment
+            continue
+        newest = point.iteration
+        if point.time > moment:
+            longest = max(longest, point.time - since)
+        since = max(point.time, moment)
+    return longest, again
+
+
+def row(
+    experiment: Experiment, fired: Mapping[str, Any] | None, why: str, mine: Training, reference: Training, far: float
+) -> Row:
+    """`fired`: the fault's facts; None: it did not fire, because of `why`. `far`: the tolerance."""
+    if fired is None:
+        none = Check("-", False)
+        return Row(experiment.name, why, False, none, none, none, none, None)
+    gap, again = cost(mine.points, float(fired["time"]))
+    where = f"{fired['node']}: " if fired.get("node") else ""
+    return Row(
+        experiment.name,
+        f"{where}{fired['evidence']}",
+        True,
+        compare_states(mine, reference, 0.0 if experiment.same else far),
+        compare_samples(mine.points, reference.points, exact=experiment.same, far=far),
+        Check(f"{again} (at most {experiment.lost})", again <= experiment.lost),
+        Check(f"{gap:.1f} (at most {experiment.seconds:g})", gap <= experiment.seconds),
+        _duration(mine.points) - _duration(reference.points),
+    )
+
+
+def refused_row(experiment: Experiment, why: str) -> Row:
+    """For a fault that cannot be injected here."""
+    none = Check("-", True)
+    return Row(experiment.name, f"not possible here: {why}", False, none, none, none, none, None, True)
+
+
+def _duration(points: Sequence[Point]) -> float:
+    return points[-1].time - points[0].time if points else 0.0
+
+
+def compare_states(mine: Training, reference: Training, far: float) -> Check:
+    """All tensors of the final state, weights and optimizer."""
+    if mine.result != "succeeded":
+        return Check(f"the training {mine.result or 'did not end'}", False)
+    if mine.iteration != reference.iteration:
+        return Check(f"of iteration {mine.iteration}, not {reference.iteration}", False)
+    if mine.tensors.keys() != reference.tensors.keys():
+        return Check(f"{len(mine.tensors)} tensors, not {len(reference.tensors)}", False)
+    differing = [name for name, one in mine.tensors.items() if not one.equal(reference.tensors[name])]
+    if not differing:
+        return Check(f"{len(mine.tensors)} tensors the same", True)
+    name, worst = max(((name, distance(mine.tensors[name], reference.tensors[name])) for name in differing), key=_last)
+    text = f"{len(differing)} of {len(mine.tensors)} tensors differ, {name} by {worst:.2g}"
+    return Check(f"{text} (at most {far:g})", worst <= far)
+
+
+def distance(one: Any, other: Any) -> float:
+    """|one - other| / |other|, in the Euclidean norm."""
+    if one.shape != other.shape:
+        return float("inf")
+    return float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-12))
+
+
+def _last(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact: bool, far: float) -> Check:
+    """The same samples give the same loss with the same weights: each iteration's loss is compared.
+
+    Every report of an iteration counts, also of one that was computed again. A training that reports no loss is only
+    known to have done each iteration.
+    """
+    wanted = {point.iteration: point.loss for point in reference if point.loss is not None}
+    found = [(point.iteration, point.loss) for point in mine if point.loss is not None]
+    if not wanted:
+        last = max((point.iteration for point in mine), default=0)
+        return Check(
+            f"{last} iterations; no losses to compare", last == max((p.iteration for p in reference), default=0)
+        )
+    known = {iteration for iteration, _ in found if iteration in wanted}
+    wrong = [i for i, loss in found if not _same(loss, wanted.get(i), 0.0 if exact else far)]
+    if wrong:
+        return Check(f"{len(wrong)} losses differ, first at iteration {wrong[0]}", False)
+    return Check(f"{len(known)} of {len(wanted)} losses compared", len(known) >= KNOWN * len(wanted))
+
+
+def _same(one: float, other: float | None, far: float) -> bool:
+    return other is not None and abs(one - other) <= far * abs(other)

@@ -1,0 +1,108 @@
+"""Reads the trainings and the faults of the run, compares them, writes the page."""
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.entry import Result, StepError
+from everstep.steps.verdict.compare import Row, Training, refused_row, row
+from everstep.steps.verdict.config import Config
+
+if TYPE_CHECKING:
+    from everstep.runtime.report.read import Run
+    from everstep.runtime.store import Store
+
+PAGE = "drill.html"
+
+
+def run(config: Config) -> Result:
+    """Write the page. Raises StepError with exit code 1 if a line does not hold, after that."""
+    from everstep.runtime.report import read_run
+    from everstep.runtime.store import open_store
+
+    store = open_store(config.store)
+    told = read_run(store, config.run, uid=config.uid)
+    rows, references = [], dict[str, Training]()
+    for one in config.parsed():
+        fired = told.steps.get(f"chaos-{one.name}", {}).get("facts")
+        if fired and "refused" in fired:
+            rows.append(refused_row(one, fired["refused"]))
+            continue
+        if one.reference not in references:
+            references[one.reference] = _training(store, told, one.reference)
+        mine = _training(store, told, one.name)
+        rows.append(row(one, fired, "it did not fire; see the log of its step", mine, references[one.reference],
+                        config.tolerance))  # fmt: skip
+        print(in_words(rows[-1]), file=sys.stderr, flush=True)
+    page = _write(config, rows, references)
+    good, bad = sum(one.good for one in rows), [one.name for one in rows if not one.good and not one.refused]
+    refused = [one.name for one in rows if one.refused]
+    line = f"{good} of {len(rows)} experiments hold" + (f"; not possible here: {', '.join(refused)}" if refused else "")
+    if bad:
+        raise StepError(f"{line}; not: {', '.join(bad)}; see {page}", ExitCode.FAILED)
+    facts = {"experiments": len(rows), "hold": good, "refused": refused}
+    return Result(line, {"verdict": line}, facts, {PAGE: page})
+
+
+def in_words(one: Row) -> str:
+    """One line of the log."""
+    if one.refused or not one.fired:
+        return f"{one.name}: {one.fault}"
+    cells = (
+        f"state {one.state.text}",
+        f"samples {one.samples.text}",
+        f"again {one.lost.text}",
+        f"s {one.seconds.text}",
+    )
+    return f"{one.name}: {'holds' if one.good else 'DOES NOT HOLD'}: {'; '.join(cells)}; {one.fault}"
+
+
+def _training(store: "Store", told: "Run", name: str) -> Training:
+    """The training of that experiment; an empty one if nothing is known of it."""
+    history = told.jobs.get(f"train-{name}")
+    if history is None:
+        return Training((), {}, 0, "")
+    tensors, iteration = _final_state(store, f"{told.uid}-train-{name}")
+    return Training(history.points, tensors, iteration, history.result)
+
+
+def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:
+    """(Tensors by name, iteration) of the newest checkpoint; empty if there is none, or it cannot be read."""
+    from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.state.flatten import flatten
+    from everstep.runtime.checkpoint.stored.committed import read_committed
+    from everstep.runtime.checkpoint.stored.verify import list_checkpoints
+
+    committed = [entry for entry in list_checkpoints(store, f"jobs/{job}/") if entry.commit]
+    if not committed:
+        return {}, 0
+    newest = max(committed, key=lambda entry: (entry.round, entry.iteration))
+    assert newest.commit, "only these"
+    try:
+        state, iteration = read_committed(store, newest.folder, newest.commit)
+    except RestoreError as error:
+        print(f"{newest.folder}: {error}", file=sys.stderr)
+        return {}, 0
+    return dict(flatten(state).tensors), iteration
+
+
+def _write(config: Config, rows: list[Row], references: dict[str, Training]) -> Path:
+    """The page among the outputs, and a copy in the run's folder if there is one."""
+    from everstep.runtime.display.pages import environment
+
+    path = Path(config.outputs) / PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    template = environment(Path(__file__).parent, {}).get_template("drill.html")
+    iterations = max((one.iteration for one in references.values()), default=0)
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    path.write_text(template.render(run=config.run, rows=rows, iterations=iterations, when=when), encoding="utf-8")
+    place = os.environ.get("EVERSTEP_RUN_DIR")
+    if not place or not os.access(place, os.W_OK):
+        return path
+    fresh = Path(place, f".{PAGE}")
+    shutil.copyfile(path, fresh)
+    return fresh.replace(Path(place, PAGE))
