@@ -68,10 +68,13 @@ def pack_chart(folder: Path, moment: int) -> Path:
         info.mtime, info.uid, info.gid, info.uname, info.gname = moment, 0, 0, "", ""
         return info
 
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as packed:
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            for file in sorted(one for one in CHART.rglob("*") if one.is_file()):
-                archive.add(file, f"{about['name']}/{file.relative_to(CHART)}", filter=normal)
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for file in sorted(one for one in CHART.rglob("*") if one.is_file()):
+            archive.add(file, f"{about['name']}/{file.relative_to(CHART)}", filter=normal)
     return path
 
 
