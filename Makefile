@@ -34,8 +34,8 @@ licences: $(READY)  ## docs/licences.md: what the licences of the images' packag
 sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
 	$(BIN)/python -m supply.sbom build/sbom
 
-release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums
-	$(BIN)/python -m supply.release build/release
+release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums (VERSION=1.2.3: must be that)
+	$(BIN)/python -m supply.release build/release $(VERSION)
 
 # The site needs 100 MB of packages, not the 7 GB of training: it has an environment of its own.
 DOCS := build/docs-venv

@@ -44,6 +44,7 @@ def main() -> None:
             learning_rate=3e-3,
             logging_steps=5,
             save_strategy="no",  # Everstep saves every step in memory.
+            use_cpu=not torch.cuda.is_available(),
             report_to=[],
             disable_tqdm=True,
         )

@@ -2,5 +2,5 @@
 
 `lock` reads constraints.txt, `carried` says which packages an image gets, `licences` what their licences allow
 (docs/licences.md), `sbom` lists them for scanners, `release` makes the files of
-a release. Imports no other part of Everstep.
+a release. Imports of Everstep only its version.
 """

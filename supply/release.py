@@ -13,18 +13,38 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from pathlib import Path
 
 import yaml
 
+from everstep.version import VERSION
 from supply import sbom
 from supply.carried import ROOT
 
 CHART = ROOT / "templates/chart"
 
 
-def build(folder: Path) -> list[Path]:
+class VersionError(ValueError):
+    """Two places name different versions; says which."""
+
+
+def check_version(version: str = "") -> str:
+    """The version, which the package, its code, the chart and (if given) the tag agree on. Raises VersionError."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    said = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
+    said |= {"VERSION": version} if version else {}
+    if len(set(said.values())) > 1:
+        raise VersionError("; ".join(f"{place} says {one}" for place, one in said.items()))
+    if f"\n## {project}\n" not in (ROOT / "CHANGELOG.md").read_text():
+        raise VersionError(f"CHANGELOG.md has no section {project}")
+    return project
+
+
+def build(folder: Path, version: str = "") -> list[Path]:
     """Make every file of the release in an empty folder; returns them in the order of their names."""
+    check_version(version)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     moment = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -79,5 +99,8 @@ def pack_chart(folder: Path, moment: int) -> Path:
 
 
 if __name__ == "__main__":
-    for _path in build(Path(sys.argv[1])):
-        print(f"{_path}  {_path.stat().st_size / 1e6:.2f} MB")
+    try:
+        for _path in build(Path(sys.argv[1]), *sys.argv[2:]):
+            print(f"{_path}  {_path.stat().st_size / 1e6:.2f} MB")
+    except VersionError as _error:
+        sys.exit(f"release: {_error}; make them agree")

@@ -1,5 +1,6 @@
 """The examples: each pipeline's manifest is valid, and each of them runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from everstep.runtime.workflow.lint.findings import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document
 from examples import own_steps, sweep
+from tests.docs.pages import PAGES
 from tests.harness import PATIENCE_S, ROOT
 
 EXAMPLES = ROOT / "examples"
-TEXT = ROOT / "CONTRIBUTING.md"
 
 
 def call(cwd: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -83,9 +84,10 @@ def test_a_pipeline_becomes_a_nightly_cron_workflow(tmp_path: Path) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    """A small corpus: this repository's own words, a line each."""
-    (tmp_path / "text.txt").write_text(TEXT.read_text() * 3)
-    return str(tmp_path / "text.txt")
+    """A small corpus: a document for each line of this repository's own words."""
+    lines = [json.dumps({"text": line}) for page in PAGES for line in page.read_text().splitlines() if len(line) > 60]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    return str(tmp_path / "text.jsonl")
 
 
 @pytest.mark.long
