@@ -15,3 +15,4 @@ myst_enable_extensions = ["deflist", "fieldlist"]
 myst_links_external_new_tab = False
 suppress_warnings = ["epub.unknown_project_files"]
 highlight_language = "text"
+smartquotes = False  # It would make one dash of the two of a flag.

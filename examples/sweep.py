@@ -72,7 +72,8 @@ def build(config: Config) -> Workflow:
                     "models": [score.model for score in scores],
                 },
             )
-            scores >> best
+            for score in scores:
+                score >> best
         report.on_exit(workflow)
     return workflow
 

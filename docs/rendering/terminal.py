@@ -15,7 +15,7 @@ WIDTH = 86
 
 def run(name: str) -> str:
     """What the run prints, without the lines that a terminal would have replaced. Raises CalledProcessError."""
-    words = [sys.executable, *COMMAND.split()[1:], "--target", "local", "--name", name]
+    words = [sys.executable, *COMMAND.split()[1:], "--name", name]
     printed = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
     return "\n".join(line for line in printed.splitlines() if not line.startswith(" ●"))
 
