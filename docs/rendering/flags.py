@@ -14,7 +14,7 @@ from everstep.pipelines import llama_finetune
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.launch.flags import Parser
 
-STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "report")
+STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "report", "chaos", "verdict")
 
 
 def verb_parsers() -> Iterator[argparse.ArgumentParser]:

@@ -4,7 +4,16 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from docs.rendering.source import Function, definition, docstring, documented_names, parse, public_methods, signature
+from docs.rendering.source import (
+    Function,
+    definition,
+    docstring,
+    documented_names,
+    is_property,
+    parse,
+    public_methods,
+    signature,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,9 @@ SCRIPT = (
     Public("Context", "everstep/session.py"),
     Public("batches", "everstep/training.py"),
     Public("Batch", "everstep/token_batches.py"),
+    Public("loader", "everstep/loader.py"),
+    Public("ElasticSampler", "everstep/loader.py"),
+    Public("shards", "everstep/data_shards.py"),
     Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
     Public("report", "everstep/training.py"),
     Public("phase", "everstep/training.py"),
@@ -34,8 +46,17 @@ PIPELINE = (
     Public("submit", "everstep/pipeline.py"),
     Public("parameters", "everstep/pipeline.py"),
     Public("parameter", "everstep/pipeline.py"),
+    Public("check_step", "everstep/pipeline.py"),
+    Public("LocalFile", "everstep/local_files.py"),
 )
-STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate")
+RETURNED = (
+    Public("Batches", "everstep/token_batches.py"),
+    Public("Loader", "everstep/loader.py"),
+    Public("LoadedBatch", "everstep/loader.py"),
+    Public("Shard", "everstep/data_shards.py"),
+)
+"""What these functions return; a script need not spell the names."""
+STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "chaos", "verdict")
 FLASH = "everstep/flash_checkpoint.py"
 MODULES = {
     "everstep.huggingface": (
@@ -61,6 +82,11 @@ def _class(one: Public, node: ast.ClassDef) -> str:
     for name, kind, _, about in documented_names(node):
         if not name.startswith("_"):
             text += f"- `{name}`{f': `{kind}`' if kind else ''}{f'. {about}' if about else ''}\n"
+    for method in public_methods(node):
+        if is_property(method) and method.name not in one.hidden and docstring(method):
+            text += (
+                f"- `{method.name}`: `{ast.unparse(method.returns)}`. {docstring(method)}\n" if method.returns else ""
+            )
     text += "\n"
     seen = set(one.hidden)
     if not any(isinstance(n, ast.AnnAssign) for n in node.body):
@@ -68,7 +94,7 @@ def _class(one: Public, node: ast.ClassDef) -> str:
             text += _function(start, one.name)
     for part in parts:
         for method in public_methods(part):
-            if method.name not in seen:
+            if method.name not in seen and docstring(method) and not is_property(method):
                 seen.add(method.name)
                 text += _function(method, method.name)
     return text
@@ -107,7 +133,8 @@ Made from the docstrings by `make reference`; a test keeps it true and complete.
 [the rule of versions](../versions.md). Everything else may change with any release.
 
 ## In a training script: `import everstep`
-{"".join(map(_section, SCRIPT))}## In a pipeline: `import everstep`
+{"".join(map(_section, SCRIPT))}## What these return
+{"".join(map(_section, RETURNED))}## In a pipeline: `import everstep`
 {"".join(map(_section, PIPELINE))}## Steps
 A step's arguments are its [flags](flags.md#steps), spelled as Python names. A task's outputs are its attributes:
 `tokens.uri`.

@@ -41,6 +41,11 @@ def public_methods(node: ast.ClassDef) -> Iterator[Function]:
     yield from (one for one in node.body if isinstance(one, Function) and not one.name.startswith("_"))
 
 
+def is_property(method: Function) -> bool:
+    """Is it read like a field?"""
+    return any(isinstance(one, ast.Name) and one.id == "property" for one in method.decorator_list)
+
+
 def documented_names(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
     """(name, type, default, text) of each field or member of a class, with the string below it."""
     for this, following in zip(node.body, [*node.body[1:], None], strict=True):
