@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
 from everstep.runtime.workflow.run import control_requests, run_folder, status
+from everstep.runtime.workflow.run.lost_outputs import nodes_without_outputs
 from everstep.runtime.workflow.run.run_locks import SharedState
 
 LOCK_POLL_S = 0.3
@@ -107,20 +108,25 @@ async def execute(
     if options.sandbox:
         check_sandbox()
     with run_folder.explain_write_errors(options.runs, options.name):
-        return await _execute(manifest, source, options, signals, runner or ProcessRunner())
+        return await _execute(manifest, source, options, signals, runner)
 
 
 async def _execute(
-    manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals], runner: Runner
-) -> RunResult:
+    manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals],
+    runner: Runner | None,
+) -> RunResult:  # fmt: skip
     folder = run_folder.ensure_folder(options.runs.absolute(), options.name, source, options.sandbox)
     with run_folder.lock(folder):
         given = run_folder.RunInputs(
             options.library, tuple(options.path), options.variables, options.sandbox, options.work_dir
         )
         run_folder.write_inputs(folder, source, given)
-        executor = _Executor(manifest, options, folder, runner)
+        executor = _Executor(manifest, options, folder, runner or ProcessRunner())
         await executor.run(signals)
+        if executor.has_failed and await asyncio.to_thread(executor.lost_nodes):
+            # Whatever failed may have missed it. One more life makes it again; a second loss is not undone.
+            executor = _Executor(manifest, replace(options, restart=""), folder, runner or ProcessRunner())
+            await executor.run(signals)
         return executor.result()
 
 
@@ -141,9 +147,7 @@ class _Executor:
         self.engine = Engine(manifest, first)
         for event in rest:
             self.engine.handle(event)
-        if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
-            again = control_requests.succeeded_nodes(self.engine, options.restart)
-            self._record(RunResumed(self._clock.now(), again, dict(options.parameters)))
+        self._begin_another_life()
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
@@ -157,6 +161,27 @@ class _Executor:
         self._written, self._stale = 0.0, True
         self._unwritten: OSError | None = None
         self._logs = Rotation()
+
+    def _begin_another_life(self) -> None:
+        """Resume a run that has ended otherwise than well, has lost outputs, or is asked to run some nodes again."""
+        if not self.engine.finished:
+            return
+        lost = self.lost_nodes()
+        if lost:
+            names = ", ".join(self.engine.nodes[name].display_name for name in lost)
+            print(f"{names}: outputs are gone; runs again, with what comes after", file=sys.stderr)
+        if lost or self._options.restart or self.engine.phase is not Phase.SUCCEEDED:
+            again = control_requests.succeeded_nodes(self.engine, self._options.restart)
+            self._record(RunResumed(self._clock.now(), [*again, *lost], dict(self._options.parameters)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run has ended badly, and nobody stopped it."""
+        return bool(self.engine.finished) and self.engine.phase.bad and not self.engine.shutdown
+
+    def lost_nodes(self) -> list[str]:
+        """Names of finished nodes whose outputs somebody removed."""
+        return nodes_without_outputs(self.engine, self._folder.parent / "artifacts")
 
     def result(self) -> RunResult:
         """How it ended."""
