@@ -23,16 +23,16 @@ def nodes_without_outputs(engine: Engine, artifacts: Path) -> list[str]:
     """
     folder, store = None if _has_bucket(engine) else artifacts, _open_store(engine)
     found: dict[str, None] = {}
-    for node in engine.nodes.values():
+    for node in engine.state.nodes.values():
         is_pod = node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.SUCCEEDED and not node.memo_hit
         if is_pod and not node.hooked and (_lacks_artifact(node, folder) or _lacks_object(node, store)):
-            owner = engine.nodes.get(node.owner)
+            owner = engine.state.nodes.get(node.owner)
             found[owner.name if owner is not None and owner.type is NodeType.RETRY else node.name] = None
     return list(found)
 
 
 def _open_store(engine: Engine) -> Store | None:
-    entries = list_at(engine.manifest.spec, "arguments", "parameters")
+    entries = list_at(engine.state.manifest.spec, "arguments", "parameters")
     uri = next((str(one.get("value") or "") for one in entries if one.get("name") == STORE_PARAMETER), "")
     try:
         return open_store(uri, read_only=True) if uri else None
@@ -43,7 +43,7 @@ def _open_store(engine: Engine) -> Store | None:
 def _has_bucket(engine: Engine) -> bool:
     """Whether artifacts go to a bucket unless they say otherwise."""
     try:
-        return bool(engine.manifest.library.artifact_repository(engine.manifest.spec).get("bucket"))
+        return bool(engine.state.manifest.library.artifact_repository(engine.state.manifest.spec).get("bucket"))
     except MissingObjectError:
         return True
 
