@@ -64,7 +64,8 @@ class Folders(NamedTuple):
         """
         own = self.launcher if is_own_step(command) else self.chosen
         start = own or (Path("/") if has_namespaces() else self.launcher)
-        return os.path.join(start, str(container.get("workingDir") or ""))
+        folder = str(container.get("workingDir") or "")
+        return os.path.join(start, folder) if folder else str(start)
 
 
 @dataclass(frozen=True)
