@@ -107,9 +107,9 @@ def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
         ended: list[float] = []
 
         def note_ends(engine: Engine, folder: Path) -> None:
-            if engine.finished:
+            if engine.state.finished:
                 ended[:] = sorted(
-                    node.finished for node in engine.nodes.values() if node.template == "noop" and node.pid
+                    node.finished for node in engine.state.nodes.values() if node.template == "noop" and node.pid
                 )
 
         run_workflow(manifest, RunOptions(name="bench", runs=Path(runs), on_change=note_ends))
@@ -124,14 +124,14 @@ def engine_s(manifest: dict[str, Any]) -> tuple[float, Engine]:
     began = time.process_time()
     engine = Engine(parsed, RunCreated(0.0, "bench", "uid"))
     now = 0.0
-    while not engine.finished:
+    while not engine.state.finished:
         for node in engine.pending_pods():
             now += 1
             engine.handle(PodStarted(now, node.name, 7, 7))
         for node in engine.running_pods():
             now += 1
             engine.handle(PodEnded(now, node.name, 0))
-    return (time.process_time() - began) / len(engine.nodes), engine
+    return (time.process_time() - began) / len(engine.state.nodes), engine
 
 
 def lint_s() -> float:
@@ -164,7 +164,7 @@ def status_line(engine: Engine) -> Line:
             written = time.perf_counter() - began
     share = written / writer.every_s
     told = f"{share:.1%}: {written * 1e3:.0f} ms every {writer.every_s:.1f} s"
-    what = f"writes of the status, share of the time, {len(engine.nodes)} nodes"
+    what = f"writes of the status, share of the time, {len(engine.state.nodes)} nodes"
     return Line(what, f"<= {WRITES:.0%}", told, share <= WRITES)
 
 

@@ -1,5 +1,6 @@
 """The flags that every pipeline has besides its own: where and how it runs."""
 
+import os
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,6 +25,8 @@ class Submission:
     """Directory of the run folders."""
     env: tuple[str, ...] = ()
     """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
+    work_dir: Annotated[str, Flag(metavar="DIR")] = ""
+    """Local: where containers of your own begin that name no workingDir; empty: at /, as in most images."""
     sandbox: bool = False
     """Local: isolate the steps' processes: they see no home and no other process, write only to folders of their own
     and the store, and have no privileges."""
@@ -59,6 +62,10 @@ class Submission:
             raise BadInput("--logs and --detach: logs can only be printed while waiting")
         if self.no_network and not self.sandbox:
             raise BadInput("--no-network: needs --sandbox, too")
+        if self.work_dir and not os.path.isdir(self.work_dir):
+            raise BadInput(f"--work-dir {self.work_dir}: not a folder")
+        if target != "local" and self.work_dir:
+            raise BadInput(f"--work-dir: only for local runs, and the target is {target} ({reason}): give a workingDir")
         if target != "local" and self.sandbox:
             raise BadInput(
                 f"--sandbox: only for target local; pods of a cluster are isolated anyway (target {target}, {reason})"

@@ -214,8 +214,9 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     try:
         with watch() as show:
             options = RunOptions(
-                name, Path(how.runs), on_change=show, sandbox=sandbox, variables=variables, limits=limits
-            )
+                name, Path(how.runs), on_change=show, sandbox=sandbox, variables=variables, limits=limits,
+                work_dir=Path(how.work_dir) if how.work_dir else None,
+            )  # fmt: skip
             result = run_workflow(manifest, options)
     except ManifestError as error:
         raise BadInput(str(error)) from None

@@ -62,14 +62,15 @@ def run_view(workflow: Mapping[str, Any], now: float) -> str:
 def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """The lines above the tree."""
     from everstep.runtime.submission.tree import unix_time
+    from everstep.runtime.workflow.run.own_errors import workflow_message
 
     metadata, spec, status = workflow["metadata"], workflow["spec"], workflow["status"]
     yield "Name", metadata["name"]
     yield "Namespace", metadata.get("namespace") or "default"
     yield "ServiceAccount", spec.get("serviceAccountName") or "unset"
     yield "Status", status["phase"]
-    if status.get("message"):
-        yield "Message", status["message"]
+    if message := workflow_message(status):
+        yield "Message", message
     began, ended = unix_time(status.get("startedAt")), unix_time(status.get("finishedAt"))
     for name, at in (("Created", _creation_time(workflow)), ("Started", began), ("Finished", ended)):
         if at:
@@ -86,6 +87,7 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
 def list_view(runs: Path, now: float) -> str:
     """What `argo list` prints, with the newest run last."""
     from everstep.runtime.submission.tree import unix_time
+    from everstep.runtime.workflow.run.own_errors import workflow_message
 
     if runs.exists() and not runs.is_dir():
         raise BadInput(f"--runs {runs}: not a folder")
@@ -97,7 +99,7 @@ def list_view(runs: Path, now: float) -> str:
     for one in sorted(workflows, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
         status, began = one["status"], unix_time(one["status"].get("startedAt"))
         lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
-        age, message = short_duration(now - _creation_time(one)), as_text(status.get("message") or "")
+        age, message = short_duration(now - _creation_time(one)), as_text(workflow_message(status))
         priority = str(one["spec"].get("priority") or 0)
         table.append((one["metadata"]["name"], status["phase"], age, short_duration(lasted), priority, message))
     return "\n".join(align_columns(table, 3))

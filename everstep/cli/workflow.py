@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,7 +85,7 @@ def _parse_pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _parameters(flags: Run) -> dict[str, str]:
+def _parameters(flags: Manifest) -> dict[str, str]:
     from everstep.runtime.workflow.expressions.values import go_json
     from everstep.runtime.workflow.manifest.yaml_source import ReadError, read
 
@@ -101,6 +102,18 @@ def _parameters(flags: Run) -> dict[str, str]:
     return {**values, **_parse_pairs(flags.parameter, "-p")}
 
 
+def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mapping[str, str]) -> None:
+    """Say which given parameters no workflow has or reads: they change nothing."""
+    from everstep.runtime.workflow.manifest.parse import parameter_names
+    from everstep.runtime.workflow.manifest.schema import nearest_hint
+
+    known = dict.fromkeys(name for one in workflows for name in parameter_names(one.document.value, one.library))
+    for name in values:
+        if name not in known and "" not in known:
+            said = f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, known)}"
+            print(f"warning: -p {name}: {said}", file=sys.stderr)
+
+
 def _run(flags: Run) -> int:
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
@@ -108,13 +121,15 @@ def _run(flags: Run) -> int:
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
     loaded = _load(flags)
-    manifest = with_arguments(loaded.document.value, _parameters(flags), flags.entrypoint)
+    values = _parameters(flags)
+    manifest = with_arguments(loaded.document.value, values, flags.entrypoint)
     try:
         parse(manifest, loaded.library)
     except ManifestError as error:
         first = error.problems[0]
         of = "" if first.of in loaded.others else first.of
         raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
+    _warn_unread_parameters([loaded], values)
     metadata = manifest.get("metadata") or {}
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
     name = flags.name or metadata.get("name") or made_up
@@ -159,6 +174,7 @@ def _execute(
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.engine.events import CorruptLogError
     from everstep.runtime.workflow.run.control_requests import ControlRequestError
+    from everstep.runtime.workflow.run.own_errors import workflow_message
     from everstep.runtime.workflow.run.view import watch
 
     try:
@@ -182,7 +198,8 @@ def _execute(
     if not beside.sandbox:  # In a sandbox the nodes ended with their pod, and a pod's word about nodes is not trusted.
         for line in end_nodes_of(result.folder, manifest):
             print(line, file=sys.stderr)
-    print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)
+    message = workflow_message(run_views.read_workflow(result.folder)["status"])
+    print(as_text(f"{result.phase.value}  {message}".rstrip()), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
 
@@ -202,12 +219,17 @@ def _lint(flags: Lint) -> int:
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
     from everstep.runtime.workflow.manifest.files import load_each
+    from everstep.runtime.workflow.manifest.parse import with_arguments
 
     try:
         every = load_each(flags.file, flags.with_, _images(flags))
     except ManifestError as error:
         raise BadInput(str(error)) from None
-    found = [item for one in every for item in findings(one.document, one.library, one.others)]
+    values = _parameters(flags)
+    _warn_unread_parameters(every, values)
+    given = [replace(one.document, value=with_arguments(one.document.value, values)) if values else one.document
+             for one in every]  # fmt: skip
+    found = [item for one, own in zip(every, given, strict=True) for item in findings(own, one.library, one.others)]
     found = [one for one in dict.fromkeys(found) if flags.target == "both" or one.target in (None, flags.target)]
     if flags.format == "text":
         for one in found:

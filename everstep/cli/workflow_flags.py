@@ -30,6 +30,10 @@ class Manifest(List):
     """WorkflowTemplates, ConfigMaps and Secrets that it refers to."""
     image: Annotated[tuple[str, ...], Flag(metavar="NAME=COMMAND")] = ()
     """The command of an image, for containers without one."""
+    parameter: _Parameters = ()
+    """A parameter's value."""
+    parameter_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """YAML or JSON map of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,6 @@ class Run(Manifest):
 
     name: Annotated[str, Flag("-n")] = ""
     """Name of the run; empty: the workflow's name, or a generated one."""
-    parameter: _Parameters = ()
-    """A parameter's value."""
-    parameter_file: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """YAML or JSON map of parameters."""
     entrypoint: Annotated[str, Flag(metavar="TEMPLATE")] = ""
     """Entrypoint instead of the manifest's."""
     output: Annotated[Literal["", "json", "yaml", "name"], Flag("-o")] = ""

@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from everstep.runtime.report.read import Run
+from everstep.runtime.workflow.engine.retries import NOT_TRIED_AGAIN
+from everstep.runtime.workflow.run.own_errors import node_message
 
 WIDTH, HEIGHT, GAP = 150, 58, 14
 ARROW = 34
@@ -123,7 +125,7 @@ def _with_node(
         begin=begin,
         end=end,
         seconds=None if begin is None or idle else max((end or now) - begin, 0.0),
-        message=str(node.get("message") or ""),
+        message=node_message(node, {str(one.get("id")): one for one in nodes}),
         exit_code=str(
             _dict_or_empty(last.get("outputs")).get("exitCode")
             or _dict_or_empty(node.get("outputs")).get("exitCode")
@@ -143,7 +145,10 @@ def _without_workflow(run: Run) -> list[Step]:
         name = str(failure.get("displayName") or "")
         if name and name != run.name:
             template = str(failure.get("templateName") or "")
+            attempts = [one for one in run.failures if str(one.get("displayName")).startswith(f"{name}(")]
             message = str(failure.get("message") or "")
+            if attempts and message in NOT_TRIED_AGAIN:
+                message = str(attempts[-1].get("message") or message)
             result.append(Step(name, template, str(failure.get("phase") or "Failed"), message=message))
     return result
 

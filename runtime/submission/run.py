@@ -9,6 +9,7 @@ from everstep.runtime.submission import tree
 from everstep.runtime.submission.follow import Follower, LogFollower, View
 from everstep.runtime.submission.route import ApiError, Route
 from everstep.runtime.submission.view import open_view
+from everstep.runtime.workflow.run.own_errors import workflow_message
 
 DETACHED = 130
 
@@ -46,7 +47,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
 def _say_end(workflow: dict[str, Any]) -> None:
     status = workflow["status"]
     if status["phase"] != "Succeeded":
-        _say(f"{status['phase']}  {status.get('message') or ''}".rstrip())
+        _say(f"{status['phase']}  {workflow_message(status)}".rstrip())
     for output, value in tree.outputs(workflow).items():
         _say(f"{output}: {value}")
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.engine.nodes import NodeType, Phase, pod_name
+from everstep.runtime.workflow.run.own_errors import node_message
 
 GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: "."}
 """Nodes below which others of the same boundary stand, and what follows the group's name in theirs."""
@@ -57,13 +58,14 @@ def is_offloaded(workflow: Mapping[str, Any]) -> bool:
 
 def rows(workflow: Mapping[str, Any]) -> list[Row]:
     """Every node, parents before children, in the order in which they started; the exit handler last."""
-    below, old = _children_by_parent(workflow_nodes(workflow), GROUPS), _has_old_pod_names(workflow)
+    nodes = workflow_nodes(workflow)
+    below, old = _children_by_parent(nodes, GROUPS), _has_old_pod_names(workflow)
 
     def under(parent: str, indent: str, top: bool) -> Iterator[Row]:
         some = below.get(parent, [])
         for number, node in enumerate(some, 1):
             last = number == len(some)
-            yield _row(node, workflow["metadata"]["name"], "" if top else indent + ("└─" if last else "├─"), old)
+            yield _row(node, nodes, workflow["metadata"]["name"], "" if top else indent + ("└─" if last else "├─"), old)
             yield from under(node["id"], "" if top else indent + ("  " if last else "│ "), False)
 
     return list(under("", "", True))
@@ -82,7 +84,7 @@ def folded_rows(workflow: Mapping[str, Any]) -> list[Row]:
         group = node["type"] == NodeType.STEP_GROUP
         hidden = group or (node["type"] == NodeType.RETRY and len(node.get("children") or ()) == 1)
         if not hidden:
-            yield _row(node, workflow["metadata"]["name"], branch, old)
+            yield _row(node, nodes, workflow["metadata"]["name"], branch, old)
         for number, child in enumerate(some):
             last = number == len(some) - 1
             part, more = ("└─", "  ") if last else ("├─", "│ ")
@@ -124,7 +126,7 @@ def _parents(nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, s
     return parents
 
 
-def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
+def _row(node: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], workflow: str, branch: str, old: bool) -> Row:
     kind = node["type"]
     reference = node.get("templateRef") or {}
     template = node.get("templateName") or reference.get("template") or ""
@@ -137,7 +139,7 @@ def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
         title = f"{template}{attempt}"
     return Row(
         node["id"], branch, title, Phase(node.get("phase") or "Pending"),
-        kind, template, str(node.get("message") or ""), pod, unix_time(node.get("startedAt")),
+        kind, template, node_message(node, nodes), pod, unix_time(node.get("startedAt")),
         unix_time(node.get("finishedAt")), str((node.get("outputs") or {}).get("exitCode") or ""),
     )  # fmt: skip
 

@@ -44,6 +44,7 @@ def test_the_printed_manifest_is_a_workflow_with_every_step(tmp_path: Path) -> N
         (["--tokenizer", "no/such/tokenizer.json"], "no/such/tokenizer.json"),
         (["--script", "no/such/script.py"], "no/such/script.py"),
         (["--iterations", "0"], "iterations"),
+        (["--work-dir", "nowhere"], "--work-dir nowhere: not a folder"),
         (["--name", "../up"], "../up"),
     ],
 )

@@ -231,7 +231,7 @@ def manifest_text(rng: random.Random) -> str:
 
 def pod_end(rng: random.Random, engine: Engine, name: str, now: float) -> events.PodEnded:
     """A pod's end, with hostile outputs."""
-    node = engine.nodes[name]
+    node = engine.state.nodes[name]
     outputs = node.spec.get("outputs") or {}
     given = {str(one["name"]): text(rng) for one in list_at(outputs, "parameters") if rng.random() < 0.9}
     keys = {str(one["name"]): text(rng) for one in list_at(outputs, "artifacts") if rng.random() < 0.9}
@@ -242,18 +242,18 @@ def pod_end(rng: random.Random, engine: Engine, name: str, now: float) -> events
 def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
     """Let the engine run in virtual time. Returns what it was told, and the times at which it was told nothing."""
     told: list[events.Event | float] = []
-    now = engine.created
+    now = engine.state.created
 
     def tell(event: events.Event) -> None:
         told.append(msgspec.json.decode(msgspec.json.encode(event), type=events.Event))
         engine.handle(event)
 
-    while not engine.finished and len(engine.nodes) < NODES:
+    while not engine.state.finished and len(engine.state.nodes) < NODES:
         now += 1.0
         if len(told) > EVENTS:
             tell(events.ShutdownAsked(now, "Terminate"))
-        if engine.gates:
-            tell(events.GateOpened(now, next(iter(engine.gates))))
+        if engine.state.gates:
+            tell(events.GateOpened(now, next(iter(engine.state.gates))))
         elif pending := engine.pending_pods():
             tell(events.PodStarted(now, pending[0].name, 7, 7))
         elif running := engine.running_pods():
@@ -262,7 +262,12 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
             due = engine.next_deadline()
             if len(told) > EVENTS or due is None:
                 tell(events.ShutdownAsked(now, "Terminate"))
-                if due is None and not engine.finished and not engine.open_nodes() and not engine.gates:
+                if (
+                    due is None
+                    and not engine.state.finished
+                    and not engine.state.open_nodes()
+                    and not engine.state.gates
+                ):
                     raise FindingError("nothing of it runs or waits, and it does not end")
                 break
             now = max(now, due)
@@ -347,16 +352,18 @@ def run_case(seed: int) -> str:
     created = events.RunCreated(1_000_000.0, "w", "11111111-2222-3333-4444-555555555555")
     engine = Engine(manifest, created)
     told = drive(rng, engine)
-    if len(engine.nodes) < NODES:
+    if len(engine.state.nodes) < NODES:
         with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
             status.StatusWriter(engine, Path(folder)).write()
             msgspec.json.decode(Path(folder, "workflow.json").read_bytes())
-        for node in engine.nodes.values():
-            assert len(os.fsencode(f"{log_name(engine.name, node)}.log")) <= 255
+        for node in engine.state.nodes.values():
+            assert len(os.fsencode(f"{log_name(engine.state.name, node)}.log")) <= 255
     again = Engine(parse(source, library), created)
     for event in told:
         again.advance(event) if isinstance(event, int | float) else again.handle(event)
-    if [(n.name, n.phase) for n in again.nodes.values()] != [(n.name, n.phase) for n in engine.nodes.values()]:
+    if [(n.name, n.phase) for n in again.state.nodes.values()] != [
+        (n.name, n.phase) for n in engine.state.nodes.values()
+    ]:
         raise FindingError("the log gives another state")
     return engine.phase.value
 

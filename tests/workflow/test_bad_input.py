@@ -172,3 +172,31 @@ def test_what_is_asked_of_a_run_is_one_line(
         told = capsys.readouterr().err
         assert said in told, told
         assert told.count("\n") == 1, told
+
+
+@pytest.mark.parametrize("verb", ["run", "lint"])
+def test_a_parameter_that_no_workflow_has_is_a_warning(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    declared = "entrypoint: main\n  arguments: {parameters: [{name: rate, value: 1}]}"
+    text = GOOD.replace("entrypoint: main", declared).replace("hello", "'{{workflow.parameters.only-read}}'")
+    Path("w.yaml").write_text(text)
+    assert main(["workflow", verb, "w.yaml", "-p", "ratte=1", "-p", "rate=2", "-p", "only-read=3"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: -p")]
+    assert warnings == [
+        "warning: -p ratte: the workflow has no such parameter, so it changes nothing; did you mean rate?"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["run", "lint"])
+def test_an_empty_folder_is_one_line_with_the_mend(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    assert main(["workflow", verb, "empty"]) == 2
+    assert re.fullmatch(
+        rf"everstep workflow {verb}: empty: there is no Workflow; give a YAML file of one, or a pipeline's .py\n",
+        capsys.readouterr().err,
+    )

@@ -39,7 +39,7 @@ spec:
 
 def snapshot(engine: Engine) -> list[Any]:
     """All that can be seen of it."""
-    nodes = sorted((n.name, n.phase, n.message, sorted(n.children)) for n in engine.nodes.values())
+    nodes = sorted((n.name, n.phase, n.message, sorted(n.children)) for n in engine.state.nodes.values())
     return [engine.phase, engine.message, nodes]
 
 
@@ -54,7 +54,7 @@ def test_any_order_of_ends_is_whole_and_replays_to_the_same_state(ends: list[tup
         engine.handle(event)
 
     choices = iter([*ends, *[(0, 0)] * 40])
-    while not engine.finished:
+    while not engine.state.finished:
         now += 1
         for node in engine.pending_pods():
             happen(PodStarted(now, node.name, 7, 7))
@@ -66,10 +66,10 @@ def test_any_order_of_ends_is_whole_and_replays_to_the_same_state(ends: list[tup
             if deadline is not None:
                 now = max(now, deadline)
             engine.advance(now)
-    assert all(node.phase.fulfilled for node in engine.nodes.values())
-    assert "w.onExit" in engine.nodes
-    main = engine.nodes["w"]
-    assert (main.phase is Phase.SUCCEEDED) == all(not engine.nodes[f"w.{t}"].phase.bad for t in "abcd")
+    assert all(node.phase.fulfilled for node in engine.state.nodes.values())
+    assert "w.onExit" in engine.state.nodes
+    main = engine.state.nodes["w"]
+    assert (main.phase is Phase.SUCCEEDED) == all(not engine.state.nodes[f"w.{t}"].phase.bad for t in "abcd")
     again = Engine(manifest, created)
     for event in log:
         again.handle(event)
@@ -90,8 +90,8 @@ def test_a_failed_attempt_waits_for_its_backoff() -> None:
 def test_exit_code_2_is_not_tried_again() -> None:
     engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
     engine.handle(PodEnded(1.0, "w.a(0)", 2))
-    assert engine.nodes["w.a"].message == "retryStrategy.expression evaluated to false"
-    assert engine.nodes["w.b"].phase is Phase.OMITTED
+    assert engine.state.nodes["w.a"].message == "retryStrategy.expression evaluated to false"
+    assert engine.state.nodes["w.b"].phase is Phase.OMITTED
 
 
 def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
@@ -99,8 +99,8 @@ def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
     manifest["spec"]["activeDeadlineSeconds"] = 10
     engine = Engine(parse(manifest), RunCreated(0.0, "w", "u"))
     engine.handle(PodStarted(11.0, "w.a(0)", 7, 7))
-    assert engine.nodes["w.a(0)"].phase is Phase.FAILED
-    assert set(engine.kills) == {"w.a(0)"}
+    assert engine.state.nodes["w.a(0)"].phase is Phase.FAILED
+    assert set(engine.state.kills) == {"w.a(0)"}
 
 
 def run_to_end(engine: Engine, now: float) -> list[str]:
@@ -130,8 +130,8 @@ def test_what_waits_for_a_limit_when_its_group_fails_never_begins() -> None:
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
     assert run_to_end(engine, 1.0) == ["w[0].a"]
     assert engine.phase is Phase.FAILED
-    assert "w[0].c" not in engine.nodes
-    assert engine.limits.waiting == 0
+    assert "w[0].c" not in engine.state.nodes
+    assert engine.state.waiting == 0
 
 
 def limited(children: dict[str, Any], **main: Any) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
     engine, now = Engine(parse(manifest), RunCreated(CREATED, "w", "u")), CREATED
     containers: dict[str, Any] = {}
     for _ in range(1000):
-        if engine.finished:
+        if engine.state.finished:
             break
-        busy = engine.gates or engine.pending_pods() or engine.running_pods()
+        busy = engine.state.gates or engine.pending_pods() or engine.running_pods()
         now = now + 1 if busy else engine.next_deadline() or now
-        for name in list(engine.gates):
+        for name in list(engine.state.gates):
             engine.handle(GateOpened(now, name))
         for node in engine.pending_pods():
             containers[node.name] = node.spec["container"]
@@ -48,8 +48,8 @@ def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
         for node in engine.running_pods():
             engine.handle(PodEnded(now, node.name, (codes or {}).get(node.name, 0)))
         engine.advance(now)
-    assert engine.finished, {node.name: node.phase for node in engine.nodes.values()}
-    return Ended(engine.nodes, containers)
+    assert engine.state.finished, {node.name: node.phase for node in engine.state.nodes.values()}
+    return Ended(engine.state.nodes, containers)
 
 
 def test_each_part_of_the_creation_time_has_a_variable() -> None:

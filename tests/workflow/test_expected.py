@@ -175,7 +175,7 @@ class Run:
         return json.loads((self.runs / self.name / "workflow.json").read_text())["status"]
 
     def _look(self, engine: Engine, _: Path) -> None:
-        self._phases |= {node.name: node.phase.value for node in engine.nodes.values()}
+        self._phases |= {node.name: node.phase.value for node in engine.state.nodes.values()}
         self._changed.set()
 
     async def _act(self) -> None:

@@ -83,7 +83,7 @@ def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
             for node in engine.pending_pods():
                 engine.handle(PodStarted(float(now), node.name, 7, 7))
                 engine.handle(PodEnded(float(now), node.name, 1))
-        assert engine.finished
+        assert engine.state.finished
         assert engine.phase.bad
 
 
@@ -91,7 +91,7 @@ def test_a_target_that_names_no_task_is_an_error_as_on_argo() -> None:
     ok = {"name": "ok", "container": {"image": "i", "command": ["true"]}}
     main_ = {"name": "main", "dag": {"target": "a {{item}}", "tasks": [{"name": "a", "template": "ok"}]}}
     engine = Engine(parse(workflow([main_, ok])), RunCreated(1.0, "w", "u"))
-    assert engine.finished
+    assert engine.state.finished
     assert engine.phase is Phase.ERROR
     assert engine.message.endswith("target {{item}} does not exist")
 
@@ -104,7 +104,7 @@ def test_an_exit_hook_whose_arguments_cannot_be_made_ends_its_dag() -> None:
     engine = Engine(parse(workflow([{"name": "main", "dag": {"tasks": [task]}}, ok, says])), RunCreated(1.0, "w", "u"))
     engine.handle(PodStarted(2.0, "w.a", 7, 7))
     engine.handle(PodEnded(3.0, "w.a", 0, result="\x01"))
-    assert engine.finished
+    assert engine.state.finished
     assert engine.phase is Phase.ERROR
 
 
@@ -113,9 +113,9 @@ def test_a_template_without_a_kind_is_an_error_also_when_its_name_is_made_late()
     library = fuzz.library_of([{"kind": "WorkflowTemplate", "metadata": {"name": "l"}, "spec": templates}])
     task = {"name": "a", "templateRef": {"name": "l", "template": "{{item}}"}, "withItems": ["make"]}
     engine = Engine(parse(workflow([{"name": "main", "dag": {"tasks": [task]}}]), library), RunCreated(1.0, "w", "u"))
-    assert engine.finished
-    assert engine.nodes["w.a(0:make)"].phase is Phase.ERROR
-    assert "not supported by the executor on this machine" in engine.nodes["w.a(0:make)"].message
+    assert engine.state.finished
+    assert engine.state.nodes["w.a(0:make)"].phase is Phase.ERROR
+    assert "not supported by the executor on this machine" in engine.state.nodes["w.a(0:make)"].message
 
 
 def test_a_container_without_a_command_fails_its_node_in_one_line(

@@ -92,7 +92,7 @@ def test_the_attacks_arguments_fail_their_step_and_nothing_else() -> None:
         except ManifestError:
             continue
         assert engine.phase.bad or engine.pending_pods(), [
-            (one.name, one.phase, one.message) for one in engine.nodes.values()
+            (one.name, one.phase, one.message) for one in engine.state.nodes.values()
         ]
 
 

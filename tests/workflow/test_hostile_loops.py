@@ -57,7 +57,7 @@ def test_numbers_that_no_float_holds_keep_their_digits_in_names_only() -> None:
     assert [pod.inputs["parameters"][0]["value"] for pod in pods] == ["", "", "1.50", "12345678901234567890"]
     assert pods[0].name == f"w[1].b(0:{'1' * 5000})"
     engine = after(f"[{'1' * 5000}]")
-    assert len(log_name(engine.name, engine.pending_pods()[0])) <= MAX_LOG_NAME_BYTES + 11
+    assert len(log_name(engine.state.name, engine.pending_pods()[0])) <= MAX_LOG_NAME_BYTES + 11
 
 
 def test_half_a_character_is_the_replacement_character() -> None:
@@ -70,7 +70,7 @@ def test_more_items_than_a_run_can_have_are_refused_at_once(count: int) -> None:
     assert engine.message == (
         f"workflow is longer than maximum allowed size: more than {MAX_NODES} nodes; the loop has {count} items"
     )
-    assert len(engine.nodes) < 10
+    assert len(engine.state.nodes) < 10
 
 
 @pytest.mark.parametrize("sequence", [{"count": "1000000000"}, {"start": "-9223372036854775808", "end": "7"}])
@@ -87,8 +87,8 @@ def test_loops_in_loops_are_together_no_longer_than_a_run_may_be() -> None:
         inner, {"name": "use", "suspend": {}},
     ]  # fmt: skip
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
-    assert len(engine.nodes) <= MAX_NODES + 3000
-    assert any("workflow is longer than maximum allowed size" in node.message for node in engine.nodes.values())
+    assert len(engine.state.nodes) <= MAX_NODES + 3000
+    assert any("workflow is longer than maximum allowed size" in node.message for node in engine.state.nodes.values())
 
 
 ITEM = {"n": 7, "words": "some words of an ordinary length", "path": "s3://bucket/a/b.json"}
@@ -129,7 +129,7 @@ def test_loops_side_by_side_are_together_no_longer_than_a_run_may_be() -> None:
     source["spec"]["templates"] = [{"name": "main", "steps": [group]}, {"name": "use", "suspend": {}}]
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
     assert engine.phase.bad
-    assert "workflow is longer than maximum allowed size" in engine.nodes["w[0]"].message
+    assert "workflow is longer than maximum allowed size" in engine.state.nodes["w[0]"].message
 
 
 def test_loops_that_wait_for_a_limit_count_as_nodes_to_be() -> None:
@@ -140,8 +140,8 @@ def test_loops_that_wait_for_a_limit_count_as_nodes_to_be() -> None:
     source["spec"]["parallelism"] = 1
     source["spec"]["templates"][1] = {"name": "use", "container": {"image": "i", "command": ["true"]}}
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
-    assert engine.limits.waiting < MAX_NODES
-    assert sum("longer than maximum allowed size" in node.message for node in engine.nodes.values()) == 18
+    assert engine.state.waiting < MAX_NODES
+    assert sum("longer than maximum allowed size" in node.message for node in engine.state.nodes.values()) == 18
 
 
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%1000000d" * 20])

@@ -101,6 +101,15 @@ def test_without_namespaces_a_pod_begins_where_it_was_called_and_that_is_said(
     assert "pods share this machine's folders and start in this one" in capsys.readouterr().err
 
 
+def test_a_step_of_everstep_begins_where_the_launcher_does_and_others_where_a_person_says(tmp_path: Path) -> None:
+    own, other, folders = ("python", "-m", "everstep.steps.train"), ("python", "train.py"), pod.Folders(Path("/a"))
+    assert folders.begin({}, own) == "/a"
+    assert folders._replace(chosen=tmp_path).begin({}, own) == "/a"
+    assert folders._replace(chosen=tmp_path).begin({}, other) == str(tmp_path)
+    assert folders._replace(chosen=tmp_path).begin({"workingDir": "below"}, other) == str(tmp_path / "below")
+    assert folders.begin({"workingDir": "/b"}, other) == "/b"
+
+
 @pytest.mark.parametrize("how", ["stop", "terminate"])
 def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

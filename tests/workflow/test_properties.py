@@ -58,7 +58,7 @@ def model(depends: Mapping[str, str], ends: Mapping[str, str]) -> dict[str, str]
 
 def play(engine: Engine, ends: Mapping[str, str], log: list[Event], now: float) -> float:
     """Let every pod start and end as it shall, until the workflow has ended."""
-    while not engine.finished:
+    while not engine.state.finished:
         happened: list[Event] = [PodStarted(now + 1, node.name, 7, 7) for node in engine.pending_pods()]
         for node in engine.running_pods():
             happened.append(PodEnded(now + 2, node.name, CODES[ends[re.findall(r"t\d", node.name)[-1]]]))
@@ -76,7 +76,7 @@ def play(engine: Engine, ends: Mapping[str, str], log: list[Event], now: float) 
 
 def phases(engine: Engine) -> dict[str, Any]:
     """Phase and message of everything."""
-    return {node.name: (node.phase, node.message, sorted(node.children)) for node in engine.nodes.values()}
+    return {node.name: (node.phase, node.message, sorted(node.children)) for node in engine.state.nodes.values()}
 
 
 @given(dags())
@@ -84,7 +84,7 @@ def test_every_task_has_the_phase_that_going_through_the_tasks_in_order_gives(da
     depends, ends = dag
     engine = Engine(manifest_of(depends), RunCreated(0.0, "w", "u"))
     play(engine, ends, [], 0.0)
-    assert {name: engine.nodes[f"w.{name}"].phase.value for name in depends} == model(depends, ends)
+    assert {name: engine.state.nodes[f"w.{name}"].phase.value for name in depends} == model(depends, ends)
 
 
 @given(dags(), some.integers(0, 40), some.sampled_from([{}, {"retryStrategy": {"limit": 1, "retryPolicy": "Always"}}]))

@@ -69,7 +69,7 @@ class DagRun:
         if name in self._done:
             return
         self._done.add(name)
-        raised = self._engine.raised.pop(child.name, "")
+        raised = self._engine.state.raised.pop(child.name, "")
         if raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
             child.message = f"task '{child.name}' errored: {raised}"
         self._engine.variables.export(child)
@@ -100,7 +100,7 @@ class DagRun:
 
     def _task_call(self, task: Mapping[str, Any], suffix: str, owner: str) -> Call:
         name = f"{self._node.name}.{task['name']}{suffix}"
-        title, reference = self._engine.manifest.template_name(task), task.get("templateRef") or {}
+        title, reference = self._engine.state.manifest.template_name(task), task.get("templateRef") or {}
         return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title, reference=reference)
 
     def _attach(self, name: str) -> None:
@@ -155,7 +155,7 @@ class DagRun:
             return []
         known = {**input_artifacts(self._node.spec), **self._engine.variables.artifacts}
         for other in self._readable_tasks(str(task["name"]), artifact_names_read(task)):
-            known |= node_artifacts(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
+            known |= node_artifacts(f"tasks.{other}", self._engine.state.nodes[f"{self._node.name}.{other}"])
         return resolve_artifacts(task, scope, known)
 
     def _call_task(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
@@ -174,7 +174,9 @@ class DagRun:
 
     def _start_loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
         try:
-            items = expand_loop(resolved, {**self._engine.variables.global_scope(now)}, self._engine.remaining_nodes())
+            items = expand_loop(
+                resolved, {**self._engine.variables.global_scope(now)}, self._engine.state.remaining_nodes()
+            )
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
             return
@@ -193,11 +195,11 @@ class DagRun:
             self._call_task(item.task, item.suffix, group.name, now)
 
     def _depends_states(self, name: str) -> dict[str, bool]:
-        node = self._engine.nodes[f"{self._node.name}.{name}"]
+        node = self._engine.state.nodes[f"{self._node.name}.{name}"]
         phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
         states = {"Daemoned" if node.daemoned else phase: True}
         if node.type is NodeType.TASK_GROUP:
-            phases = [self._engine.nodes[child].phase for child in node.children]
+            phases = [self._engine.state.nodes[child].phase for child in node.children]
             states["AnySucceeded"] = Phase.SUCCEEDED in phases
             states["AllFailed"] = all(one is Phase.FAILED for one in phases)
         return states
@@ -218,16 +220,16 @@ class DagRun:
 
     def _task_scope(self, name: str) -> Scope:
         """What other tasks may read of a task; empty before it has a node."""
-        node = self._engine.nodes.get(f"{self._node.name}.{name}")
+        node = self._engine.state.nodes.get(f"{self._node.name}.{name}")
         if node is None:
             return {}
         prefix = f"tasks.{name}"
         found = node_scope(
-            prefix, node, self._engine.name, self._engine.declared_outputs(self._tasks[name], self._node)
+            prefix, node, self._engine.state.name, self._engine.state.declared_outputs(self._tasks[name], self._node)
         )
         if node.type is NodeType.TASK_GROUP:
             if name not in self._lists:
-                self._lists[name] = loop_outputs(prefix, (self._engine.nodes[child] for child in node.children))
+                self._lists[name] = loop_outputs(prefix, (self._engine.state.nodes[child] for child in node.children))
             found |= self._lists[name]
         return found
 
@@ -242,7 +244,7 @@ class DagRun:
             given = node.spec.get("outputs") or {}
             for name in self._tasks if given else [n for n in self._tasks if self._is_loop(n)]:
                 scope |= self._task_scope(name)
-                if (child := engine.nodes.get(f"{node.name}.{name}")) is not None:
+                if (child := engine.state.nodes.get(f"{node.name}.{name}")) is not None:
                     known |= node_artifacts(f"tasks.{name}", child)
             if not phase.bad and given:
                 node.outputs = outputs.template_outputs(node.spec, scope, known)
@@ -253,7 +255,7 @@ class DagRun:
         engine.set_phase(node, phase, now)
 
     def _is_loop(self, name: str) -> bool:
-        node = self._engine.nodes.get(f"{self._node.name}.{name}")
+        node = self._engine.state.nodes.get(f"{self._node.name}.{name}")
         return node is not None and node.type is NodeType.TASK_GROUP
 
     def _set_outbound(self) -> None:
@@ -261,14 +263,14 @@ class DagRun:
         self._node.outbound = [
             end
             for name in names
-            if name in self._engine.nodes
-            for end in node_graph.outbound_names(self._engine.nodes, name)
+            if name in self._engine.state.nodes
+            for end in node_graph.outbound_names(self._engine.state.nodes, name)
         ]
 
     def _phase(self) -> Phase:
         """The DAG's phase by its targets: with failFast the first bad one by name decides, without it the last."""
         names = {f"{self._node.name}.{target}": target for target in self._targets}
-        phases = node_graph.branch_phases(self._engine.nodes, self._node, set(names))
+        phases = node_graph.branch_phases(self._engine.state.nodes, self._node, set(names))
         found = Phase.SUCCEEDED
         for name, target in names.items():
             phase = phases.get(name, Phase.SUCCEEDED)
@@ -294,11 +296,11 @@ class LoopRun:
     def on_child_end(self, child: Node, now: float) -> None:
         """An item has ended. After the last item, the last failed one gives the group its phase."""
         engine = self._engine
-        raised = engine.raised.pop(child.name, "")
+        raised = engine.state.raised.pop(child.name, "")
         if raised and child.phase is Phase.ERROR:
             child.message = f"task '{child.name}' errored: {raised}"
         self._open -= 1
         if self._open:
             return
-        bad = [phase for name in self._node.children if (phase := engine.nodes[name].phase).bad]
+        bad = [phase for name in self._node.children if (phase := engine.state.nodes[name].phase).bad]
         engine.set_phase(self._node, bad[-1] if bad else Phase.SUCCEEDED, now)

@@ -29,9 +29,9 @@ from everstep.runtime.workflow.engine.gates import GateResult
 from everstep.runtime.workflow.engine.hooks import Hooks
 from everstep.runtime.workflow.engine.limits import Limits
 from everstep.runtime.workflow.engine.node_factory import NodeFactory
-from everstep.runtime.workflow.engine.nodes import MAX_NODES, Node, NodeType, Phase
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
 from everstep.runtime.workflow.engine.retries import RetryRun
-from everstep.runtime.workflow.engine.scheduler import Composite, Gate, Kill
+from everstep.runtime.workflow.engine.run_state import Composite, Gate, Kill, RunState
 from everstep.runtime.workflow.engine.steps import StepsRun
 from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.engine.workflow_root import Root
@@ -44,33 +44,14 @@ class Engine:
     """One run of one manifest."""
 
     def __init__(self, manifest: Manifest, created: RunCreated) -> None:
-        self.manifest = manifest
-        self.name = created.name
-        self.uid = created.uid
-        self.created = created.time
+        self.state = RunState(created.name, created.uid, created.time, manifest, created.time)
         self.now = created.time
         """The newest time that the engine has seen."""
-        self.lives = 0
-        self.kept: dict[str, Node] = {}
-        self._begin_life(created.time)
+        self._begin_life()
         self.advance(created.time)
 
-    def _begin_life(self, now: float) -> None:
-        """Begin a life of the run: forget everything but the kept nodes."""
-        self.began = now
-        self.nodes: dict[str, Node] = {}
-        self.shutdown = ""
-        self.late = False
-        self.finished = 0.0
-        self.raised: dict[str, str] = {}
-        self.kills: dict[str, Kill] = {}
-        self.composites: dict[str, Composite] = {}
-        self.exits: set[str] = set()
-        self.daemons: dict[str, list[Node]] = {}
-        """Ready daemons, by the DAG or Steps node around them."""
-        self._pending: dict[str, Node] = {}
-        self._running: dict[str, Node] = {}
-        self._suspended: dict[str, Node] = {}
+    def _begin_life(self) -> None:
+        """Begin the life of the run that `state` holds."""
         self._queue: deque[tuple[str, str]] = deque()
         self._has_room = False
         """A place may have become free for a call that waits."""
@@ -80,50 +61,52 @@ class Engine:
         self.limits = Limits(self)
         self.hooks = Hooks(self)
         self.factory = NodeFactory(self)
-        self.gates: dict[str, Gate] = {}
-        self.remembered: list[Node] = []
-        """Succeeded nodes whose outputs are to be memoized."""
         self.root = Root(self)
-        self.root.begin(now)
+        self.root.begin(self.state.began)
+
+    def _resume(self, event: RunResumed) -> None:
+        known = self.state
+        self.state = RunState(
+            known.name, known.uid, known.created, known.manifest.with_parameters(event.parameters), event.time,
+            known.lives + 1, node_completion.reusable_nodes(self, {*event.again}),
+        )  # fmt: skip
+        self._begin_life()
 
     def handle(self, event: Event) -> None:
         """Apply an event and everything that follows from it, at the event's time."""
         self.advance(event.time)
         match event:
             case PodLoading():
-                if not self.nodes[event.node].phase.fulfilled:
-                    node_completion.set_deadline(self, self.nodes[event.node], event.time)
+                if not self.state.nodes[event.node].phase.fulfilled:
+                    node_completion.set_deadline(self, self.state.nodes[event.node], event.time)
             case PodStarted():
                 self._on_pod_start(event)
             case PodReady():
-                node = self.nodes[event.node]
+                node = self.state.nodes[event.node]
                 if not node.phase.fulfilled and not node.daemoned:
                     self._mark_ready(node)
                     self.notify_owner(node.name)
             case PodEnded():
-                if not self.nodes[event.node].phase.fulfilled:
+                if not self.state.nodes[event.node].phase.fulfilled:
                     node_completion.handle_pod_end(self, event)
-                self.kills.pop(event.node, None)
+                self.state.kills.pop(event.node, None)
             case ShutdownAsked():
-                again, self.shutdown = bool(self.shutdown), event.strategy
+                again, self.state.shutdown = bool(self.state.shutdown), event.strategy
                 node_completion.shut_down(self, event.time, at_once=again)
             case NodesResumed():
                 node_completion.resume_nodes(self, event)
             case NodeSet():
                 node_completion.set_node(self, event)
             case GateOpened():
-                gate = self.gates.pop(event.node)
+                gate = self.state.gates.pop(event.node)
                 gate.then(GateResult(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
-                self.kept = node_completion.reusable_nodes(self, {*event.again})
-                self.manifest = self.manifest.with_parameters(event.parameters)
-                self.lives += 1
-                self._begin_life(event.time)
+                self._resume(event)
         self.advance(event.time)
 
     def _on_pod_start(self, event: PodStarted) -> None:
         """A pod runs. Kill it if its node has already ended, by a deadline or a stop."""
-        node = self.nodes[event.node]
+        node = self.state.nodes[event.node]
         node.pid, node.start_time = event.pid, event.start_time
         if node.phase.fulfilled:
             self.kill(node, node.message)
@@ -136,7 +119,7 @@ class Engine:
     def _mark_ready(self, node: Node) -> None:
         """Count a daemon as done; it runs on until the DAG or Steps node around it ends."""
         node.daemoned = True
-        self.daemons.setdefault(node.boundary, []).append(node)
+        self.state.daemons.setdefault(node.boundary, []).append(node)
 
     def advance(self, now: float) -> None:
         """Run everything that is due at `now`."""
@@ -144,14 +127,14 @@ class Engine:
         with use_meter():
             while True:
                 self._drain_queue(now)
-                if not self._timers or self._timers[0][0] > now or self.finished:
+                if not self._timers or self._timers[0][0] > now or self.state.finished:
                     return
                 _, _, kind, name = heapq.heappop(self._timers)
                 self._fire_timer(kind, name, now)
 
     def next_deadline(self) -> float | None:
         """When `advance` has to be called next without an event; None: not before one."""
-        return self._timers[0][0] if self._timers and not self.finished else None
+        return self._timers[0][0] if self._timers and not self.state.finished else None
 
     def set_timer(self, at: float, kind: str, name: str) -> None:
         """Set a timer of that kind for a node: `_fire_timer` is called at that time."""
@@ -160,14 +143,14 @@ class Engine:
 
     def _fire_timer(self, kind: str, name: str, now: float) -> None:
         if kind == "again":
-            composite = self.composites[name]
+            composite = self.state.composites[name]
             assert isinstance(composite, RetryRun)
             composite.end_backoff(now)
         elif kind == "workflow":
-            self.late = True
+            self.state.late = True
             node_completion.shut_down(self, now)
-        elif not self.nodes[name].phase.fulfilled:
-            node_completion.handle_timeout(self, self.nodes[name], kind, now)
+        elif not self.state.nodes[name].phase.fulfilled:
+            node_completion.handle_timeout(self, self.state.nodes[name], kind, now)
 
     def _drain_queue(self, now: float) -> None:
         while self._queue or self._has_room:
@@ -176,9 +159,9 @@ class Engine:
                 self.limits.start_waiting(now)
                 continue
             kind, name = self._queue.popleft()
-            node = self.nodes.get(name)
+            node = self.state.nodes.get(name)
             if kind == "begin":
-                self.composites[name].begin(now)
+                self.state.composites[name].begin(now)
             elif kind == "fast":
                 self._fail_fast(name, now)
             elif node is not None:
@@ -188,7 +171,7 @@ class Engine:
         """A node has changed: start its hooks; once they have ended, notify the node's owner."""
         if not self.hooks.start_due(node, now) or not (node.phase.fulfilled or node.daemoned):
             return
-        owner = self.composites.get(node.owner)
+        owner = self.state.composites.get(node.owner)
         if owner is not None:
             owner.on_child_end(node, now)
         else:
@@ -206,32 +189,20 @@ class Engine:
 
     def pending_pods(self) -> list[Node]:
         """Pods to start."""
-        return [] if self.finished else list(self._pending.values())
+        return [] if self.state.finished else list(self.state.pending.values())
 
     def running_pods(self) -> list[Node]:
         """Running pods."""
-        return list(self._running.values())
-
-    def remaining_nodes(self) -> int:
-        """How many more nodes the run may have. Calls that wait for a limit, a lock or a memo count as nodes."""
-        return MAX_NODES - len(self.nodes) - self.limits.waiting - len(self.gates)
-
-    def open_pod_count(self) -> int:
-        """How many pods have not ended."""
-        return len(self._pending) + len(self._running)
+        return list(self.state.running.values())
 
     def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
         """Ask for the end of a running pod. The first reason given is kept."""
-        known = self.kills.get(node.name)
-        self.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
+        known = self.state.kills.get(node.name)
+        self.state.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
 
     def notify_owner(self, name: str) -> None:
         """Have the owner of a node look at it again."""
         self._queue.append(("told", name))
-
-    def open_nodes(self) -> list[Node]:
-        """Pods and suspended nodes that have not ended."""
-        return [*self._pending.values(), *self._running.values(), *self._suspended.values()]
 
     def call(self, call: Call, now: float) -> None:
         """Run a template as soon as the limits allow; the owner is notified when its node ends."""
@@ -240,38 +211,38 @@ class Engine:
 
     def wait_for_gate(self, gate: Gate) -> None:
         """Hold a call until the executor opens the gate: its locks are taken, or its memo was looked up."""
-        self.gates[gate.name] = gate
+        self.state.gates[gate.name] = gate
 
     def add_node(self, node: Node) -> None:
         """Register a new node."""
-        self.nodes[node.name] = node
+        self.state.nodes[node.name] = node
         with use_meter() as meter:
             meter.grant(1)
         if node.phase is Phase.PENDING:
-            self._pending[node.name] = node
+            self.state.pending[node.name] = node
         elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:
-            self._suspended[node.name] = node
+            self.state.suspended[node.name] = node
 
     def manage(self, node: Node, composite: Composite, now: float) -> None:
         """Let the composite manage what the node owns; it begins when the queued work before it is done."""
-        self.composites[node.name] = composite
+        self.state.composites[node.name] = composite
         self._queue.append(("begin", node.name))
 
     def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
         """Change a node's phase and notify its owner."""
         node.set_phase(phase, now, message)
-        self._pending.pop(node.name, None)
+        self.state.pending.pop(node.name, None)
         if phase is Phase.RUNNING:
-            self._running[node.name] = node
+            self.state.running[node.name] = node
         else:
-            self._running.pop(node.name, None)
-            self._suspended.pop(node.name, None)
+            self.state.running.pop(node.name, None)
+            self.state.suspended.pop(node.name, None)
             node.spec = node.spec if node.type in (NodeType.DAG, NodeType.STEPS) else {}
         if raised:
-            self.raised[node.name] = raised
+            self.state.raised[node.name] = raised
         self._queue.append(("told", node.name))
         if node.memo[0] and phase is Phase.SUCCEEDED and not node.memo_hit:
-            self.remembered.append(node)
+            self.state.remembered.append(node)
         if phase.fulfilled:
             self.limits.on_node_end(node)
             node_completion.end_daemons(self, node, now)
@@ -281,8 +252,8 @@ class Engine:
         self._queue.appendleft(("fast", boundary))
 
     def _fail_fast(self, name: str, now: float) -> None:
-        composite = self.composites[name]
-        if not self.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
+        composite = self.state.composites[name]
+        if not self.state.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
             composite.fail_fast(now)
 
     def admit_waiting_calls(self) -> None:
@@ -291,36 +262,10 @@ class Engine:
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
         """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
-        boundary = self.nodes.get(call.boundary)
+        boundary = self.state.nodes.get(call.boundary)
         try:
-            template, home = self.manifest.template(task, boundary.home if boundary else "")
+            template, home = self.state.manifest.template(task, boundary.home if boundary else "")
         except ExpressionError as error:
             self.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
-
-    def declared_outputs(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
-        """The outputs that the template of a task declares."""
-        try:
-            return self.manifest.template(task, boundary.home)[0].get("outputs") or {}
-        except ExpressionError:
-            return {}
-
-    def outputs(self) -> dict[str, str]:
-        """Output parameters of the entrypoint, or of its last tasks where it declares none."""
-        main = self.nodes.get(self.name)
-        if main is None:
-            return {}
-        values = main.outputs.values()
-        for name in main.outbound if not values else ():
-            values |= self.nodes[name].outputs.values()
-        return values
-
-    def in_exit_handler(self, node: Node) -> bool:
-        """Whether the node belongs to the workflow's exit handler."""
-        while node.name not in self.exits:
-            above = self.nodes.get(node.owner) or self.nodes.get(node.boundary)
-            if above is None:
-                return False
-            node = above
-        return True

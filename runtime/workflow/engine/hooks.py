@@ -26,7 +26,7 @@ class Hooks:
             hooks.setdefault("exit", {"template": task["onExit"]})
         if hooks:
             run = HookRun(self._engine, call, hooks, prefix, owner)
-            self._runs[call.name] = self._engine.composites[run.key] = run
+            self._runs[call.name] = self._engine.state.composites[run.key] = run
 
     def start_due(self, node: Node, now: float) -> bool:
         """Start the hooks that are due now that the node has changed. False while a started hook is running."""
@@ -71,14 +71,14 @@ class HookRun:
                 self._hook_owner.fail(str(error), now)
                 return False
         ran = node.phase.fulfilled and node.phase not in (Phase.SKIPPED, Phase.OMITTED)
-        if ran and "exit" in self._hooks and "exit" not in self._started and self._engine.shutdown != "Terminate":
+        if ran and "exit" in self._hooks and "exit" not in self._started and self._engine.state.shutdown != "Terminate":
             self._started["exit"] = f"{node.name}.onExit"
             try:
                 self._start(node, "onExit", self._hooks["exit"], scope, now)
             except ExpressionError as error:
                 self._hook_owner.fail(str(error), now)
                 return False
-        found = (self._engine.nodes.get(name) for name in self._started.values())
+        found = (self._engine.state.nodes.get(name) for name in self._started.values())
         return all(one is not None and one.phase.fulfilled for one in found)
 
     def _start(self, node: Node, suffix: str, hook: Mapping[str, Any], scope: Scope, now: float) -> None:
@@ -92,7 +92,7 @@ class HookRun:
         name = f"{node.name}.{suffix}"
         call = Call(
             name, f"{self._call.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,
-            exits=suffix == "onExit", title=self._engine.manifest.template_name(hook),
+            exits=suffix == "onExit", title=self._engine.state.manifest.template_name(hook),
             reference=hook.get("templateRef") or {},
         )  # fmt: skip
         node.children.append(name)
@@ -100,5 +100,5 @@ class HookRun:
 
     def on_child_end(self, child: Node, now: float) -> None:
         """A hook has ended; its phase does not matter."""
-        self._engine.raised.pop(child.name, "")
+        self._engine.state.raised.pop(child.name, "")
         self._engine.notify_owner(self._call.name)

@@ -19,14 +19,12 @@ class Limits:
 
     def __init__(self, engine: Scheduler) -> None:
         self._engine = engine
-        self._pods = engine.manifest.spec.get("parallelism")
+        self._pods = engine.state.manifest.spec.get("parallelism")
         self._lines: dict[str, deque[Call]] = {}
         self._active: dict[str, set[str]] = {}
         """Invariant: the names of begun calls that have not ended, of each boundary that limits its children."""
         self._failed: set[str] = set()
         """Boundaries with failFast that have a failed child."""
-        self.waiting = 0
-        """Number of calls that wait in all lines."""
 
     def admit(self, call: Call) -> bool:
         """Count the call as begun if it may begin; else queue it, or drop it after failFast. True: it may begin."""
@@ -38,7 +36,7 @@ class Limits:
             self._count_start(call)
             return True
         self._lines.setdefault(line, deque()).append(call)
-        self.waiting += 1
+        self._engine.state.waiting += 1
         return False
 
     def has_failed_fast(self, boundary: str) -> bool:
@@ -46,13 +44,13 @@ class Limits:
         return boundary in self._failed
 
     def _limits_children(self, boundary: str) -> bool:
-        node = self._engine.nodes.get(boundary)
+        node = self._engine.state.nodes.get(boundary)
         return node is not None and (node.spec.get("parallelism") is not None or bool(node.spec.get("failFast")))
 
     def _has_room(self, line: str) -> bool:
-        if self._pods is not None and self._engine.open_pod_count() >= int(self._pods):
+        if self._pods is not None and self._engine.state.open_pod_count() >= int(self._pods):
             return False
-        limit = self._engine.nodes[line].spec.get("parallelism") if line else None
+        limit = self._engine.state.nodes[line].spec.get("parallelism") if line else None
         return limit is None or len(self._active.get(line, ())) < int(limit)
 
     def _count_start(self, call: Call) -> None:
@@ -66,7 +64,7 @@ class Limits:
 
     def on_node_end(self, node: Node) -> None:
         """A node has ended: free its place, and drop the calls that wait in it."""
-        self.waiting -= len(self._lines.pop(node.name, ()))
+        self._engine.state.waiting -= len(self._lines.pop(node.name, ()))
         active = self._active.get(node.boundary)
         if active is not None and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
             active.discard(node.name)
@@ -76,11 +74,11 @@ class Limits:
 
     def _fail_fast(self, node: Node) -> None:
         """Fail the boundary of a node that has ended, as soon as nothing in it runs."""
-        boundary = self._engine.nodes[node.boundary]
+        boundary = self._engine.state.nodes[node.boundary]
         counts = node.type in (NodeType.POD, NodeType.STEPS, NodeType.DAG) and not node.hooked
         if node.phase.bad and counts and boundary.spec.get("failFast"):
             self._failed.add(node.boundary)
-            self.waiting -= len(self._lines.pop(node.boundary, ()))
+            self._engine.state.waiting -= len(self._lines.pop(node.boundary, ()))
         if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
             self._engine.schedule_fail_fast(node.boundary)
 
@@ -90,7 +88,7 @@ class Limits:
             if waiting and self._has_room(line):
                 call = waiting.popleft()
                 self._count_start(call)
-                self.waiting -= 1
+                self._engine.state.waiting -= 1
                 self._engine.factory.start(call, now)
                 self._engine.admit_waiting_calls()
             if not waiting:

@@ -20,8 +20,8 @@ def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
     """Set the timers of a new leaf node. A timeout or deadline that cannot be read ends it with Error."""
     if node.spec.get("containerSet"):
         add_containers(engine, node, now)
-    if (engine.late or engine.shutdown) and not engine.in_exit_handler(node):
-        _stop_node(engine, node, now)
+    if (engine.state.late or engine.state.shutdown) and not engine.state.in_exit_handler(node):
+        _stop_node(engine, node, now, at_once=False)
         return
     try:
         if node.spec.get("timeout"):
@@ -69,7 +69,7 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
     """End the daemons of a DAG or Steps node that has ended."""
     if boundary.type not in (NodeType.DAG, NodeType.STEPS):
         return
-    for node in engine.daemons.pop(boundary.name, ()):
+    for node in engine.state.daemons.pop(boundary.name, ()):
         if node.daemoned and not node.phase.fulfilled:
             engine.kill(node, "", keeps_code=False)
             engine.set_phase(node, Phase.SUCCEEDED, now)
@@ -77,21 +77,23 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
 
 def shut_down(engine: Scheduler, now: float, at_once: bool = False) -> None:
     """Stop every open node. Only `Terminate` stops the exit handler, too. `at_once`: without time to save anything."""
-    for node in engine.open_nodes():
-        if engine.shutdown == "Terminate" or not engine.in_exit_handler(node):
+    for node in engine.state.open_nodes():
+        if engine.state.shutdown == "Terminate" or not engine.state.in_exit_handler(node):
             _stop_node(engine, node, now, at_once)
-    if engine.root.suspended and engine.shutdown:
-        engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'", now)
+    if engine.root.suspended and engine.state.shutdown:
+        engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.state.shutdown}'", now)
 
 
 def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None:
-    pod = f"workflow shutdown with strategy:  {engine.shutdown}"
-    here = f"Stopped with strategy '{engine.shutdown}'"
+    pod = f"workflow shutdown with strategy:  {engine.state.shutdown}"
+    here = f"Stopped with strategy '{engine.state.shutdown}'"
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
-        engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=at_once and engine.shutdown == "Terminate")
+        engine.kill(
+            node, pod if engine.state.shutdown else TOO_LATE, at_once=at_once and engine.state.shutdown == "Terminate"
+        )
     else:
         named = here if node.type is NodeType.SUSPEND else pod
-        engine.set_phase(node, Phase.FAILED, now, named if engine.shutdown else TOO_LATE)
+        engine.set_phase(node, Phase.FAILED, now, named if engine.state.shutdown else TOO_LATE)
 
 
 def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
@@ -99,7 +101,7 @@ def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
     if engine.root.suspended:
         engine.root.resume(event.time)
     for name in event.nodes:
-        node = engine.nodes[name]
+        node = engine.state.nodes[name]
         if node.type is NodeType.SUSPEND and not node.phase.fulfilled:
             if node.message and not event.chosen:
                 node.message += "; "  # Argo adds the name of the user who resumed it, if it has one.
@@ -108,7 +110,7 @@ def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
 
 def set_node(engine: Scheduler, event: NodeSet) -> None:
     """Give a suspended node its outputs, a message or its final phase."""
-    node = engine.nodes[event.node]
+    node = engine.state.nodes[event.node]
     for entry in node.outputs.parameters:
         if entry["name"] in event.parameters:
             entry["value"] = event.parameters[entry["name"]]
@@ -138,7 +140,7 @@ def add_containers(engine: Scheduler, node: Node, now: float) -> None:
         engine.factory.add_container_node(node, str(one["name"]), now)
     for one in every:
         name = f"{node.name}.{one['name']}"
-        above = [engine.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
+        above = [engine.state.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
         for other in above or [node]:
             other.children.append(name)
 
@@ -146,7 +148,7 @@ def add_containers(engine: Scheduler, node: Node, now: float) -> None:
 def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) -> None:
     """Fail the containers of a pod that was ended from outside."""
     for one in list_at(node.spec, "containerSet", "containers"):
-        below = engine.nodes[f"{node.name}.{one['name']}"]
+        below = engine.state.nodes[f"{node.name}.{one['name']}"]
         if not below.phase.fulfilled:
             below.set_phase(Phase.FAILED, now, message)
 
@@ -155,7 +157,7 @@ def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
     """Give each container node of a containerSet the phase in which its container ended."""
     codes = {name: code for name, code, _ in event.containers}
     for name, code, blamed in event.containers:
-        below = engine.nodes.get(f"{node.name}.{name}")
+        below = engine.state.nodes.get(f"{node.name}.{name}")
         if below is None or below.type is not NodeType.CONTAINER or below.phase.fulfilled:
             continue
         if blamed:
@@ -177,8 +179,8 @@ def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
 
 def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
     """Give a node its outputs and phase: its pod has ended."""
-    node = engine.nodes[event.node]
-    kill = engine.kills.pop(node.name, None)
+    node = engine.state.nodes[event.node]
+    kill = engine.state.kills.pop(node.name, None)
     daemoned, node.daemoned = node.daemoned, False
     if node.phase is Phase.PENDING:
         engine.set_phase(node, Phase.RUNNING, event.time)
@@ -245,20 +247,20 @@ def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
 
     `again`: nodes that run again all the same, with everything below and after them.
     """
-    pods = {node.owner for name in again if (node := engine.nodes[name]).type is NodeType.CONTAINER}
+    pods = {node.owner for name in again if (node := engine.state.nodes[name]).type is NodeType.CONTAINER}
     anew, queue = again | pods, [*again, *pods]
     for name in queue:
-        more = [one for one in engine.nodes[name].children if one not in anew]
+        more = [one for one in engine.state.nodes[name].children if one not in anew]
         anew.update(more)
         queue += more
-    found = dict(engine.kept)
-    for node in engine.nodes.values():
-        exits = node.name.startswith(f"{engine.name}.onExit")
+    found = dict(engine.state.kept)
+    for node in engine.state.nodes.values():
+        exits = node.name.startswith(f"{engine.state.name}.onExit")
         if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not exits:
-            kept, above = node.phase is Phase.SUCCEEDED, engine.nodes.get(node.owner)
+            kept, above = node.phase is Phase.SUCCEEDED, engine.state.nodes.get(node.owner)
             while above is not None and not kept:
                 kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
-                above = engine.nodes.get(above.owner)
+                above = engine.state.nodes.get(above.owner)
             if kept and node.phase.fulfilled:
                 found[node.name] = node
         elif node.type is NodeType.CONTAINER and node.owner in found:

@@ -9,7 +9,8 @@ from everstep.runtime.workflow.engine.dag import DagRun
 from everstep.runtime.workflow.engine.gates import GateResult, Memo
 from everstep.runtime.workflow.engine.nodes import TOO_MANY_NODES, Node, NodeType, Outputs, Phase
 from everstep.runtime.workflow.engine.retries import RetryRun
-from everstep.runtime.workflow.engine.scheduler import Gate, Scheduler
+from everstep.runtime.workflow.engine.run_state import Gate
+from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.engine.steps import StepsRun
 from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError, prepare_template, template_scope
 from everstep.runtime.workflow.expressions import ExpressionError
@@ -38,11 +39,11 @@ class NodeFactory:
     def start(self, call: Call, now: float) -> None:
         """Make the node of a call, once its locks are held and its memo was looked up."""
         if call.exits:
-            self._engine.exits.add(call.name)
+            self._engine.state.exits.add(call.name)
         if self._depth(call) + 1 >= MAX_DEPTH:
             self.skip(call, Phase.ERROR, TOO_DEEP, now)
             return
-        if self._engine.remaining_nodes() <= 0:
+        if self._engine.state.remaining_nodes() <= 0:
             self.skip(
                 call, Phase.ERROR, f"{TOO_MANY_NODES} none is left for {call.display_name}", now, raised=TOO_MANY_NODES
             )
@@ -58,10 +59,14 @@ class NodeFactory:
                  "tasks.name": call.display_name if call.boundary else ""}  # fmt: skip
         try:
             spec = prepare_template(
-                call._replace(scope=scope), self._engine.variables.global_scope(now), self._engine.manifest.library
+                call._replace(scope=scope),
+                self._engine.variables.global_scope(now),
+                self._engine.state.manifest.library,
             )
         except ExpressionError as error:
-            silent = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
+            silent = isinstance(error, ConfigMapError) and isinstance(
+                self._engine.state.composites.get(call.owner), DagRun
+            )
             self.skip(call, Phase.ERROR, str(error), now, raised="" if silent else str(error))
             return
         shown = (spec.get("annotations") or {}).get(SHOWN)
@@ -75,7 +80,7 @@ class NodeFactory:
         """Wait for the template's locks, if it declares any."""
         engine = self._engine
         try:
-            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.manifest.library)
+            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
@@ -110,13 +115,13 @@ class NodeFactory:
             node.outputs = Outputs(found.parameters, found.artifacts, found.result, "0" if kind in PODS else "")
             self._engine.set_phase(node, Phase.SUCCEEDED, now)
             return
-        strategy = spec.get("retryStrategy", self._engine.manifest.spec.get("retryStrategy"))
+        strategy = spec.get("retryStrategy", self._engine.state.manifest.spec.get("retryStrategy"))
         if strategy is not None and not call.scope.get("retries"):
             self._make_retry(call, {**spec, "retryStrategy": strategy}, now)
         else:
             self._make_node(call, kind, spec, now)
         if memo:
-            self._engine.nodes[call.name].memo = (memo.cache, memo.key)
+            self._engine.state.nodes[call.name].memo = (memo.cache, memo.key)
 
     def _make_retry(self, call: Call, spec: dict[str, Any], now: float) -> None:
         node = self._add_node(call, NodeType.RETRY, Phase.RUNNING, spec, now)
@@ -124,7 +129,7 @@ class NodeFactory:
 
     def _make_node(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         engine = self._engine
-        kept = engine.kept.get(call.name)
+        kept = engine.state.kept.get(call.name)
         if kept is not None and kind in (*PROCESSES, "suspend"):
             self._restore_node(kept)
             self._engine.notify_owner(call.name)
@@ -150,7 +155,7 @@ class NodeFactory:
     def _apply_patches(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
         """The template of a pod with the workflow's podSpecPatch over it, and its own over that."""
         known = {**self._engine.variables.global_scope(now), "pod.name": self._engine.variables.pod_name(call)}
-        for patch in filter(None, (self._engine.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
+        for patch in filter(None, (self._engine.state.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
             spec = apply_patch(spec, str(substitute(substitute(patch, known), {**known, **template_scope(spec)})))
         return spec
 
@@ -158,19 +163,20 @@ class NodeFactory:
         """Take over a node that ended in an earlier life, with its containers; other children are attached anew."""
         queue = [node]
         for one in queue:
-            below = [found for name in one.children if (found := self._engine.kept.get(name))]
+            below = [found for name in one.children if (found := self._engine.state.kept.get(name))]
             below = [found for found in below if found.type is NodeType.CONTAINER and found.owner == node.name]
             one.children = [found.name for found in below]
-            self._engine.nodes[one.name] = one
+            self._engine.state.nodes[one.name] = one
             queue += below
 
     def _add_node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
         title = str(call.template.get("name") or "") if call.title is None else call.title
         shown = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
+        life = self._engine.state.lives
         node = Node(
             call.name, shown or call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
-            home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=self._engine.lives,
+            home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=life,
             children=[], outbound=[],
         )  # fmt: skip
         self._engine.add_node(node)
@@ -179,17 +185,18 @@ class NodeFactory:
     def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
               task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
         """Add a node that only groups others: a StepGroup, or the TaskGroup of a task."""
-        node = Node(name, display, type_, self._engine.manifest.template_name(task), boundary.name, Phase.RUNNING, now,
-                    owner, template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
+        run = self._engine.state
+        node = Node(name, display, type_, run.manifest.template_name(task), boundary.name, Phase.RUNNING, now,
+                    owner, template_ref=task.get("templateRef") or {}, life=run.lives, children=[],
                     outbound=[])  # fmt: skip
         self._engine.add_node(node)
         return node
 
     def add_container_node(self, pod: Node, name: str, now: float) -> None:
         """Add a node for a container of a containerSet; it runs and ends with its pod."""
-        self._engine.nodes[f"{pod.name}.{name}"] = Node(
+        self._engine.state.nodes[f"{pod.name}.{name}"] = Node(
             f"{pod.name}.{name}", name, NodeType.CONTAINER, pod.template, pod.name, Phase.RUNNING, now, pod.name,
-            life=self._engine.lives, children=[], outbound=[],
+            life=self._engine.state.lives, children=[], outbound=[],
         )  # fmt: skip
 
     def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
@@ -201,16 +208,16 @@ class NodeFactory:
         node = Node(
             call.name, call.display_name, NodeType.SKIPPED, title, call.boundary, phase, now, call.owner,
             message=message, finished=now, hooked=call.hooked, template_ref=dict(call.reference),
-            life=self._engine.lives, children=[], outbound=[],
+            life=self._engine.state.lives, children=[], outbound=[],
         )  # fmt: skip
         self._engine.add_node(node)
         if raised:
-            self._engine.raised[call.name] = raised
+            self._engine.state.raised[call.name] = raised
         self._engine.notify_owner(call.name)
         self._engine.limits.on_node_end(node)
 
     def _depth(self, call: Call) -> int:
         depth, name = 0, call.boundary
         while name:
-            depth, name = depth + 1, self._engine.nodes[name].boundary
+            depth, name = depth + 1, self._engine.state.nodes[name].boundary
         return depth

@@ -24,8 +24,8 @@ def outbound_names(nodes: Mapping[str, Node], name: str) -> list[str]:
 def attach(engine: Scheduler, above: Iterable[str], name: str) -> None:
     """Make a node a child of the outbound nodes of some others."""
     for one in above:
-        for end in outbound_names(engine.nodes, one):
-            engine.nodes[end].children.append(name)
+        for end in outbound_names(engine.state.nodes, one):
+            engine.state.nodes[end].children.append(name)
 
 
 def branch_phases(nodes: Mapping[str, Node], boundary: Node, targets: set[str]) -> dict[str, Phase]:

@@ -12,6 +12,11 @@ from everstep.runtime.workflow.expressions.operations import power
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 from everstep.runtime.workflow.manifest.durations import LONGEST_S, DurationError, parse_int, parse_seconds
 
+EXPRESSION_FALSE, NO_MORE = "retryStrategy.expression evaluated to false", "No more retries left"
+TOO_LONG, WOULD_BE_TOO_LONG = "Max duration limit exceeded", "Backoff would exceed max duration limit"
+NOT_TRIED_AGAIN = frozenset({EXPRESSION_FALSE, NO_MORE, TOO_LONG, WOULD_BE_TOO_LONG})
+"""Argo's messages of a Retry node, which hide what its last attempt failed of."""
+
 
 class Decision(NamedTuple):
     """The next attempt begins at `at`; where that is None, the node ends with `phase` and `message`."""
@@ -47,7 +52,9 @@ class RetryRun:
             self._start_attempt(now)
 
     def _is_stopped(self) -> bool:
-        return bool(self._engine.shutdown or self._engine.late) and not self._engine.in_exit_handler(self._node)
+        return bool(self._engine.state.shutdown or self._engine.state.late) and not self._engine.state.in_exit_handler(
+            self._node
+        )
 
     def _start_attempt(self, now: float) -> None:
         number = len(self._attempts)
@@ -74,14 +81,14 @@ class RetryRun:
                 self._node.daemoned = True
                 self._engine.notify_owner(self._node.name)
             return
-        self._engine.raised.pop(child.name, "")
+        self._engine.state.raised.pop(child.name, "")
         if child.name != self._node.children[-1] or self._node.phase.fulfilled:
             return
         self._attempts.append(child)
         strategy = self._node.spec["retryStrategy"]
         if self._is_stopped():
-            said = f"Stopped with strategy '{self._engine.shutdown}'"
-            stopped = self._engine.shutdown and child.phase.bad
+            said = f"Stopped with strategy '{self._engine.state.shutdown}'"
+            stopped = self._engine.state.shutdown and child.phase.bad
             decision = Decision(None, child.phase, said if stopped else child.message)
         else:
             decision = decide(strategy, self._attempts, now)
@@ -119,10 +126,10 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
             return Decision(None, last.phase, last.message)
         limit = strategy.get("limit")
         if limit is not None and len(attempts) > parse_int(limit):
-            return Decision(None, last.phase, "No more retries left")
+            return Decision(None, last.phase, NO_MORE)
         expression = strategy.get("expression")
         if expression and not holds(str(expression), last_retry_scope(attempts), FUNCTIONS):
-            return Decision(None, last.phase, "retryStrategy.expression evaluated to false")
+            return Decision(None, last.phase, EXPRESSION_FALSE)
     except (ExpressionError, DurationError) as error:
         return Decision(None, Phase.ERROR, str(error), raised=True)
     return Decision(max(at, last.finished))
@@ -156,7 +163,7 @@ def _next_attempt(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple
     if longest := backoff.get("maxDuration"):
         end = attempts[0].started + parse_seconds(longest)
         if last.finished > end:
-            return at, "Max duration limit exceeded"
+            return at, TOO_LONG
         if at > end:
-            return at, "Backoff would exceed max duration limit"
+            return at, WOULD_BE_TOO_LONG
     return at, ""

@@ -3,26 +3,13 @@
 `engine.Engine` implements Scheduler; no part imports the engine.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
-from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.engine.run_state import Composite, Gate, RunState
 from everstep.runtime.workflow.engine.scope import Scope
 from everstep.runtime.workflow.engine.template_call import Call
-from everstep.runtime.workflow.manifest.parse import Manifest
-
-
-class Composite(Protocol):
-    """A node that waits for the nodes that it owns."""
-
-    def begin(self, now: float) -> None:
-        """Start: its node was just made."""
-        ...
-
-    def on_child_end(self, child: Node, now: float) -> None:
-        """A node that it owns has ended, and so have that node's hooks."""
-        ...
 
 
 class HookOwner(Protocol):
@@ -35,27 +22,6 @@ class HookOwner(Protocol):
     def fail(self, message: str, now: float) -> None:
         """End with an error: a hook's expression cannot be evaluated."""
         ...
-
-
-class Gate(NamedTuple):
-    """What a call waits for outside of the run."""
-
-    name: str
-    """Name of the node to be made; empty: the whole workflow."""
-    then: Callable[[GateResult, float], None]
-    locks: list[Lock] = []  # noqa: RUF012
-    memo: Memo | None = None
-
-
-class Kill(NamedTuple):
-    """A running pod is to end."""
-
-    message: str
-    """The message of its node, which will be Failed."""
-    keeps_code: bool = False
-    """Whether its outputs and exit code still count."""
-    at_once: bool = False
-    """Whether to send SIGKILL without a grace period."""
 
 
 class NodeFactory(Protocol):
@@ -157,31 +123,9 @@ class Variables(Protocol):
 
 
 class Scheduler(Protocol):
-    """One run of one manifest."""
+    """What acts in one run of one manifest, over its state."""
 
-    name: str
-    uid: str
-    created: float
-    began: float
-    lives: int
-    manifest: Manifest
-    nodes: dict[str, Node]
-    kept: dict[str, Node]
-    """Nodes of an earlier life that count as done."""
-    composites: dict[str, Composite]
-    exits: set[str]
-    """Names of nodes that are exit handlers."""
-    raised: dict[str, str]
-    """Errors of nodes that their owners have to handle."""
-    kills: dict[str, Kill]
-    """Running pods that are to end."""
-    daemons: dict[str, list[Node]]
-    """Ready daemons, by the DAG or Steps node around them."""
-    shutdown: str
-    """Stop or Terminate once requested, else empty."""
-    late: bool
-    """Whether the workflow's deadline has passed."""
-    finished: float
+    state: RunState
 
     @property
     def factory(self) -> NodeFactory: ...
@@ -200,10 +144,6 @@ class Scheduler(Protocol):
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
         """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
-        ...
-
-    def declared_outputs(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
-        """The outputs that the template of a task declares."""
         ...
 
     def add_node(self, node: Node) -> None:
@@ -234,26 +174,10 @@ class Scheduler(Protocol):
         """Ask for the end of a running pod. The first reason given is kept."""
         ...
 
-    def open_nodes(self) -> list[Node]:
-        """Pods and suspended nodes that have not ended."""
-        ...
-
-    def remaining_nodes(self) -> int:
-        """How many more nodes the run may have."""
-        ...
-
-    def open_pod_count(self) -> int:
-        """How many pods have not ended."""
-        ...
-
     def admit_waiting_calls(self) -> None:
         """Have the limits look whether a waiting call may begin now."""
         ...
 
     def schedule_fail_fast(self, boundary: str) -> None:
         """Fail a template with failFast: a child has failed and no other is running."""
-        ...
-
-    def in_exit_handler(self, node: Node) -> bool:
-        """Whether the node belongs to the workflow's exit handler."""
         ...

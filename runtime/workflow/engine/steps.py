@@ -39,7 +39,7 @@ class StepsRun:
     def fail_fast(self, now: float) -> None:
         """Fail the current group: failFast is set, a child has failed, and no child is running any more."""
         group = self._groups[-1]
-        group.children = [name for name in group.children if name in self.engine.nodes]
+        group.children = [name for name in group.children if name in self.engine.state.nodes]
         self.engine.set_phase(group, Phase.FAILED, now, FAIL_FAST)
 
     def begin(self, now: float) -> None:
@@ -66,7 +66,7 @@ class StepsRun:
         """A group has ended; one that had ended before may still fail by one of its daemons."""
         if self.node.phase.fulfilled:
             return
-        self.engine.raised.pop(child.name, "")
+        self.engine.state.raised.pop(child.name, "")
         if child.phase.bad:
             if child.message != FAIL_FAST:
                 self._set_outbound()
@@ -84,14 +84,14 @@ class StepsRun:
         """Record what later steps may read of a step."""
         engine, prefix = self.engine, f"steps.{step['name']}"
         whole = f"{group.name}.{step['name']}"
-        single = engine.nodes.get(whole)
+        single = engine.state.nodes.get(whole)
         if single is not None:
             self._given[step["name"]] = node_scope(
-                prefix, single, engine.name, engine.declared_outputs(step, self.node)
+                prefix, single, engine.state.name, engine.state.declared_outputs(step, self.node)
             )
             self._artifacts |= node_artifacts(prefix, single)
             return
-        turns = [engine.nodes[name] for name in group.children if name.startswith(f"{whole}(")]
+        turns = [engine.state.nodes[name] for name in group.children if name.startswith(f"{whole}(")]
         self._given[step["name"]] = loop_outputs(prefix, turns)
 
     def scope(self, read: Collection[str], now: float) -> Scope:
@@ -107,8 +107,8 @@ class StepsRun:
 
     def _set_outbound(self) -> None:
         every = self._groups[-1].children if self._groups else []
-        last = [name for name in every if name in self.engine.nodes]  # Others never began: a limit held them.
-        self.node.outbound = [end for name in last for end in node_graph.outbound_names(self.engine.nodes, name)]
+        last = [name for name in every if name in self.engine.state.nodes]  # Others never began: a limit held them.
+        self.node.outbound = [end for name in last for end in node_graph.outbound_names(self.engine.state.nodes, name)]
 
     def _finish(self, now: float) -> None:
         node = self.node
@@ -140,7 +140,7 @@ class GroupRun:
             calls = list[tuple[str, Mapping[str, Any], bool]]()
             for step in self._group:
                 calls += self._expand_step(
-                    self._resolve_step(step, now), self._engine.remaining_nodes() - len(calls), now
+                    self._resolve_step(step, now), self._engine.state.remaining_nodes() - len(calls), now
                 )
         except ExpressionError as error:
             self._engine.set_phase(self._node, Phase.ERROR, now, str(error))
@@ -182,7 +182,7 @@ class GroupRun:
     def _start_step(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:
         engine = self._engine
         display = name.removeprefix(f"{self._node.name}.")
-        title, reference = engine.manifest.template_name(step), step.get("templateRef") or {}
+        title, reference = engine.state.manifest.template_name(step), step.get("templateRef") or {}
         call = Call(name, display, {}, {}, self._steps.node.name, self._node.name, title=title, reference=reference)
         self._node.children.append(name)
         self._by_name[name] = step
@@ -199,9 +199,9 @@ class GroupRun:
         else:
             engine.hooks.register(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)
-        if raised := engine.raised.get(name):
+        if raised := engine.state.raised.get(name):
             self._set_error(name, raised, now)
-        return name not in engine.raised
+        return name not in engine.state.raised
 
     def _set_error(self, child: str, raised: str, now: float) -> None:
         message = f"step group deemed errored due to child {child} error: {raised}"
@@ -224,7 +224,7 @@ class GroupRun:
             return
         if child.daemoned:
             self._daemons.add(child.name)
-        if raised := self._engine.raised.pop(child.name, ""):
+        if raised := self._engine.state.raised.pop(child.name, ""):
             self._set_error(child.name, raised, now)
             return
         self._open.discard(child.name)
@@ -233,7 +233,7 @@ class GroupRun:
 
     def _finish(self, now: float) -> None:
         for name in self._node.children:
-            child = self._engine.nodes[name]
+            child = self._engine.state.nodes[name]
             goes_on = self._by_name[name].get("continueOn") or {}
             if child.phase.bad and not goes_on.get("error" if child.phase is Phase.ERROR else "failed"):
                 self._engine.set_phase(self._node, Phase.FAILED, now, self._failure_message(name))
@@ -241,4 +241,4 @@ class GroupRun:
         self._engine.set_phase(self._node, Phase.SUCCEEDED, now)
 
     def _failure_message(self, name: str) -> str:
-        return f"child '{node_id(self._engine.name, name)}' failed"
+        return f"child '{node_id(self._engine.state.name, name)}' failed"

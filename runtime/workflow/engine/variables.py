@@ -41,18 +41,18 @@ class Variables:
 
     def _fixed_scope(self) -> Scope:
         engine = self._engine
-        manifest, metadata = engine.manifest, engine.manifest.raw.get("metadata") or {}
+        manifest, metadata = engine.state.manifest, engine.state.manifest.raw.get("metadata") or {}
         spec = manifest.spec
         found: Scope = {
-            "workflow.name": engine.name, "workflow.uid": engine.uid,
+            "workflow.name": engine.state.name, "workflow.uid": engine.state.uid,
             "workflow.namespace": str(metadata.get("namespace") or "default"),
             "workflow.mainEntrypoint": str(spec.get("entrypoint") or ""),
             "workflow.serviceAccountName": str(spec.get("serviceAccountName") or "default"),
-            "workflow.status": "", "workflow.creationTimestamp": argo_time(engine.created),
-            "workflow.creationTimestamp.RFC3339": argo_time(engine.created),
-            "workflow.creationTimestamp.s": str(int(engine.created)), "workflow.creationTimestamp.L": ".000",
+            "workflow.status": "", "workflow.creationTimestamp": argo_time(engine.state.created),
+            "workflow.creationTimestamp.RFC3339": argo_time(engine.state.created),
+            "workflow.creationTimestamp.s": str(int(engine.state.created)), "workflow.creationTimestamp.L": ".000",
         }  # fmt: skip
-        created = datetime.fromtimestamp(int(engine.created), UTC)
+        created = datetime.fromtimestamp(int(engine.state.created), UTC)
         found |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
         if spec.get("priority") is not None:
             found["workflow.priority"] = str(spec["priority"])
@@ -86,7 +86,7 @@ class Variables:
             value, source = entry.get("value"), entry.get("valueFrom") or {}
             if value is None and source.get("configMapKeyRef"):
                 try:
-                    value = config_map_value("", source, known, self._engine.manifest.library)
+                    value = config_map_value("", source, known, self._engine.state.manifest.library)
                 except ExpressionError as error:
                     reference, why = source["configMapKeyRef"], str(error).partition("from ConfigMap: ")[2]
                     self.wrong = (
@@ -109,7 +109,7 @@ class Variables:
 
     def arguments(self) -> dict[str, Any]:
         """The workflow's arguments, as the entrypoint gets them."""
-        given = self._engine.manifest.spec.get("arguments") or {}
+        given = self._engine.state.manifest.spec.get("arguments") or {}
         parameters = [
             {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
             for entry in list_at(given, "parameters")
@@ -118,7 +118,7 @@ class Variables:
 
     def pod_name(self, call: Call) -> str:
         """Name of the pod that a call would make."""
-        return pod_name(self._engine.name, call.name, str(call.template.get("name") or ""))
+        return pod_name(self._engine.state.name, call.name, str(call.template.get("name") or ""))
 
     def export(self, node: Node) -> None:
         """Make outputs with a globalName outputs of the workflow."""
@@ -140,19 +140,19 @@ class Variables:
                 "message": node.message,
                 "templateName": node.template,
                 "phase": node.phase.value,
-                "podName": pod_name(engine.name, node.name, node.pod_template)
+                "podName": pod_name(engine.state.name, node.name, node.pod_template)
                 if node.type is NodeType.POD
                 else node.name,
                 "finishedAt": argo_time(node.finished),
             }
-            for node in engine.nodes.values()
-            if node.phase.bad and not engine.in_exit_handler(node)
+            for node in engine.state.nodes.values()
+            if node.phase.bad and not engine.state.in_exit_handler(node)
         ]
         return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
 
     def is_result_read(self, node: Node) -> bool:
         """Whether another node reads its standard output; as Argo does it, by the text of the template around it."""
-        boundary = self._engine.nodes.get(node.boundary)
+        boundary = self._engine.state.nodes.get(node.boundary)
         if boundary is None:
             return False
         read = self._read.get(boundary.name)

@@ -5,7 +5,8 @@ from typing import Any
 
 from everstep.runtime.workflow.engine import gates
 from everstep.runtime.workflow.engine.nodes import Node, Phase
-from everstep.runtime.workflow.engine.scheduler import Gate, Scheduler
+from everstep.runtime.workflow.engine.run_state import Gate
+from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.engine.scope import Scope
 from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.expressions import ExpressionError, holds
@@ -23,7 +24,7 @@ class Root:
         self._engine = engine
         self.phase = Phase.RUNNING
         self.message = ""
-        self.suspended = bool(engine.manifest.spec.get("suspend"))
+        self.suspended = bool(engine.state.manifest.spec.get("suspend"))
         self._status: Scope = {}
         self._failures = ""
         self._ended = 0.0
@@ -32,13 +33,15 @@ class Root:
     def begin(self, now: float) -> None:
         """Start the entrypoint, or finish with the reason why it cannot start."""
         engine = self._engine
-        spec = engine.manifest.spec
-        entry = engine.manifest.templates.get(engine.manifest.entrypoint) or {}
+        spec = engine.state.manifest.spec
+        entry = engine.state.manifest.templates.get(engine.state.manifest.entrypoint) or {}
         if kind_of(entry) == "steps" and not entry["steps"]:
-            self.finish(Phase.FAILED, f"invalid spec: template '{engine.manifest.entrypoint}' type is unknown", now)
+            self.finish(
+                Phase.FAILED, f"invalid spec: template '{engine.state.manifest.entrypoint}' type is unknown", now
+            )
             return
         try:
-            engine.manifest.library.artifact_repository(spec)
+            engine.state.manifest.library.artifact_repository(spec)
         except MissingObjectError as error:
             self.finish(Phase.ERROR, str(error), now)
             return
@@ -46,9 +49,9 @@ class Root:
             self.finish(Phase.FAILED, engine.variables.wrong, now)
             return
         if spec.get("activeDeadlineSeconds") is not None:
-            engine.set_timer(engine.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
+            engine.set_timer(engine.state.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
         try:
-            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.manifest.library)
+            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
             self.finish(Phase.FAILED, f"Failed to acquire the synchronization lock. {error}", now)
             return
@@ -65,36 +68,36 @@ class Root:
         """Start the entrypoint, at once or when a suspended workflow is resumed."""
         self.suspended = False
         engine = self._engine
-        call = Call(engine.name, engine.name, {}, engine.variables.arguments())
-        engine.call_task(call, {"template": engine.manifest.entrypoint, "arguments": call.arguments}, now)
+        call = Call(engine.state.name, engine.state.name, {}, engine.variables.arguments())
+        engine.call_task(call, {"template": engine.state.manifest.entrypoint, "arguments": call.arguments}, now)
         self._start_due_hooks("Running", now)
 
     def status_scope(self, now: float) -> Scope:
         """`workflow.status`, `.failures` and `.duration`, once the entrypoint has ended."""
         if not self._status:
             return {}
-        return {**self._status, "workflow.duration": f"{now - self._engine.created:f}"}
+        return {**self._status, "workflow.duration": f"{now - self._engine.state.created:f}"}
 
     def on_node_end(self, node: Node, now: float) -> None:
         """The entrypoint, a hook or the exit handler has ended."""
         engine = self._engine
-        if engine.finished:
+        if engine.state.finished:
             return
-        if node.name == engine.name and not self._ended:
+        if node.name == engine.state.name and not self._ended:
             self._ended = now
             self._on_entrypoint_end(node, now)
-        elif node.name == engine.name + EXIT_SUFFIX:
+        elif node.name == engine.state.name + EXIT_SUFFIX:
             self._finish_after_exit(node, now)
         elif self._ended:
             self._start_exit_handler(now)
 
     def _on_entrypoint_end(self, node: Node, now: float) -> None:
         engine = self._engine
-        raised = engine.raised.pop(node.name, "")
+        raised = engine.state.raised.pop(node.name, "")
         self.phase = {Phase.SKIPPED: Phase.SUCCEEDED, Phase.OMITTED: Phase.SUCCEEDED}.get(node.phase, node.phase)
         self.message = node.message if self.phase.bad else ""
-        if engine.shutdown:
-            self.phase, self.message = Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'"
+        if engine.state.shutdown:
+            self.phase, self.message = Phase.FAILED, f"Stopped with strategy '{engine.state.shutdown}'"
         elif raised:
             self.finish(Phase.ERROR, f"error in entry template execution: {raised}", now)
             return
@@ -105,25 +108,25 @@ class Root:
     def _start_due_hooks(self, status: str, now: float) -> None:
         """Start the hooks whose expression holds now."""
         engine = self._engine
-        if engine.finished:
+        if engine.state.finished:
             return
         scope = {**engine.variables.global_scope(now), "workflow.status": status}
-        for name, hook in (engine.manifest.spec.get("hooks") or {}).items():
+        for name, hook in (engine.state.manifest.spec.get("hooks") or {}).items():
             if name == "exit" or name in self._hooks:
                 continue
             try:
                 if not holds(str(hook.get("expression") or ""), scope, FUNCTIONS):
                     continue
             except ExpressionError as error:
-                main = engine.nodes[engine.name]
+                main = engine.state.nodes[engine.state.name]
                 engine.set_phase(main, Phase.ERROR, now, str(error))
                 return
-            self._hooks[name] = node = f"{engine.name}.hooks.{name}"
+            self._hooks[name] = node = f"{engine.state.name}.hooks.{name}"
             self._call_hook(node, hook, scope, now)
-            engine.nodes[engine.name].children.append(node)
+            engine.state.nodes[engine.state.name].children.append(node)
 
     def _call_hook(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
-        title, reference = self._engine.manifest.template_name(hook), hook.get("templateRef") or {}
+        title, reference = self._engine.state.manifest.template_name(hook), hook.get("templateRef") or {}
         call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title, reference=reference)
         try:
             arguments = substitute(hook.get("arguments") or {}, scope)
@@ -135,14 +138,14 @@ class Root:
     def _start_exit_handler(self, now: float) -> None:
         """Start the exit handler once the hooks beside the entrypoint have ended; finish if there is none."""
         engine = self._engine
-        spec, name = engine.manifest.spec, engine.name + EXIT_SUFFIX
-        beside = [engine.nodes.get(hook) for hook in self._hooks.values()]
-        if name in engine.nodes or any(one is None or not one.phase.fulfilled for one in beside):
+        spec, name = engine.state.manifest.spec, engine.state.name + EXIT_SUFFIX
+        beside = [engine.state.nodes.get(hook) for hook in self._hooks.values()]
+        if name in engine.state.nodes or any(one is None or not one.phase.fulfilled for one in beside):
             return
         hook = (spec.get("hooks") or {}).get("exit")
         if spec.get("onExit"):
             hook = {"template": spec["onExit"], "arguments": engine.variables.arguments()}
-        if hook is None or engine.shutdown == "Terminate":
+        if hook is None or engine.state.shutdown == "Terminate":
             self.finish(self.phase, self.message, now)
             return
         if not (hook.get("arguments") or {}):
@@ -150,7 +153,7 @@ class Root:
         self._call_hook(name, hook, engine.variables.global_scope(now), now, exits=True)
 
     def _finish_after_exit(self, node: Node, now: float) -> None:
-        raised = self._engine.raised.pop(node.name, "")
+        raised = self._engine.state.raised.pop(node.name, "")
         if raised and self.phase is Phase.SUCCEEDED:
             self.finish(Phase.ERROR, f"error in exit template execution : {raised}", now)
         elif node.phase.bad and self.phase is Phase.SUCCEEDED:
@@ -161,4 +164,4 @@ class Root:
     def finish(self, phase: Phase, message: str, now: float) -> None:
         """End the workflow: no node begins any more."""
         self.phase, self.message = phase, message
-        self._engine.finished = now
+        self._engine.state.finished = now

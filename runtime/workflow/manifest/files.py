@@ -14,6 +14,7 @@ from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted_pat
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read
 
 ENDINGS = (".yaml", ".yml", ".json")
+NOTHING_THERE = "; give a YAML file of one, or a pipeline's .py"
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ def load(
     workflows = [one for one in documents if _kind(one) == "Workflow"]
     if not workflows:
         place = _kind_location(documents[0]) if documents else ", ".join(map(str, files))
-        mend = "" if documents else "; give a YAML file of one, or a pipeline's .py"
-        raise ManifestError(f"{place}: there is no Workflow{mend}")
+        raise ManifestError(f"{place}: there is no Workflow{'' if documents else NOTHING_THERE}")
     if len(workflows) > 1:
         raise ManifestError(f"{_kind_location(workflows[1])}: is a second Workflow; only one can run at a time")
     return _with_objects(workflows[0], [*documents, *others], images)
@@ -60,7 +60,7 @@ def load_each(
     """
     documents, others = _read_documents(files), _read_documents(with_)
     if not documents:
-        raise ManifestError(f"{', '.join(map(str, files))}: there is no YAML in it")
+        raise ManifestError(f"{', '.join(map(str, files))}: there is no Workflow{NOTHING_THERE}")
     known = [one for one in documents if _kind(one) in KINDS]
     _check_objects([*known, *others])
     linted = [one for one in documents if _kind(one) not in ("ConfigMap", "Secret")]

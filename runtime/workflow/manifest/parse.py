@@ -10,8 +10,9 @@ from typing import Any
 
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.bounds import use_meter
+from everstep.runtime.workflow.expressions.tags import names_read
 from everstep.runtime.workflow.manifest import cycles, environment, pod_rules, schema, validate, volume_sources
-from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.fields import list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import Library, missing_secrets, with_defaults
 from everstep.runtime.workflow.manifest.schema import Problem
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
@@ -194,6 +195,16 @@ def _pod_problems(
         for index, step in enumerate(group or []):
             if step.get("inline"):
                 yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))
+
+
+def parameter_names(source: Any, library: Library) -> set[str]:
+    """Names of the workflow's parameters: those that it declares or reads; with an empty one if it reads all."""
+    spec = mapping_at(source, "spec", "workflowSpec") or mapping_at(source, "spec")
+    spec = (library.merged_spec(spec) if isinstance(spec.get("workflowTemplateRef") or {}, Mapping) else None) or spec
+    prefix = "workflow.parameters."
+    read = {name.removeprefix(prefix) for name in names_read(spec) if name.startswith(prefix)}
+    declared = {str(one.get("name")) for one in list_at(spec, "arguments", "parameters") if isinstance(one, Mapping)}
+    return declared | ({""} if "json" in read else read)
 
 
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:

@@ -32,9 +32,10 @@ They are removed when their pod has ended; if the launcher was killed, when the 
 
 ## Working directory
 A container begins at `/` of its pod's own root, as in most images, or in its `workingDir`: `result.txt` is
-`/result.txt`, and nothing is left in your folder. `--work-dir DIR` of `everstep workflow run` lets all containers begin
-in a folder of this machine, which they share; `resume` and `retry` keep it. Everstep's own steps begin where you are,
-because their flags name your files. Where the kernel has no mount namespaces, all containers do, and the run says so.
+`/result.txt`, and nothing is left in your folder. `--work-dir DIR`, of `everstep workflow run` and of pipelines, lets
+them begin in a folder of this machine, which they share; `resume` and `retry` keep it. Everstep's own steps begin where
+you are, because their flags name your files. Where the kernel has no mount namespaces, all containers do, and the run
+says so.
 
 ## /tmp
 A pod has its own `/tmp`, empty at first. It also shows a whole folder of this machine's `/tmp` if the pod's command,

@@ -54,7 +54,7 @@ class Folders(NamedTuple):
     launcher: Path
     """Where the launcher was started."""
     chosen: Path | None = None
-    """Of the person who runs it, for all containers; None: none."""
+    """Of the person who runs it, for all containers but those of Everstep's own steps; None: none."""
 
     def begin(self, container: Mapping[str, Any], command: Sequence[str]) -> str:
         """Where a container begins: in its workingDir; without one, or with a relative one, at `/`, as in most images.
@@ -62,9 +62,10 @@ class Folders(NamedTuple):
         One of Everstep's own steps begins where the launcher does, as its parameters are paths of this machine; so
         does every container where the kernel allows no namespaces, as no pod has a `/` of its own there.
         """
-        is_here = is_own_step(command) or not has_namespaces()
-        start = self.chosen or (self.launcher if is_here else Path("/"))
-        return os.path.join(start, str(container.get("workingDir") or ""))
+        own = self.launcher if is_own_step(command) else self.chosen
+        start = own or (Path("/") if has_namespaces() else self.launcher)
+        folder = str(container.get("workingDir") or "")
+        return os.path.join(start, folder) if folder else str(start)
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ class PodLauncher:
         self._engine = engine
         self._folder = folder
         self._folders = Folders(Path.cwd(), settings.work_dir and settings.work_dir.absolute())
-        manifest = engine.manifest
-        s3 = {} if engine.finished else manifest.library.artifact_repository(manifest.spec)
+        manifest = engine.state.manifest
+        s3 = {} if engine.state.finished else manifest.library.artifact_repository(manifest.spec)
         self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3, settings.limits)
 
     def pod(self, node: Node) -> Pod:
         """The folder and log of a node's pod. A node of a later life of the run has another folder."""
-        logs = self._folder / "logs" / f"{log_name(self._engine.name, node)}.log"
+        logs = self._folder / "logs" / f"{log_name(self._engine.state.name, node)}.log"
         return Pod(progress.pod_folder(self._engine, node, self._folder), logs)
 
     async def run_data_template(self, node: Node) -> PodEnded:
@@ -115,7 +115,7 @@ class PodLauncher:
         if node.spec.get("http"):
             command = ContainerCommand(
                 http_template.prepare_command(
-                    node.spec["http"], self._engine.manifest.library, pod.handoff_folder, pod.report_file
+                    node.spec["http"], self._engine.state.manifest.library, pod.handoff_folder, pod.report_file
                 ),
                 inherited_variables(os.environ, self._variables),
             )
@@ -177,7 +177,9 @@ class PodLauncher:
     def _container_command(self, node: Node, container: Mapping[str, Any]) -> ContainerCommand:
         """Command and variables of a container: the launcher's own, Argo's, the container's."""
         engine = self._engine
-        found = self._find_brought_program(container_command(container, engine.manifest.library, self._pod_facts(node)))
+        found = self._find_brought_program(
+            container_command(container, engine.state.manifest.library, self._pod_facts(node))
+        )
         return found._replace(environment={
             **inherited_variables(os.environ, self._variables, found.command),
             "PATH": self._path,
@@ -185,11 +187,11 @@ class PodLauncher:
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
             "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
-            "ARGO_NODE_ID": node_id(engine.name, node.name),
+            "ARGO_NODE_ID": node_id(engine.state.name, node.name),
             "ARGO_PROGRESS_FILE": progress.PROGRESS_FILE,
             "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
             "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
-            "ARGO_WORKFLOW_NAME": engine.name,
+            "ARGO_WORKFLOW_NAME": engine.state.name,
             **found.environment,
         })  # fmt: skip
 
@@ -197,15 +199,16 @@ class PodLauncher:
         """What fieldRef reads of the pod, with the labels and annotations that Argo gives every pod."""
         engine = self._engine
         scope = engine.variables.global_scope(node.started)
-        every, own = engine.manifest.spec.get("podMetadata") or {}, node.spec.get("metadata") or {}
-        labels = {"workflows.argoproj.io/completed": "false", "workflows.argoproj.io/workflow": engine.name}
+        every, own = engine.state.manifest.spec.get("podMetadata") or {}, node.spec.get("metadata") or {}
+        labels = {"workflows.argoproj.io/completed": "false", "workflows.argoproj.io/workflow": engine.state.name}
         annotations = {
-            "workflows.argoproj.io/node-id": node_id(engine.name, node.name),
+            "workflows.argoproj.io/node-id": node_id(engine.state.name, node.name),
             "workflows.argoproj.io/node-name": node.name,
         }
+        uid = uuid.uuid5(uuid.UUID(engine.state.uid), f"{node.name} {node.life}")
         return pod_facts(
-            pod_name(engine.name, node.name, node.pod_template), scope["workflow.namespace"],
-            scope["workflow.serviceAccountName"], str(uuid.uuid5(uuid.UUID(engine.uid), f"{node.name} {node.life}")),
+            pod_name(engine.state.name, node.name, node.pod_template), scope["workflow.namespace"],
+            scope["workflow.serviceAccountName"], str(uid),
             {**labels, **(every.get("labels") or {}), **(own.get("labels") or {})},
             {**annotations, **(every.get("annotations") or {}), **(own.get("annotations") or {})},
         )  # fmt: skip
@@ -223,12 +226,12 @@ class PodLauncher:
 
     def _pod_mounts(self, node: Node, pod: Pod) -> volumes.PodMounts:
         """Resolve the volumes that a pod's containers mount."""
-        spec = self._engine.manifest.spec
+        spec = self._engine.state.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.global_scope(node.started))
         if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
             raise PodError("a volume of kind hostPath leaves the sandbox")
-        known = [*volumes.claim_volumes(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
-        library, facts = self._engine.manifest.library, self._pod_facts(node)
+        known = [*volumes.claim_volumes(spec, self._engine.state.name), *own, *(node.spec.get("volumes") or [])]
+        library, facts = self._engine.state.manifest.library, self._pod_facts(node)
         every = [
             {
                 **one,
@@ -257,7 +260,7 @@ class PodLauncher:
             )
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
-        name = pod_name(self._engine.name, node.name, node.pod_template)
+        name = pod_name(self._engine.state.name, node.name, node.pod_template)
         scope = {**self._engine.variables.global_scope(node.started), "pod.name": name}
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
         keys = {str(e["name"]): artifacts.artifact_key(e, prefix) for e in list_at(outputs, "artifacts")}
@@ -279,7 +282,7 @@ class PodLauncher:
         """After the workflow has ended: remove its own volume claims, and Secrets of pods whose end was missed."""
         for folder in (self._folder / "pods").glob("*"):
             Pod(folder, folder).forget_secrets()
-        volumes.remove_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
+        volumes.remove_claims(self._engine.state.manifest.spec, self._engine.state.name, self._folder / "claims")
 
 
 def _expand_sub_path(

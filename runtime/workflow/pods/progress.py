@@ -25,7 +25,7 @@ class Progress:
 
     def compute(self) -> tuple[str, dict[str, str]]:
         """(progress of the workflow, progress by node name) now."""
-        nodes = self._engine.nodes
+        nodes = self._engine.state.nodes
         sums: dict[str, tuple[int, int]] = {}
         for node in reversed(nodes.values()):
             if node.type in LEAVES:
@@ -64,4 +64,4 @@ class Progress:
 
 def pod_folder(engine: Engine, node: Node, folder: Path) -> Path:
     """The folder of a node's pod. A node of a later life of the run has another."""
-    return folder / "pods" / (node_id(engine.name, node.name) + (f".{node.life}" if node.life else ""))
+    return folder / "pods" / (node_id(engine.state.name, node.name) + (f".{node.life}" if node.life else ""))

@@ -46,7 +46,7 @@ class Starter:
         Invariant: at most MAX_PODS pods load or run; ready daemons do not count.
         """
         for name, (task, ending) in self._loading.items():
-            if self._engine.nodes[name].phase.fulfilled:  # Its deadline has passed, or the run is being stopped.
+            if self._engine.state.nodes[name].phase.fulfilled:  # Its deadline has passed, or the run is being stopped.
                 ending.end(CANCELLED)
             if task.done():
                 task.result()

@@ -75,16 +75,18 @@ def request_events(engine: Engine, wish: ControlRequest, now: float) -> list[Eve
     """The events that carry out a request. Raises ControlRequestError if it cannot be carried out."""
     if wish.what in ("stop", "terminate"):
         return [ShutdownAsked(now, wish.what.capitalize())]
-    waiting = [node for node in engine.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled]
+    waiting = [
+        node for node in engine.state.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled
+    ]
     chosen = [node.name for node in waiting if _matches(engine, node, _parse_selector(wish.selector))]
     if wish.what == "resume":
         for name in chosen:
-            _check_resumable(engine.nodes[name])
+            _check_resumable(engine.state.nodes[name])
         return [NodesResumed(now, chosen, bool(wish.selector))]
     if not chosen:
         raise ControlRequestError(f"no suspended node matches --node-field-selector {wish.selector}")
     for name in chosen:
-        _check_settable(engine.nodes[name], wish.parameters)
+        _check_settable(engine.state.nodes[name], wish.parameters)
     return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
 
 
@@ -111,7 +113,7 @@ def succeeded_nodes(engine: Engine, selector: str) -> list[str]:
     Raises ControlRequestError for a selector that selects none.
     """
     conditions = _parse_selector(selector)
-    well = [node for node in engine.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
+    well = [node for node in engine.state.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
     found = [node.name for node in well if _matches(engine, node, conditions)]
     if conditions and not found:
         raise ControlRequestError(f"no node that has succeeded matches --node-field-selector {selector}")
@@ -134,7 +136,7 @@ def _parse_selector(selector: str) -> list[tuple[str, str, bool]]:
 def _matches(engine: Engine, node: Node, conditions: list[tuple[str, str, bool]]) -> bool:
     values: Mapping[str, Any] = {
         "displayName": node.display_name, "name": node.name, "templateName": node.template, "phase": node.phase.value,
-        "id": node_id(engine.name, node.name),
+        "id": node_id(engine.state.name, node.name),
         **{f"inputs.parameters.{p['name']}.value": p.get("value") for p in node.inputs.get("parameters", [])},
     }  # fmt: skip
     return all((values.get(field) == value) == wanted for field, value, wanted in conditions)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
 from everstep.runtime.workflow.run import control_requests, run_folder, status
+from everstep.runtime.workflow.run.lost_outputs import nodes_without_outputs
 from everstep.runtime.workflow.run.run_locks import SharedState
 
 LOCK_POLL_S = 0.3
@@ -107,20 +108,25 @@ async def execute(
     if options.sandbox:
         check_sandbox()
     with run_folder.explain_write_errors(options.runs, options.name):
-        return await _execute(manifest, source, options, signals, runner or ProcessRunner())
+        return await _execute(manifest, source, options, signals, runner)
 
 
 async def _execute(
-    manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals], runner: Runner
-) -> RunResult:
+    manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals],
+    runner: Runner | None,
+) -> RunResult:  # fmt: skip
     folder = run_folder.ensure_folder(options.runs.absolute(), options.name, source, options.sandbox)
     with run_folder.lock(folder):
         given = run_folder.RunInputs(
             options.library, tuple(options.path), options.variables, options.sandbox, options.work_dir
         )
         run_folder.write_inputs(folder, source, given)
-        executor = _Executor(manifest, options, folder, runner)
+        executor = _Executor(manifest, options, folder, runner or ProcessRunner())
         await executor.run(signals)
+        if executor.has_failed and await asyncio.to_thread(executor.lost_nodes):
+            # Whatever failed may have missed it. One more life makes it again; a second loss is not undone.
+            executor = _Executor(manifest, replace(options, restart=""), folder, runner or ProcessRunner())
+            await executor.run(signals)
         return executor.result()
 
 
@@ -141,9 +147,7 @@ class _Executor:
         self.engine = Engine(manifest, first)
         for event in rest:
             self.engine.handle(event)
-        if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
-            again = control_requests.succeeded_nodes(self.engine, options.restart)
-            self._record(RunResumed(self._clock.now(), again, dict(options.parameters)))
+        self._begin_another_life()
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
@@ -158,16 +162,39 @@ class _Executor:
         self._unwritten: OSError | None = None
         self._logs = Rotation()
 
+    def _begin_another_life(self) -> None:
+        """Resume a run that has ended otherwise than well, has lost outputs, or is asked to run some nodes again."""
+        if not self.engine.state.finished:
+            return
+        lost = self.lost_nodes()
+        if lost:
+            names = ", ".join(self.engine.state.nodes[name].display_name for name in lost)
+            print(f"{names}: outputs are gone; runs again, with what comes after", file=sys.stderr)
+        if lost or self._options.restart or self.engine.phase is not Phase.SUCCEEDED:
+            again = control_requests.succeeded_nodes(self.engine, self._options.restart)
+            self._record(RunResumed(self._clock.now(), [*again, *lost], dict(self._options.parameters)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run has ended badly, and nobody stopped it."""
+        return bool(self.engine.state.finished) and self.engine.phase.bad and not self.engine.state.shutdown
+
+    def lost_nodes(self) -> list[str]:
+        """Names of finished nodes whose outputs somebody removed."""
+        return nodes_without_outputs(self.engine, self._folder.parent / "artifacts")
+
     def result(self) -> RunResult:
         """How it ended."""
         phase = self.engine.phase
         code = 0
         if phase is not Phase.SUCCEEDED:
             codes = [
-                int(n.outputs.exit_code) for n in self.engine.nodes.values() if n.phase.bad and n.outputs.exit_code
+                int(n.outputs.exit_code)
+                for n in self.engine.state.nodes.values()
+                if n.phase.bad and n.outputs.exit_code
             ]
-            code = 130 if self.engine.shutdown else next(filter(None, codes), 1)
-        return RunResult(phase, self.engine.message, self._folder, code, self.engine.outputs())
+            code = 130 if self.engine.state.shutdown else next(filter(None, codes), 1)
+        return RunResult(phase, self.engine.message, self._folder, code, self.engine.state.outputs())
 
     async def run(self, signals: Sequence[signal.Signals]) -> None:
         """Run until the workflow has ended."""
@@ -182,7 +209,7 @@ class _Executor:
         try:
             self._status.write()  # Before the first pod, so that a pod found without a launcher has a status to read.
             self._handle_requests()
-            while not self.engine.finished:
+            while not self.engine.state.finished:
                 self._changed.clear()
                 if listener.done():
                     listener.result()  # What went wrong in it ends the executor.
@@ -190,7 +217,7 @@ class _Executor:
                     raise self._unwritten
                 self._apply_decisions()
                 self._write_status_if_due(time.monotonic())
-                if self.engine.finished:
+                if self.engine.state.finished:
                     break
                 await self._wait_for_change()
             await self._end_remaining_pods()
@@ -213,7 +240,7 @@ class _Executor:
         waits = [self._written + self._status.every_s - time.monotonic()] if self._stale else []
         deadline = self.engine.next_deadline()
         waits += [] if deadline is None else [deadline - self._clock.now()]
-        waits += [LOCK_POLL_S] if self.engine.gates else []
+        waits += [LOCK_POLL_S] if self.engine.state.gates else []
         await asyncio.sleep(0)  # What has happened meanwhile is seen, also when there is more to be done at once.
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
@@ -250,23 +277,23 @@ class _Executor:
         for task in self._watched.values():
             if task.done():
                 task.result()  # What went wrong in it ends the executor; the pods go on.
-        for name, kill in self.engine.kills.items():
+        for name, kill in self.engine.state.kills.items():
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
-                self._ending[name] = asyncio.create_task(self._end_pod(self.engine.nodes[name], grace))
+                self._ending[name] = asyncio.create_task(self._end_pod(self.engine.state.nodes[name], grace))
 
     def _open_gates(self) -> None:
         """Take locks and look up memos for waiting calls; memoize outputs and release locks of ended nodes."""
-        while self.engine.remembered:
-            node = self.engine.remembered.pop()
+        while self.engine.state.remembered:
+            node = self.engine.state.remembered.pop()
             kept = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
             self._shared.remember(*node.memo, {**kept, "result": node.outputs.result}, node.finished)
         for name in list(self._holding):
-            node = self.engine.nodes.get(name)
-            if (node is not None and node.phase.fulfilled) or self.engine.finished:
+            node = self.engine.state.nodes.get(name)
+            if (node is not None and node.phase.fulfilled) or self.engine.state.finished:
                 self._shared.release_locks(name)
                 self._holding.discard(name)
-        for name, gate in list(self.engine.gates.items()):
+        for name, gate in list(self.engine.state.gates.items()):
             now = self._clock.now()
             if gate.memo is not None:
                 found = self._shared.look_up(gate.memo, now)
@@ -305,7 +332,7 @@ class _Executor:
         self._changed.set()
 
     def _stop_on_signal(self) -> None:
-        strategy = "Terminate" if self.engine.shutdown else "Stop"
+        strategy = "Terminate" if self.engine.state.shutdown else "Stop"
         try:
             self._record(ShutdownAsked(self._clock.now(), strategy))
             self._status.write()
@@ -330,7 +357,7 @@ class _Executor:
         for watch in self._watched.values():
             watch.cancel()
         left = {node.name: node for node in self.engine.running_pods()}
-        left |= {name: self.engine.nodes[name] for name in self.engine.kills}
+        left |= {name: self.engine.state.nodes[name] for name in self.engine.state.kills}
         await asyncio.gather(*(self._end_pod(node, GRACE_S) for node in left.values()))
 
     async def _poll_requests(self) -> None:

@@ -44,15 +44,15 @@ class StatusWriter:
     def _workflow(self) -> dict[str, Any]:
         """The object as the Kubernetes API would give it."""
         engine = self._engine
-        raw = engine.manifest.raw
+        raw = engine.state.manifest.raw
         metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
-        more = engine.manifest.spec.get("workflowMetadata") or {}
+        more = engine.state.manifest.spec.get("workflowMetadata") or {}
         for kind, last in (("labels", engine.variables.labels), ("annotations", {})):
             if own := {**(metadata.get(kind) or {}), **(more.get(kind) or {}), **last}:
                 metadata[kind] = own
         spec = dict(raw["spec"])
-        if engine.shutdown:
-            spec["shutdown"] = engine.shutdown
+        if engine.state.shutdown:
+            spec["shutdown"] = engine.state.shutdown
         how_far, of_nodes = self._progress.compute()
         given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
         exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
@@ -60,21 +60,21 @@ class StatusWriter:
         status = {
             "phase": engine.phase.value,
             "message": engine.message or None,
-            "startedAt": timestamp(engine.created),
-            "finishedAt": timestamp(engine.finished),
+            "startedAt": timestamp(engine.state.created),
+            "finishedAt": timestamp(engine.state.finished),
             "progress": how_far,
             "conditions": _conditions(engine) or None,
             "outputs": exported or None,
             "nodes": {
-                node_id(engine.name, node.name): self._node_json(node, of_nodes.get(node.name, ""))
-                for node in engine.nodes.values()
+                node_id(engine.state.name, node.name): self._node_json(node, of_nodes.get(node.name, ""))
+                for node in engine.state.nodes.values()
             },
         }
-        times = {"uid": engine.uid, "creationTimestamp": timestamp(engine.created)}
+        times = {"uid": engine.state.uid, "creationTimestamp": timestamp(engine.state.created)}
         return {
             "apiVersion": raw["apiVersion"],
             "kind": raw["kind"],
-            "metadata": {**metadata, "name": engine.name, **times},
+            "metadata": {**metadata, "name": engine.state.name, **times},
             "spec": spec,
             "status": {key: value for key, value in status.items() if value is not None},
         }
@@ -102,7 +102,7 @@ def timestamp(moment: float) -> str | None:
 
 def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
     status: dict[str, Any] = {
-        "id": node_id(engine.name, node.name),
+        "id": node_id(engine.state.name, node.name),
         "name": node.name,
         "displayName": node.display_name,
         "type": node.type.value,
@@ -110,7 +110,7 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
         "templateRef": node.template_ref or None,
         "phase": node.phase.value,
         "message": node.message,
-        "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
+        "boundaryID": node_id(engine.state.name, node.boundary) if node.boundary else "",
         "startedAt": timestamp(node.started),
         "finishedAt": timestamp(node.finished),
         "progress": how_far,
@@ -118,21 +118,21 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
         "inputs": node.inputs or None,
         "outputs": _outputs_status(node.outputs),
         "memoizationStatus": _memo_status(node),
-        "children": [node_id(engine.name, child) for child in node.children],
-        "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
+        "children": [node_id(engine.state.name, child) for child in node.children],
+        "outboundNodes": [node_id(engine.state.name, end) for end in node.outbound],
     }
     if node.type is NodeType.POD:
-        status["podName"] = pod_name(engine.name, node.name, node.pod_template)
-        status["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
+        status["podName"] = pod_name(engine.state.name, node.name, node.pod_template)
+        status["log"] = str(folder / "logs" / f"{log_name(engine.state.name, node)}.log")
     return {key: value for key, value in status.items() if value not in ("", None, [])}
 
 
 def _conditions(engine: Engine) -> list[dict[str, str]]:
     """Argo's conditions: whether a pod is running, and whether the workflow has ended."""
     found = []
-    if any(node.type is NodeType.POD for node in engine.nodes.values()):
+    if any(node.type is NodeType.POD for node in engine.state.nodes.values()):
         found.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
-    return [*found, {"type": "Completed", "status": "True"}] if engine.finished else found
+    return [*found, {"type": "Completed", "status": "True"}] if engine.state.finished else found
 
 
 def _memo_status(node: Node) -> dict[str, Any] | None:

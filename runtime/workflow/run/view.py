@@ -14,6 +14,7 @@ from rich.text import Text
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, log_name
+from everstep.runtime.workflow.engine.retries import NOT_TRIED_AGAIN
 
 MARKS = {
     Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),
@@ -47,11 +48,11 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
 def _shown_steps(engine: Engine) -> list[Node]:
     """The nodes that a person calls steps: a pod and its retries are one, the exit handler is last."""
-    return [node for node in engine.nodes.values() if node.type in SHOWN_TYPES and not _is_attempt(engine, node)]
+    return [node for node in engine.state.nodes.values() if node.type in SHOWN_TYPES and not _is_attempt(engine, node)]
 
 
 def _is_attempt(engine: Engine, node: Node) -> bool:
-    owner = engine.nodes.get(node.owner)
+    owner = engine.state.nodes.get(node.owner)
     return owner is not None and owner.type is NodeType.RETRY
 
 
@@ -59,15 +60,15 @@ def _last_attempt(engine: Engine, node: Node) -> Node:
     if node.type is not NodeType.RETRY:
         return node
     attempts = [name for name in node.children if name.startswith(f"{node.name}(")]
-    return engine.nodes[attempts[-1]] if attempts else node
+    return engine.state.nodes[attempts[-1]] if attempts else node
 
 
 def _title(node: Node, engine: Engine) -> str:
-    return as_text(node.template if node.display_name == f"{engine.name}.onExit" else node.display_name)
+    return as_text(node.template if node.display_name == f"{engine.state.name}.onExit" else node.display_name)
 
 
 def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[str]:
-    path = folder / "logs" / f"{log_name(engine.name, _last_attempt(engine, node))}.log"
+    path = folder / "logs" / f"{log_name(engine.state.name, _last_attempt(engine, node))}.log"
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
@@ -83,7 +84,8 @@ def _status_line(engine: Engine, node: Node, folder: Path) -> str:
     words = last[0] if last else ""
     attempts = len(node.children) if node.type is NodeType.RETRY else 1
     again = f"  (try {attempts})" if attempts > 1 else ""
-    return f"{as_text(node.message)}: {words}{again}" if node.phase.bad else f"{words}{again}"
+    message = _last_attempt(engine, node).message if node.message in NOT_TRIED_AGAIN else node.message
+    return f"{as_text(message)}: {words}{again}" if node.phase.bad else f"{words}{again}"
 
 
 def _duration_text(node: Node, now: float) -> str:
@@ -150,6 +152,6 @@ def _print_log_tail(engine: Engine, node: Node, folder: Path) -> None:
     """Print the last lines of a failed step's log, and its path."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
-    log = folder / "logs" / f"{log_name(engine.name, _last_attempt(engine, node))}.log"
+    log = folder / "logs" / f"{log_name(engine.state.name, _last_attempt(engine, node))}.log"
     if log.exists():
         print(f"   log: {log}", file=sys.stderr, flush=True)
