@@ -227,7 +227,7 @@ def test_a_run_takes_a_file_of_parameters_another_entrypoint_and_a_folder_to_wor
     (tmp_path / "values.json").write_text('{"a": 5, "b": {"c": [1]}}')
     (tmp_path / "place").mkdir()
     flags = ["--parameter-file", "values.json", "--entrypoint", "other", "--work-dir", "place", "-o", "name"]
-    ran = everstep("run", "w.yaml", *flags, "-n", "named", cwd=tmp_path)
+    ran = everstep("run", "w.yaml", *flags, "--name", "named", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, "named\n"), ran.stderr
     assert everstep("logs", "named", cwd=tmp_path).stdout == f"named: {tmp_path}/place\nnamed: 5 {{c:[1]}}\n"
 
@@ -274,6 +274,6 @@ def test_programs_of_images_are_found_in_a_folder_and_by_the_name_of_the_image(t
     program = tmp_path / "bin" / "cowsay"
     program.write_text('#!/bin/sh\necho "cow says $*"\n')
     program.chmod(0o755)
-    ran = everstep("run", str(path), "-n", "h", "--path", "bin", "--image", "i=cowsay loudly", cwd=tmp_path)
+    ran = everstep("run", str(path), "--name", "h", "--path", "bin", "--image", "i=cowsay loudly", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert everstep("logs", "h", cwd=tmp_path).stdout == "h: cow says loudly moo\n"
