@@ -1,10 +1,20 @@
 """Errors that are known before anything starts."""
 
+import platform
+import sys
 from pathlib import Path
+
+from everstep.runtime.system.supported import platform_lack
 
 
 class BadInput(Exception):  # noqa: N818 - what it is, not how it is told
     """One line that says what, where, and how to fix it. Exit code 2."""
+
+
+def require_platform() -> None:
+    """Raise BadInput on a system that lacks what local runs need."""
+    if lack := platform_lack(sys.platform, platform.release()):
+        raise BadInput(lack)
 
 
 def permission_line(error: PermissionError) -> str:

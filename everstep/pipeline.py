@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
-from everstep.errors import BadInput, permission_line
+from everstep.errors import BadInput, permission_line, require_platform
 from everstep.options import Submission
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
@@ -199,6 +199,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.run.view import watch
 
+    require_platform()
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), archive_limits()
     try:
         check_name(name)

@@ -30,7 +30,7 @@ from everstep.cli.workflow_flags import (
     Wait,
     Watch,
 )
-from everstep.errors import BadInput
+from everstep.errors import BadInput, require_platform
 from everstep.flags import add_verbs
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
@@ -107,6 +107,7 @@ def _parameters(flags: Run) -> dict[str, str]:
 
 
 def _run(flags: Run) -> int:
+    require_platform()
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
@@ -342,6 +343,7 @@ def _retry(flags: Retry) -> int:
 
 
 def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
+    require_platform()
     from everstep.runtime.workflow.run.run_folder import read_inputs
 
     folder = run_views.run_folder(flags.runs, flags.name)
