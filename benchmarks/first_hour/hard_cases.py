@@ -89,8 +89,8 @@ def hangs(folder: Path) -> Line:
         "replicaSpecs": {"worker": {"replicas": 1, "restartPolicy": "Never"}},
         "hang": {"policy": "fail", "startTimeout": 5},
     }
-    words = [EVERSTEP, "launch", "--standalone", "--job-spec", json.dumps(spec), str(path)]
-    answer = ask(folder, words)
+    (folder / "spec.json").write_text(json.dumps(spec))
+    answer = ask(folder, [EVERSTEP, "launch", "--standalone", "--job-spec", "spec.json", str(path)])
     shown = _line_with(answer, "hang|progress|start")
     return Line(
         "a script that hangs at import",

@@ -22,11 +22,8 @@ WAYS: dict[str, Callable[[Path, Going, str], object]] = {
 
 
 def train(folder: Path, name: str) -> list[str]:
-    """The pipeline with a text of its own, which is tokenized once."""
-    text = folder / "text.txt"
-    if not text.exists():
-        text.write_text("the quick brown fox jumps over the lazy dog and thinks about it\n" * 4000)
-    flags = {"corpus": str(text), "nodes": 1, "iterations": ITERATIONS, "sequence-length": 32, "name": name}
+    """The pipeline on its usual text, which is tokenized once, with short samples."""
+    flags = {"nodes": 1, "iterations": ITERATIONS, "sequence-length": 32, "name": name}
     return [*PIPELINE, *(f"--{flag}={value}" for flag, value in flags.items())]
 
 
