@@ -33,7 +33,7 @@ def run_folder(runs: Path, name: str) -> Path:
     folder = runs / name
     if name == NEWEST and (known := run_folders(runs)):
         return known[-1]
-    if not any((folder / file).exists() for file in FILES):
+    if Path(name).name != name or not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
     return folder
 
