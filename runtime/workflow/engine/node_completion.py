@@ -84,7 +84,7 @@ def shut_down(engine: Scheduler, now: float, at_once: bool = False) -> None:
         engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'", now)
 
 
-def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None:
+def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool = False) -> None:
     pod = f"workflow shutdown with strategy:  {engine.shutdown}"
     here = f"Stopped with strategy '{engine.shutdown}'"
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
