@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.acceptance import Line
-from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going, one_line
+from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going
 from benchmarks.first_hour.stopping import by_hand
 from tests.harness import wait_until
 
@@ -166,7 +166,8 @@ def missing_java(folder: Path) -> Line:
     hidden = {"PATH": "/nonexistent", "JAVA_HOME": "/nonexistent", "PYTHONPATH": str(folder / "hidden")}
     ask(folder, [*words, "--train-tokenizer", "300"])
     answer = ask(folder, [*words, "--tokenizer-type", "HFTokenizer", "--vocab", "out_tokenizer.json"], hidden)
-    return one_line("missing Java", answer, "Spark needs Java")
+    holds = answer.code == 2 and "Spark needs Java" in answer.last and "Traceback" not in answer.text
+    return Line("missing Java", "exit 2: Spark needs Java", f"exit {answer.code}: {answer.last}", holds)
 
 
 def measure(folder: Path) -> Iterator[Line]:
