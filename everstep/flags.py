@@ -58,7 +58,8 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
         if look.metavar:
             options["metavar"] = look.metavar
         if look.is_positional:
-            parser.add_argument(field.name, **({} if is_needed else {"nargs": "?"}), **options)
+            optional = {} if is_needed else {"nargs": "*" if "nargs" in options else "?"}
+            parser.add_argument(field.name, **{**options, **optional})
             continue
         name = f"--{field.name.strip('_').replace('_', '-')}"
         names = (look.short, name) if look.short else (name,)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
-from everstep.errors import BadInput
+from everstep.errors import BadInput, permission_line, require_platform
 from everstep.options import Submission
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
@@ -69,6 +69,9 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
         code = _submit(build, config, how)
     except BadInput as error:
         print(f"{prog}: {error}", file=sys.stderr)
+        code = ExitCode.BAD_INPUT
+    except PermissionError as error:
+        print(f"{prog}: {permission_line(error)}", file=sys.stderr)
         code = ExitCode.BAD_INPUT
     except KeyboardInterrupt:
         print(f"{prog}: interrupted before it was known whether the run was submitted", file=sys.stderr)
@@ -196,6 +199,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run_workflow
     from everstep.runtime.workflow.run.view import watch
 
+    require_platform()
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), archive_limits()
     try:
         check_name(name)

@@ -29,6 +29,8 @@ from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
 from everstep.runtime.store import Store, StoreError, open_store
 
+NOT_FINITE_SAID = (10, 100, 1000)
+"""Besides the first, these losses in a row that are not finite are said."""
 WATCHED = 3
 """For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
 
@@ -67,6 +69,8 @@ class Session:
     """A segment that was mapped in advance, for the first checkpointer."""
     shard_requests: int = 0
     """Counts the requests for data shards."""
+    not_finite: int = 0
+    """So many losses in a row were not finite."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
 
@@ -87,17 +91,26 @@ class Session:
             line = {**facts, "stall_s": stall, **self.pending}
             self.context.link.tell(Report(self.iteration, line))
             self._check_finite(line.get("loss", 0.0))
+        elif self.context.rank == 0:
+            self._check_finite(self.pending.get("loss", 0.0))
         if self.checkpointer is not None:
             self.checkpointer.stall_s = 0.0  # An iteration that saves nothing has no stall.
         self.pending.clear()
 
     def _check_finite(self, loss: float | int | str) -> None:
-        """End the process on a non-finite loss right after a restore: the restored state may be broken.
+        """Say that a loss is not finite. Right after a restore, end the process: the restored state may be broken.
 
         The job then starts from an earlier state.
         """
+        if not isinstance(loss, float) or math.isfinite(loss):
+            self.not_finite = 0
+            return
+        self.not_finite += 1
+        if self.not_finite in (1, *NOT_FINITE_SAID):
+            row = f", the {self.not_finite}th in a row" if self.not_finite > 1 else ""
+            print(f"everstep: the loss of iteration {self.iteration} is {loss}{row}", file=sys.stderr)
         restored = self.checkpointer.restored if self.checkpointer else 0
-        if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
+        if self.context.link is not None and restored and self.iteration <= restored + WATCHED:
             what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
             print(f"everstep: {what}; this worker exits so that the job returns to an earlier state", file=sys.stderr)
             raise SystemExit(ExitCode.DIVERGED)

@@ -11,8 +11,8 @@ YOURS = {
     "EVERSTEP_JOB": "Name of the job; with it a script finds the checkpoints of its last start. Default: the script's "
     "name and `-alone`.",
     "EVERSTEP_KEEP_LAST": "How many checkpoints such a script keeps; 0: all. Default: 3.",
-    "EVERSTEP_PERSIST_INTERVAL": "After how many iterations such a script copies a checkpoint to the store. Default: "
-    "once a minute.",
+    "EVERSTEP_PERSIST_INTERVAL": "Iterations between two checkpoints that such a script writes. Default: one a minute; "
+    "of a sharded state every 50.",
     "EVERSTEP_JOB_TOKEN": "`everstep launch` on several machines: the job's secret, the same on each. Choose it at "
     "random. On a cluster and on one machine it is made for you.",
     "EVERSTEP_CACHE": "Folder of this machine for what was read from S3. Default: `~/.cache/everstep`.",
@@ -38,6 +38,7 @@ SCRIPTS = {
     "EVERSTEP_RESULTS": "`--evaluate-script`: what the training named, as JSON.",
 }
 INTERNAL = {
+    "EVERSTEP_COMPLETE": "Set by the shell's completion: print what may follow, instead of running.",
     "EVERSTEP_AGENT": "The socket through which a worker speaks to its agent.",
     "EVERSTEP_BOARD": "File in which a worker shows what it does.",
     "EVERSTEP_LOCAL_RANK": "The worker's number on its node, for its agent.",

@@ -4,12 +4,18 @@ import os
 import sys
 from collections.abc import Sequence
 
+from everstep.errors import BadInput, require_platform
 from everstep.leaving import exit_now
 from everstep.runtime.exit_codes import ExitCode
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one node of a job to its end (see `everstep launch --help`); returns only for bad input, with 2."""
+    try:
+        require_platform()
+    except BadInput as error:
+        print(f"everstep launch: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
     from everstep.runtime.launch.flags import Parser
     from everstep.runtime.launch.options import read_launch
     from everstep.runtime.launch.run import launch

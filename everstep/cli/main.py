@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from everstep.errors import BadInput
+from everstep.errors import BadInput, permission_line
 from everstep.flags import with_dashes
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.exit_codes import ExitCode
@@ -20,6 +20,7 @@ VERBS = {
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
+    "completion": "print the completion of everstep and of pipelines for bash, zsh or fish",
 }
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except BadInput as error:
         print(f"{chosen.prog}: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    except PermissionError as error:
+        print(f"{chosen.prog}: {permission_line(error)}", file=sys.stderr)
         return ExitCode.BAD_INPUT
     except BrokenPipeError:  # The reader, such as `head`, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,10 +16,24 @@ FILES = ("manifest.json", "workflow.json")
 """A run begins with the first file; the second is written before any of its pods starts."""
 
 
+NEWEST = "@latest"
+"""Names the newest run, as for `argo`."""
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """The folders of all runs, the oldest first. Raises BadInput."""
+    if runs.exists() and not runs.is_dir():
+        raise BadInput(f"--runs {runs}: not a folder")
+    folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
+    return sorted(folders, key=lambda folder: (_creation_time(read_workflow(folder)), folder.name))
+
+
 def run_folder(runs: Path, name: str) -> Path:
     """The folder of a run that has at least a manifest. Raises BadInput when there is none."""
     folder = runs / name
-    if not any((folder / file).exists() for file in FILES):
+    if name == NEWEST and (known := run_folders(runs)):
+        return known[-1]
+    if Path(name).name != name or not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
     return folder
 
@@ -89,14 +103,11 @@ def list_view(runs: Path, now: float) -> str:
     from everstep.runtime.submission.tree import unix_time
     from everstep.runtime.workflow.run.own_errors import workflow_message
 
-    if runs.exists() and not runs.is_dir():
-        raise BadInput(f"--runs {runs}: not a folder")
-    folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    workflows = [read_workflow(folder) for folder in folders]
+    workflows = [read_workflow(folder) for folder in run_folders(runs)]
     if not workflows:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
-    for one in sorted(workflows, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
+    for one in workflows:
         status, began = one["status"], unix_time(one["status"].get("startedAt"))
         lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
         age, message = short_duration(now - _creation_time(one)), as_text(workflow_message(status))

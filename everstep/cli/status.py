@@ -52,7 +52,7 @@ def read(runs: Path, name: str) -> dict[str, Any]:
 
     job = find(runs, name)
     workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
-    ended = "" if job.state.ended else workflow["status"].get("finishedAt") or ""
+    ended = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""
     return {"job": job.job, **job_status(job.state), "runEnded": ended}
 
 

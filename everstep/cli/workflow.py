@@ -1,4 +1,4 @@
-"""`everstep workflow run|lint|get|logs|list|resume|retry|stop|terminate|set`: Argo manifests on this machine."""
+"""`everstep workflow run|lint|get|logs|list|...`: Argo manifests on this machine, with the verbs of `argo`."""
 
 import argparse
 import json
@@ -12,22 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from everstep.cli import run_views
+from everstep.cli import run_ends, run_views
 from everstep.cli.workflow_flags import (
+    Delete,
     Get,
     Lint,
     List,
     Logs,
     Manifest,
     OneRun,
+    Resubmit,
     Resume,
     Retry,
     Run,
     Set,
     Stop,
     Terminate,
+    Wait,
+    Watch,
 )
-from everstep.errors import BadInput
+from everstep.errors import BadInput, require_platform
 from everstep.flags import add_verbs
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
@@ -45,11 +49,12 @@ STOPPED = 130
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags. Exit codes: 0 done, 1 failed, 2 bad input, 75 cannot write, 130 stopped."""
-    parser.epilog = "example: everstep workflow run pipeline.yaml -n first -p nodes=2"
+    parser.epilog = "example: everstep workflow run pipeline.yaml --name first -p nodes=2"
     add_verbs(parser, {
         "run": (Run, _run), "lint": (Lint, _lint), "get": (Get, _get), "logs": (Logs, _logs), "list": (List, _list),
         "resume": (Resume, _resume), "retry": (Retry, _retry), "stop": (Stop, _stop),
-        "terminate": (Terminate, _terminate), "set": (Set, _set),
+        "terminate": (Terminate, _terminate), "set": (Set, _set), "wait": (Wait, _wait), "watch": (Watch, _watch),
+        "delete": (Delete, _delete), "resubmit": (Resubmit, _resubmit),
     })  # fmt: skip
 
 
@@ -115,6 +120,7 @@ def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mappi
 
 
 def _run(flags: Run) -> int:
+    require_platform()
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
@@ -268,6 +274,42 @@ def _logs(flags: Logs) -> int:
     return 0
 
 
+def _wait(flags: Wait) -> int:
+    return run_ends.wait(flags.runs, flags.name)
+
+
+def _watch(flags: Watch) -> int:
+    return run_ends.watch(flags.runs, flags.name)
+
+
+def _delete(flags: Delete) -> int:
+    if not (flags.name or flags.completed or flags.older):
+        raise BadInput("name the runs to delete, or give --completed or --older DURATION")
+    return run_ends.delete(flags.runs, flags.name, flags.completed, _seconds("--older", flags.older), flags.dry_run)
+
+
+def _seconds(flag: str, text: str) -> float:
+    """The length of `90s`, `10m`, `3h` or `1d`; 0 for an empty text. Raises BadInput."""
+    number, unit = text[:-1], {letter: length for letter, _, length in run_views.UNITS}.get(text[-1:])
+    if text and (unit is None or not number.isdecimal()):
+        raise BadInput(f"{flag} {text}: write a number and s, m, h or d, such as 3h")
+    return float(number) * unit if unit else 0.0
+
+
+def _resubmit(flags: Resubmit) -> int:
+    from everstep.runtime.workflow.manifest.parse import with_arguments
+    from everstep.runtime.workflow.run.run_folder import read_inputs
+
+    folder = run_views.run_folder(flags.runs, flags.name)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = with_arguments(manifest, _parse_pairs(flags.parameter, "-p"), "")
+    metadata = manifest.get("metadata") or {}
+    base = metadata.get("generateName") or f"{metadata.get('name') or folder.name}-"
+    stored = read_inputs(folder)
+    warn_missing_variables(folder.name, stored.variables)
+    return _execute(manifest, f"{base}{secrets.token_hex(2)}", flags.runs.absolute(), stored)
+
+
 def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequestError, submit_request, take_refusal
     from everstep.runtime.workflow.run.run_folder import launcher_pid
@@ -323,13 +365,14 @@ def _retry(flags: Retry) -> int:
 
 
 def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
+    require_platform()
     from everstep.runtime.workflow.run.run_folder import read_inputs
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
     stored = read_inputs(folder)
-    warn_missing_variables(flags.name, stored.variables)
-    return _execute(manifest, flags.name, flags.runs, stored, restart, parameters)
+    warn_missing_variables(folder.name, stored.variables)
+    return _execute(manifest, folder.name, flags.runs, stored, restart, parameters)
 
 
 def _stop(flags: Stop) -> int:

@@ -40,7 +40,7 @@ class Manifest(List):
 class Run(Manifest):
     """Run a workflow here, to its end."""
 
-    name: Annotated[str, Flag("-n")] = ""
+    name: str = ""
     """Name of the run; empty: the workflow's name, or a generated one."""
     entrypoint: Annotated[str, Flag(metavar="TEMPLATE")] = ""
     """Entrypoint instead of the manifest's."""
@@ -73,8 +73,8 @@ class Lint(Manifest):
 class OneRun(List):
     """A run by its name."""
 
-    name: Annotated[str, Flag(is_positional=True)]
-    """Name of the run."""
+    name: Annotated[str, Flag(metavar="RUN", is_positional=True)]
+    """Name of the run; @latest: the newest one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,43 @@ class Logs(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wait(List):
+    """Wait until runs have ended; exit code 1 if one did not succeed."""
+
+    name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)]
+    """Names of runs; @latest: the newest one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch(OneRun):
+    """Show a run's steps until it has ended; exit code 1 if it did not succeed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delete(List):
+    """Delete runs that have ended: their folders with logs and reports. What is in the store stays."""
+
+    name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)] = ()
+    """Names of runs; @latest: the newest one."""
+    completed: bool = False
+    """All that have ended."""
+    older: Annotated[str, Flag(metavar="DURATION")] = ""
+    """All that ended so long ago, such as 10m, 3h or 1d."""
+    dry_run: bool = False
+    """Only say which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resubmit(OneRun):
+    """Run a run's workflow again from its beginning, as a new run."""
+
+    parameter: _Parameters = ()
+    """Change a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Terminate(OneRun):
-    """Stop a run at once, without its exit handler."""
+    """Stop a run without its exit handler; a second time: at once, without time to save anything."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,12 @@ import argparse
 import difflib
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
+
+from everstep.runtime.display.completion import COMPLETE_VARIABLE, candidates
 
 
 class Help(argparse.HelpFormatter):
@@ -41,6 +44,9 @@ class Flags(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse unknown words in the parser of the verb that they follow, which knows the flags that may be meant."""
+        if os.environ.get(COMPLETE_VARIABLE):
+            print("\n".join(candidates(self, list(sys.argv[1:] if args is None else args))))
+            self.exit()
         try:
             os.getcwd()
         except FileNotFoundError:

@@ -39,6 +39,8 @@ class Ledger:
     begin: float
     end: float
     entries: tuple[Entry, ...]
+    iterations: int = 0
+    """How many were computed in that time."""
 
     @property
     def seconds(self) -> float:
@@ -46,9 +48,10 @@ class Ledger:
         return self.end - self.begin
 
     @property
-    def goodput(self) -> float:
-        """Productive seconds / elapsed seconds, 0 to 1."""
-        return sum(entry.share for entry in self.entries if entry.part is Part.TRAINING)
+    def goodput(self) -> float | None:
+        """Productive seconds / elapsed seconds, 0 to 1; None if there was nothing to do: no iteration was computed."""
+        share = sum(entry.share for entry in self.entries if entry.part is Part.TRAINING)
+        return share if self.iterations else None
 
     @property
     def restart_s(self) -> float:
@@ -95,7 +98,8 @@ def ledger(history: History, begin: float, end: float) -> Ledger | None:
     lines.append((Part.REST, "rest: between iterations, after the last", rest))
     order = list(Part)
     lines.sort(key=lambda line: order.index(line[0]))
-    return Ledger(begin, end, tuple(Entry(part, label, s, s / whole) for part, label, s in lines))
+    inside = sum(begin < point.time <= end for point in history.points)
+    return Ledger(begin, end, tuple(Entry(part, label, s, s / whole) for part, label, s in lines), inside)
 
 
 class _SpentTime:

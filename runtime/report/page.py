@@ -62,9 +62,13 @@ def overview(run: Run, now: float) -> str:
         line = f"{count} restart{'' if count == 1 else 's'}"
         if span_of_job is not None:
             lost = f", {format_seconds(span_of_job.restart_s)} lost" if count else ""
-            line += f"{lost}, goodput {span_of_job.goodput * 100:.0f} %"
+            line += lost + _goodput(span_of_job)
         lines.append(line)
     return "; ".join(lines) or "no training"
+
+
+def _goodput(span: Ledger) -> str:
+    return ", nothing was left to do" if span.goodput is None else f", goodput {span.goodput * 100:.0f} %"
 
 
 def view(name: str, history: History, steps: list[flow.Step], now: float) -> JobView:

@@ -86,8 +86,8 @@ class Config:
     """JSON list of hosts not to use, as the check step prints it."""
     taint_hosts: bool = False
     """On a cluster: taint avoided hosts everstep/unfit:NoSchedule for all pods; needs the right to do so."""
-    job: str = "by-hand-train"
-    """Name of the job; a job of the same name continues where it stopped."""
+    job: str = ""
+    """Name of the job; a job of the same name continues where it stopped. Empty: RUN-TASK."""
     max_relaunches: int = 3
     """Replacements of one node before the training continues without it."""
     max_restarts: int = 3
@@ -107,8 +107,9 @@ class Config:
         """Raise StepError for what can be checked before anything starts: numbers, paths, the model's directory."""
         self._check_numbers()
         self._check_scheduling()
-        if not _JOB.fullmatch(self.job):
-            raise StepError(f"--job {self.job!r}: use letters, digits and . _ -")
+        names = {"--job": self.job_name(), "--run": self.run}
+        if unusable := [f"{flag} {name!r}" for flag, name in names.items() if not _JOB.fullmatch(name)]:
+            raise StepError(f"{unusable[0]}: use letters, digits and . _ -")
         self.hosts_to_avoid()
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
@@ -120,6 +121,10 @@ class Config:
         model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
             self._check_dataset(model)
+
+    def job_name(self) -> str:
+        """Name of the job."""
+        return self.job or f"{self.run}-{self.task}"
 
     def scheduler_flags(self) -> list[str]:
         """The given flags that only a cluster's scheduler understands."""

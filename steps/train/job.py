@@ -51,6 +51,7 @@ class Flags(Protocol):
     @property
     def keep_every(self) -> int: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
+    def job_name(self) -> str: ...
 
 
 def job_of(config: Flags) -> "JobSpec":
@@ -69,7 +70,7 @@ def job_of(config: Flags) -> "JobSpec":
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
         avoided, last, every = config.hosts_to_avoid(), config.keep_last, config.keep_every
-        return JobSpec(config.job, roles, patience, avoided, keep_last=last, keep_every=every)
+        return JobSpec(config.job_name(), roles, patience, avoided, keep_last=last, keep_every=every)
     text, name = _read_spec(config.job_spec)
     try:
         spec = spec_of(text, name, _flag_values(config))
@@ -99,7 +100,7 @@ def _flag_values(config: Flags) -> "list[Said]":
     from everstep.runtime.job.spec_reader import Said
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}
-    said = [Said("--job", ("job",), config.job, firm=config.job != usual["job"])]
+    said = [Said("--job", ("job",), config.job_name(), firm=bool(config.job))]
     said.append(Said("a step that makes its nodes", ("placement",), "platform"))
     for field, path in _PATHS.items():
         value: Any = getattr(config, field)

@@ -48,7 +48,7 @@ def run(config: Config) -> Result:
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)
-    started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, "runs/by-hand")).absolute()
+    started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic)
     try:
         outcome = asyncio.run(_train(config, spec, store, folder, lines.show))

@@ -67,7 +67,7 @@ def test_own_steps_stand_between_ours() -> None:
 
 def test_a_manifest_without_training_runs_on_a_laptop(tmp_path: Path) -> None:
     path = str(EXAMPLES / "fan_out.yaml")
-    call(tmp_path, "-m", "everstep", "workflow", "run", path, "-n", "first", "-p", "top=4")
+    call(tmp_path, "-m", "everstep", "workflow", "run", path, "--name", "first", "-p", "top=4")
     logs = call(tmp_path, "-m", "everstep", "workflow", "logs", "first").stdout
     assert "the sum is 30" in logs
     assert "ended: Succeeded" in logs

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.cli.main import main
+from everstep.ended_nodes import end_nodes_of
 from everstep.runtime.journal import journal, snapshots
 from everstep.runtime.store import open_store
 
@@ -58,3 +59,18 @@ def test_an_unknown_run_or_step_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith("everstep status: ")
     assert error.count("\n") == 1
+
+
+def test_a_job_that_ended_with_its_run_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "r1" / "workflow.json"
+    workflow = json.loads(path.read_text())
+    path.write_text(json.dumps({**workflow, "status": {"phase": "Failed", "finishedAt": "2026-01-31T12:00:00Z"}}))
+    assert status_of(runs, capsys).startswith("u-train: ended with its run at 2026-01-31T12:00:00Z")
+
+
+def test_what_a_run_that_ended_at_once_has_lost_is_said(runs: Path) -> None:
+    uri = str(runs.parent / "store")
+    manifest = {"spec": {"arguments": {"parameters": [{"name": "store", "value": uri}]}}}
+    open_store(uri).put("jobs/u-train/telemetry/1.jsonl", b'{"iteration": 55, "loss": 1.0}\n')
+    (said,) = end_nodes_of(runs / "r1", manifest)
+    assert said.endswith("train: ended after iteration 55; the store has iteration 40, later ones are lost")

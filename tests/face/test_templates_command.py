@@ -93,7 +93,7 @@ def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     (tmp_path / "with" / "steps.yaml").write_text(printed.stdout)
     done = run(
-        "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "-n", "reuse", "--with", "with",
+        "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "--name", "reuse", "--with", "with",
         "-p", f"store={tmp_path}/store", "-p", f"text={tmp_path}/*.txt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + "".join(p.read_text() for p in (tmp_path / "runs").rglob("*.log"))

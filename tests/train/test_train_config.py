@@ -151,3 +151,10 @@ def test_own_arguments_come_after_the_declared_flags_and_know_the_dataset(tmp_pa
     config = Config(dataset=data, script=str(script), script_args="--data={dataset} 'x y' -n {iterations}")
     config.check()
     assert config.script_arguments() == [f"--data={data}", "x y", "-n", "200"]
+
+
+def test_the_job_of_a_step_by_hand_has_the_name_of_its_run() -> None:
+    assert Config(run="first").job_name() == "first-train"
+    assert Config(run="first", job="own").job_name() == "own"
+    with pytest.raises(StepError, match=r"--run '\.\./x': use letters, digits"):
+        Config(run="../x", job="own").check()

@@ -65,3 +65,16 @@ def test_a_state_that_is_saved_twice_is_one_iteration(session: Session) -> None:
         session.report({"loss": float(iteration)})
     session.loop.end()
     assert losses(session) == {1: 1.0, 2: 2.0}
+
+
+def test_losses_that_are_not_finite_do_not_pass_in_silence(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert session.loop is not None
+    for iteration in range(1, 13):
+        session.report({"loss": float("nan") if iteration > 1 else 1.0})
+        session.loop.on_save(iteration)
+    assert capsys.readouterr().err.splitlines() == [
+        "everstep: the loss of iteration 2 is nan",
+        "everstep: the loss of iteration 11 is nan, the 10th in a row",
+    ]

@@ -88,9 +88,9 @@ WRONG = {
     "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: not a map of parameters"),
     "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: not a folder"),
     "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
-    "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
+    "a name": (["--name", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
     "a name that is taken": (
-        ["-n", "artifacts"],
+        ["--name", "artifacts"],
         r"name 'artifacts': that folder is shared by all runs; choose another name",
     ),
     "an entrypoint": (["--entrypoint", "mian"], r"w\.yaml:6: spec.entrypoint: .*mian.*; did you mean main\?"),

@@ -227,7 +227,7 @@ def test_a_run_takes_a_file_of_parameters_another_entrypoint_and_a_folder_to_wor
     (tmp_path / "values.json").write_text('{"a": 5, "b": {"c": [1]}}')
     (tmp_path / "place").mkdir()
     flags = ["--parameter-file", "values.json", "--entrypoint", "other", "--work-dir", "place", "-o", "name"]
-    ran = everstep("run", "w.yaml", *flags, "-n", "named", cwd=tmp_path)
+    ran = everstep("run", "w.yaml", *flags, "--name", "named", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, "named\n"), ran.stderr
     assert everstep("logs", "named", cwd=tmp_path).stdout == f"named: {tmp_path}/place\nnamed: 5 {{c:[1]}}\n"
 
@@ -274,6 +274,35 @@ def test_programs_of_images_are_found_in_a_folder_and_by_the_name_of_the_image(t
     program = tmp_path / "bin" / "cowsay"
     program.write_text('#!/bin/sh\necho "cow says $*"\n')
     program.chmod(0o755)
-    ran = everstep("run", str(path), "-n", "h", "--path", "bin", "--image", "i=cowsay loudly", cwd=tmp_path)
+    ran = everstep("run", str(path), "--name", "h", "--path", "bin", "--image", "i=cowsay loudly", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert everstep("logs", "h", cwd=tmp_path).stdout == "h: cow says loudly moo\n"
+
+
+def test_a_run_that_ended_is_waited_for_watched_submitted_again_and_deleted(tmp_path: Path) -> None:
+    path = manifest(tmp_path, "true")
+    assert everstep("run", str(path), "--name", "h", cwd=tmp_path).returncode == 0
+    waited = everstep("wait", "h", cwd=tmp_path)
+    assert (waited.returncode, waited.stdout[:15]) == (0, "h Succeeded at ")
+    watched = everstep("watch", "@latest", cwd=tmp_path)
+    assert (watched.returncode, "Status:              Succeeded" in watched.stdout) == (0, True)
+    assert everstep("resubmit", "h", cwd=tmp_path).returncode == 0
+    assert len(list((tmp_path / "runs").glob("*/manifest.json"))) == 2
+    assert everstep("delete", "h", cwd=tmp_path).stdout == "Workflow 'h' deleted\n"
+    assert everstep("delete", "--older", "1h", cwd=tmp_path).stdout == ""
+    assert everstep("delete", "--completed", cwd=tmp_path).returncode == 0
+    assert list((tmp_path / "runs").glob("*/manifest.json")) == []
+
+
+def test_a_run_that_nobody_runs_is_neither_waited_for_nor_deleted(tmp_path: Path) -> None:
+    path = manifest(tmp_path, "true")
+    assert everstep("run", str(path), "--name", "h", cwd=tmp_path).returncode == 0
+    known = tmp_path / "runs/h/workflow.json"
+    workflow = json.loads(known.read_text())
+    del workflow["status"]["finishedAt"]
+    known.write_text(json.dumps(workflow))
+    assert "no process runs it" in everstep("wait", "h", cwd=tmp_path).stderr
+    refused = everstep("delete", "h", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert known.exists()
+    assert "no such run" in everstep("delete", "../runs/h", cwd=tmp_path).stderr

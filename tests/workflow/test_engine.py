@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from everstep.runtime.workflow import ManifestError, parse
 from everstep.runtime.workflow.engine.engine import Engine
-from everstep.runtime.workflow.engine.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
+from everstep.runtime.workflow.engine.events import Event, PodEnded, PodStarted, RunCreated, RunResumed, ShutdownAsked
 from everstep.runtime.workflow.engine.nodes import Phase, fnv32a
 from tests.workflow.running import workflow
 
@@ -101,6 +101,16 @@ def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
     engine.handle(PodStarted(11.0, "w.a(0)", 7, 7))
     assert engine.state.nodes["w.a(0)"].phase is Phase.FAILED
     assert set(engine.state.kills) == {"w.a(0)"}
+
+
+@pytest.mark.parametrize("first", ["Stop", "Terminate"])
+def test_a_pod_has_time_to_save_until_it_is_terminated_a_second_time(first: str) -> None:
+    engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
+    engine.handle(PodStarted(0.0, "w.a(0)", 7, 7))
+    engine.handle(ShutdownAsked(1.0, first))
+    assert not engine.kills["w.a(0)"].at_once
+    engine.handle(ShutdownAsked(2.0, "Terminate"))
+    assert engine.kills["w.a(0)"].at_once
 
 
 def run_to_end(engine: Engine, now: float) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
         wait_until((folder / "runs/w/workflow.json").exists, "what is shown of it")
 
     with subprocess.Popen(
-        "exec everstep workflow run hello.yaml -n w --work-dir .", shell=True, cwd=folder
+        "exec everstep workflow run hello.yaml --name w --work-dir .", shell=True, cwd=folder
     ) as launcher:
         wait_for_starts(1)
         assert pasted(verbs["stop"], folder).returncode == 0

