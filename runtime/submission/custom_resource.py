@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
 from everstep.runtime.submission.kube_config import read_access
 from everstep.runtime.submission.loop_thread import LoopThread
+from everstep.runtime.submission.needs import Needs
+from everstep.runtime.submission.preflight import Finding, examine
 from everstep.runtime.submission.route import ApiError, Trouble, trouble_for_status
 
 T = TypeVar("T")
@@ -75,6 +77,10 @@ class CustomResource:
     def edit_config_map(self, name: str, data: Mapping[str, str]) -> None:
         """Give these keys these texts. Raises ApiError."""
         self.ask(lambda api: api.patch("configmaps", name, {"data": dict(data)}))
+
+    def examine(self, needs: Needs) -> list[Finding]:
+        """Whether the namespace is ready for a workflow with these needs. Raises ApiError."""
+        return self.ask(lambda api: examine(api, needs))
 
     def link(self, name: str) -> str:
         """See Route. The API knows no URL of a user interface."""

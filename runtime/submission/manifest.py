@@ -54,7 +54,7 @@ def for_argo(
     """
     copied = copy.deepcopy(dict(manifest))
     spec = copied["spec"]
-    fit_templates(spec, options, own_image)
+    fitall_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -68,13 +68,15 @@ def for_argo(
     return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
-def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
+def fitall_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
     """Give the templates with the image `own_image` what they need on a cluster, in place.
 
     Raises NotForAClusterError when they could not start.
     """
-    templates = [one for one in _templates(spec) if any(own_image == held.get("image") for held in _containers(one))]
-    own = [held for one in templates for held in _containers(one) if held.get("image") == own_image]
+    templates = [
+        one for one in all_templates(spec) if any(own_image == held.get("image") for held in containers_of(one))
+    ]
+    own = [held for one in templates for held in containers_of(one) if held.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
@@ -101,7 +103,7 @@ def _credential_variables(secret: str) -> list[dict[str, Any]]:
     return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]
 
 
-def _templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def all_templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every template of a spec, inline templates too."""
     for template in holder.get("templates", ()):
         yield from _with_inline(template)
@@ -118,7 +120,7 @@ def _with_inline(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _with_inline(inline)
 
 
-def _containers(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def containers_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every container of one template."""
     yield from (template[kind] for kind in ("container", "script") if kind in template)
     yield from (template.get("containerSet") or {}).get("containers", ())

@@ -9,7 +9,7 @@ import json
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,6 +42,14 @@ class Cluster:
     submitted: list[dict[str, Any]] = field(default_factory=list)
     config_maps: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    """Names of objects that are not there; of verbs, as `create pods`, that nobody may use; see `objects`."""
+    before: Callable[[], object] = bool
+    """Called before each review is answered."""
+    hidden: bool = False
+    """Nobody may look at what a namespace has."""
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By kind and name: what an object has that is not just there."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, workflow: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +195,7 @@ class KubeApi(_Handler):
                 key = asked["labelSelector"]
                 found = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
                 self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": found})
-            case ["api", "v1", "namespaces", _, "configmaps", name]:
+            case ["api", "v1", "namespaces", _, "configmaps", name] if self.command == "PATCH":
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods"]:
@@ -200,8 +208,34 @@ class KubeApi(_Handler):
                 else:
                     tail = self.cluster.logs[pod][-int(asked.get("tailLines", 1000)) :]
                     self.stream((f"{line}\n".encode() for line in tail), "text/plain")
+            case ["apis", "authorization.k8s.io", "v1", *_, "selfsubjectaccessreviews" | "localsubjectaccessreviews"]:
+                self.cluster.before()
+                attributes = body["spec"]["resourceAttributes"]
+                right = f"{attributes['verb']} {attributes['resource']}"
+                self.yes({"kind": body["kind"], "status": {"allowed": right not in self.cluster.missing}}, 201)
+            case [*_, kind, name] if kind in OBJECTS or name in LISTS or kind in GROUPS:
+                self.thing(kind, name)
             case _:
                 self.no(404, "the server could not find the requested resource")
+
+    def thing(self, kind: str, name: str) -> None:
+        """An object, or a list, that is there unless it is missing."""
+        self.cluster.before()
+        if self.cluster.hidden:
+            return self.no(403, f'{kind} is forbidden: User "u" cannot get', kind)
+        if name in self.cluster.missing or (kind in RARE and f"{kind}/{name}" not in self.cluster.objects):
+            return self.no(404, f'{kind} "{name}" not found', kind)
+        usual = {"data": dict.fromkeys(KEYS, "eA=="), "type": "kubernetes.io/dockerconfigjson"}
+        known = self.cluster.objects.get(name if name in LISTS else f"{kind}/{name}", usual)
+        return self.yes({"kind": kind, "metadata": {"name": name}, **known})
+
+
+OBJECTS = ("serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+RARE = ("configmaps",)
+"""Kinds of which there are only those that a test makes."""
+LISTS = ("resourcequotas",)
+GROUPS = ("scheduling.volcano.sh", "scheduling.x-k8s.io")
 
 
 class ArgoApi(_Handler):
