@@ -54,7 +54,7 @@ def for_argo(
     """
     copied = copy.deepcopy(dict(manifest))
     spec = copied["spec"]
-    fitall_templates(spec, options, own_image)
+    fit_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -68,7 +68,7 @@ def for_argo(
     return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
-def fitall_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
+def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
     """Give the templates with the image `own_image` what they need on a cluster, in place.
 
     Raises NotForAClusterError when they could not start.
