@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from everstep.cli import run_views
+from everstep.cli import run_views, runs_there
 from everstep.cli.workflow_flags import (
     Get,
     Lint,
@@ -227,7 +227,10 @@ def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
 
 
 def _get(flags: Get) -> int:
-    workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
+    if flags.namespace:
+        workflow = runs_there.get(flags.namespace, flags.name)
+    else:
+        workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
     if flags.output:
         _dump(workflow, flags.output)
     else:
@@ -236,11 +239,14 @@ def _get(flags: Get) -> int:
 
 
 def _list(flags: List) -> int:
-    print(run_views.list_view(flags.runs, time.time()))
+    workflows = runs_there.workflows(flags.namespace) if flags.namespace else run_views.workflows(flags.runs)
+    print(run_views.list_view(workflows, time.time()))
     return 0
 
 
 def _logs(flags: Logs) -> int:
+    if flags.namespace:
+        return runs_there.logs(flags.namespace, flags.name, flags.pod, flags.follow)
     for line in run_views.log_lines(run_views.run_folder(flags.runs, flags.name), flags.pod, flags.follow):
         print(line, flush=True)
     return 0
@@ -291,6 +297,9 @@ def _resume(flags: Resume) -> int:
 
 
 def _retry(flags: Retry) -> int:
+    if flags.namespace:
+        _refuse_there(flags, plain=not (flags.node_field_selector or flags.restart_successful or flags.parameter))
+        return runs_there.retry(flags.namespace, flags.name)
     if bool(flags.node_field_selector) != flags.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
     status = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))["status"]
@@ -313,12 +322,22 @@ def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] 
 def _stop(flags: Stop) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
 
+    if flags.namespace:
+        _refuse_there(flags, plain=not (flags.node_field_selector or flags.message))
+        return runs_there.end(flags.namespace, flags.name, "stop")
     if flags.node_field_selector:
         return _send_request(flags, "stop", ControlRequest("set", flags.node_field_selector, "Failed", flags.message))
     return _end(flags, "stop")
 
 
+def _refuse_there(flags: Stop | Retry, plain: bool) -> None:
+    if not plain:
+        raise BadInput(f"{flags.name}: with --namespace only the whole run; `argo` knows more flags")
+
+
 def _terminate(flags: Terminate) -> int:
+    if flags.namespace:
+        return runs_there.end(flags.namespace, flags.name, "terminate")
     return _end(flags, "terminate")
 
 

@@ -100,6 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
         """As a POST."""
         self.do_POST()
 
+    def do_PUT(self) -> None:
+        """As a POST."""
+        self.do_POST()
+
     def _ask(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
         asked = {key: values[-1] for key, values in parse_qs(url.query).items()}
@@ -184,11 +188,16 @@ class KubeApi(_Handler):
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", namespace, "workflows"]:
                 if self.command == "POST":
                     self.submit(namespace, body, 201)
+                elif "fieldSelector" not in asked:
+                    self.yes({"metadata": {"resourceVersion": "1"}, "items": list(self.cluster.workflows.values())})
                 else:
                     name = asked["fieldSelector"].removeprefix("metadata.name=")
                     events = self.cluster.events(name)
                     lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
+            case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name] if self.command == "PATCH":
+                self.cluster.workflows[name]["spec"] = body["spec"]
+                self.one(name)
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
             case ["api", "v1", "namespaces", _, "configmaps"]:
@@ -250,6 +259,11 @@ class ArgoApi(_Handler):
         match path:
             case ["api", "v1", "info"]:
                 self.yes({"managedNamespace": self.cluster.namespace, "links": []})
+            case ["api", "v1", "workflows", _] if self.command == "GET":
+                self.yes({"items": list(self.cluster.workflows.values()) or None})
+            case ["api", "v1", "workflows", _, name, "stop" | "terminate" | "retry" as verb]:
+                self.cluster.workflows[name]["spec"] = {"shutdown": verb.capitalize()}
+                self.one(name)
             case ["api", "v1", "workflows", namespace]:
                 self.submit(namespace, body["workflow"], 200)
             case ["api", "v1", "workflows", _, name]:
