@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -107,8 +106,10 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     metadata = manifest["metadata"]
     fixed_name = how.name or metadata.get("name")
 
+    from everstep.runtime.workflow.run.run_folder import generated_name
+
     def another() -> str:
-        return f"{metadata['generateName']}{secrets.token_hex(2)}"
+        return generated_name(metadata["generateName"])
 
     name = fixed_name or another()
     if target.route is None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import secrets
 import shlex
 import sys
 import time
@@ -105,7 +104,7 @@ def _run(flags: Run) -> int:
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
-    from everstep.runtime.workflow.run.run_folder import RunInputs
+    from everstep.runtime.workflow.run.run_folder import RunInputs, generated_name
 
     loaded = _load(flags)
     manifest = with_arguments(loaded.document.value, _parameters(flags), flags.entrypoint)
@@ -116,7 +115,7 @@ def _run(flags: Run) -> int:
         of = "" if first.of in loaded.others else first.of
         raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
     metadata = manifest.get("metadata") or {}
-    made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
+    made_up = generated_name(str(metadata.get("generateName", "workflow-")))
     name = flags.name or metadata.get("name") or made_up
     folder = flags.runs.absolute()
     if flags.no_network and not flags.sandbox:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOCK_WAIT_S = 1.0
+MAX_BASE = 58
 """How long to wait for the lock: `launcher_pid` takes it for a moment, too."""
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors after which the run can be resumed once there is room."""
@@ -25,6 +27,11 @@ UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.E
 
 class CannotWriteError(OSError):
     """The run's folder cannot be written: one line with the mend. Pods run on, and the run can be resumed."""
+
+
+def generated_name(base: str) -> str:
+    """A name from `metadata.generateName`, cut as Kubernetes cuts it (API conventions, "Idempotency")."""
+    return f"{base[:MAX_BASE]}{secrets.token_hex(2)}"
 
 
 def check_name(name: str) -> None:
