@@ -19,8 +19,9 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOCK_WAIT_S = 1.0
-MAX_BASE = 58
 """How long to wait for the lock: `launcher_pid` takes it for a moment, too."""
+MAX_BASE = 58
+"""The most characters of `generateName` in a name, so that 5 more fit into a label."""
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors after which the run can be resumed once there is room."""
 
