@@ -115,6 +115,25 @@ PROVEN = {
     ),
     "templates: the chart is what `everstep templates` prints": ("tests/face/test_templates_command.py",),
     "templates: the chart by helm: each value, and what it changes": ("tests/face/test_chart.py",),
+    "one Kubernetes client: exec plugins, client certificates, another server name, expired tokens": (
+        f"{SUBMISSION}test_kube_config.py",
+    ),
+    "the user's text, tokenizer, model, script and project come along, once, without what .gitignore names": (
+        "tests/face/test_local_files.py",
+    ),
+    "preflight: each thing that a namespace lacks in one line with its mend; `everstep doctor`": (
+        f"{SUBMISSION}test_preflight.py",
+    ),
+    "the check makes pods as the training's, one a machine, with spare ones; its verdict names machines": (
+        "tests/check/test_check_machines.py",
+    ),
+    "list, get, logs, stop, terminate, retry of a cluster's runs; scale refused beyond the bounds": (
+        f"{SUBMISSION}test_runs_there.py", f"{SUBMISSION}test_scaling_there.py",
+    ),
+    "WorkflowTemplates can be submitted alone; progress for Argo; names cut as Kubernetes does": (
+        "tests/face/test_templates_command.py", "tests/workflow/test_generated_name.py",
+        "tests/train/test_train_step.py::progress_is_told",
+    ),
     "a step's pod on a dead machine: `everstep status` tells, and says what mends it": (
         f"{SUBMISSION}test_status_there.py",
     ),

@@ -35,6 +35,29 @@ def manifest_for_cluster(manifest: dict[str, Any], name: str, namespace: str, ho
         raise BadInput(str(error)) from None
 
 
+def refuse_unready(route: "Route", manifest: dict[str, Any]) -> None:
+    """Raise BadInput for all that is missing in the namespace, a line each; print what may be.
+
+    An Argo Server answers no questions about a cluster.
+    """
+    from everstep.runtime.submission.custom_resource import CustomResource
+    from everstep.runtime.submission.needs import needs_of
+    from everstep.runtime.submission.preflight import Verdict
+    from everstep.runtime.submission.route import ApiError
+
+    if not isinstance(route, CustomResource):
+        return
+    try:
+        findings = route.examine(needs_of(manifest))
+    except ApiError as error:
+        raise BadInput(str(error)) from None
+    for one in findings:
+        if one.verdict is Verdict.DOUBTFUL and one.mend:
+            print(f"note: {one.text}", file=sys.stderr)
+    if wrong := [one.text for one in findings if one.verdict is Verdict.WRONG]:
+        raise BadInput("\n  ".join([f"namespace {route.namespace} is not ready, nothing was submitted:", *wrong]))
+
+
 def run_on_cluster(
     manifest: dict[str, Any], route: "Route", reason: str, how: Submission, another: Callable[[], str] | None
 ) -> int:

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -104,25 +103,29 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     except TargetError as error:
         raise BadInput(str(error)) from None
     how.check(target.name, target.reason)
-    if target.route:
-        from everstep.local_files import with_addresses
-
-        config = with_addresses(config, how.store, how.code)
     manifest = manifest_of(build(config), absolute_uri(how.store))
     if not how.output:
         _lint(manifest)
     metadata = manifest["metadata"]
     fixed_name = how.name or metadata.get("name")
 
+    from everstep.runtime.workflow.run.run_folder import generated_name
+
     def another() -> str:
-        return f"{metadata['generateName']}{secrets.token_hex(2)}"
+        return generated_name(metadata["generateName"])
 
     name = fixed_name or another()
     if target.route is None:
         return _print(manifest) if how.output else _run_locally(manifest, name, how, target.reason)
-    from everstep.cluster import manifest_for_cluster, run_on_cluster
+    from everstep.cluster import manifest_for_cluster, refuse_unready, run_on_cluster
+    from everstep.local_files import with_addresses
 
     fitted = manifest_for_cluster(manifest, name, target.route.namespace, how)
+    if not how.output:
+        refuse_unready(target.route, fitted)
+    if (there := with_addresses(config, how.store, how.code)) is not config:
+        manifest = manifest_of(build(there), absolute_uri(how.store))
+        fitted = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if how.output:
         return _print(fitted)
     return run_on_cluster(fitted, target.route, target.reason, how, None if fixed_name else another)

@@ -31,6 +31,14 @@ class Config:
     """With fewer healthy nodes the training waits, then gives up."""
     job_spec: Annotated[str, everstep.LocalFile.JOB_SPEC] = ""
     """YAML file of the training's roles and policies; `nodes` says how many machines are checked."""
+    check_spare: int = 1
+    """On a cluster: machines to check beyond `nodes`, so that training can avoid an unfit one."""
+    exclude_straggler: bool = False
+    """Avoid machines that are more than twice as slow as the median, too."""
+    switchbox_check: bool = False
+    """Check the links between each machine's own CUDA devices, too."""
+    network_check: bool = False
+    """Check each node with a healthy one when it joins the training."""
     iterations: int = 200
     """Optimizer steps."""
     sequence_length: int = 96
@@ -66,7 +74,14 @@ def build(config: Config) -> Workflow:
             text = corpus.task(source=everstep.parameter("corpus"))
             start = model.task(model=everstep.parameter("model"), tokenizer=everstep.parameter("tokenizer"))
             tokens = preprocess.task("tokenize", input=text.uri, tokenizer=start.tokenizer)
-            health = check.task(nodes=everstep.parameter("nodes"), min_nodes=everstep.parameter("min_nodes"))
+            health = check.task(
+                nodes=everstep.parameter("nodes"),
+                min_nodes=everstep.parameter("min_nodes"),
+                check_spare=everstep.parameter("check_spare"),
+                job_spec=everstep.parameter("job_spec"),
+                exclude_straggler=everstep.parameter("exclude_straggler"),
+                switchbox_check=everstep.parameter("switchbox_check"),
+            )
             trained = train.task(
                 dataset=tokens.uri,
                 model=start.uri,
@@ -79,6 +94,7 @@ def build(config: Config) -> Workflow:
                 sequence_length=everstep.parameter("sequence_length"),
                 global_batch=everstep.parameter("global_batch"),
                 avoid_hosts=health.avoid_hosts,
+                network_check=everstep.parameter("network_check"),
             )
             score = evaluate.task(
                 checkpoint=trained.checkpoint,

@@ -1,8 +1,21 @@
-"""A step's progress for a person: plain lines on stderr, at most two a second."""
+"""A step's progress: plain lines on stderr for a person, at most two a second, and `N/M` for Argo."""
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.runtime.system import atomic
+
+ARGO_FILE = "ARGO_PROGRESS_FILE"
+"""Argo reads `N/M` from the file of that name and shows it (Argo Workflows, "Progress")."""
+
+
+def write_for_argo(done: int, total: int, environment: Mapping[str, str]) -> None:
+    """Say how much is done of how much, if this is a step of Argo's."""
+    if (file := environment.get(ARGO_FILE)) and total:
+        atomic.replace(Path(file), f"{min(done, total)}/{total}".encode())
 
 
 @dataclass

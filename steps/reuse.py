@@ -42,11 +42,17 @@ def _workflow_template(template: Container) -> dict[str, Any]:
         name=f"everstep-{template.name}",
         annotations={name: text for name, text in title.items() if name != ACCOUNT},
         entrypoint=template.name,
-        arguments=inputs,
+        arguments=[_as_argument(one) for one in inputs],
         templates=[_with_inputs(template, inputs)],
     )
     manifest: dict[str, Any] = result.to_dict()
     return manifest
+
+
+def _as_argument(parameter: Parameter) -> Parameter:
+    """With the default as its value: `argo submit --from` takes no defaults for a workflow's own arguments."""
+    value = {} if parameter.default is None else {"value": parameter.default}
+    return Parameter(name=parameter.name, description=parameter.description, **value)
 
 
 def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:

@@ -15,6 +15,7 @@ VERBS = {
     "launch": "run a script on one node or many, like torchrun, but elastic",
     "check": "check whether machines are fit to train: this one, or several with a node on each",
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
+    "doctor": "is a cluster's namespace ready for a pipeline?",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",

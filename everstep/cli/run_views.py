@@ -1,8 +1,8 @@
-"""Views of this machine's runs, formatted as the `argo` command does: `argo get`, `argo list`, `argo logs`."""
+"""Views of runs, here or on a cluster, formatted as the `argo` command does: `argo get`, `argo list`, `argo logs`."""
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,16 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
             yield from ((f"  {one['name']}", str(one["value"])) for one in entries)
 
 
-def list_view(runs: Path, now: float) -> str:
+def workflows(runs: Path) -> list[dict[str, Any]]:
+    """This machine's runs. Raises BadInput for no folder, and for a run that cannot be read."""
+    return [read_workflow(folder) for folder in run_folders(runs)]
+
+
+def list_view(workflows: Sequence[Mapping[str, Any]], now: float) -> str:
     """What `argo list` prints, with the newest run last."""
     from everstep.runtime.submission.tree import unix_time
     from everstep.runtime.workflow.run.own_errors import workflow_message
 
-    workflows = [read_workflow(folder) for folder in run_folders(runs)]
     if not workflows:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]

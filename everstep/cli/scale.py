@@ -58,7 +58,7 @@ def run(flags: Scale) -> int:
 
 def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
     """Write the size into the ConfigMap that the job's master reads. Raises BadInput."""
-    from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
+    from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_sizes, parse_sizes
     from everstep.runtime.submission.route import ApiError
 
     try:
@@ -66,6 +66,9 @@ def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
         sizes = parse_sizes(job.sizes)
         if role not in sizes:
             raise BadInput(f"{name}: role: the job has no {role!r}, only {', '.join(sizes)}")
+        bounds = bounds_of(job.sizes, role)
+        if bounds and not bounds[0] <= nodes <= bounds[1]:
+            raise BadInput(f"{name}: --nodes {nodes}: {role} has at least {bounds[0]} and at most {bounds[1]} nodes")
         job.route.edit_config_map(job.sizes["metadata"]["name"], {KEY: format_sizes({**sizes, role: nodes})})
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import secrets
 import shlex
 import sys
 import time
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from everstep.cli import run_ends, run_views
+from everstep.cli import run_ends, run_views, runs_there
 from everstep.cli.workflow_flags import (
     Delete,
     Get,
@@ -124,7 +123,7 @@ def _run(flags: Run) -> int:
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
-    from everstep.runtime.workflow.run.run_folder import RunInputs
+    from everstep.runtime.workflow.run.run_folder import RunInputs, generated_name
 
     loaded = _load(flags)
     values = _parameters(flags)
@@ -137,7 +136,7 @@ def _run(flags: Run) -> int:
         raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
     _warn_unread_parameters([loaded], values)
     metadata = manifest.get("metadata") or {}
-    made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
+    made_up = generated_name(str(metadata.get("generateName", "workflow-")))
     name = flags.name or metadata.get("name") or made_up
     folder = flags.runs.absolute()
     if flags.no_network and not flags.sandbox:
@@ -255,7 +254,10 @@ def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
 
 
 def _get(flags: Get) -> int:
-    workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
+    if flags.namespace:
+        workflow = runs_there.get(flags.namespace, flags.name)
+    else:
+        workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
     if flags.output:
         _dump(workflow, flags.output)
     else:
@@ -264,11 +266,14 @@ def _get(flags: Get) -> int:
 
 
 def _list(flags: List) -> int:
-    print(run_views.list_view(flags.runs, time.time()))
+    workflows = runs_there.workflows(flags.namespace) if flags.namespace else run_views.workflows(flags.runs)
+    print(run_views.list_view(workflows, time.time()))
     return 0
 
 
 def _logs(flags: Logs) -> int:
+    if flags.namespace:
+        return runs_there.logs(flags.namespace, flags.name, flags.pod, flags.follow)
     for line in run_views.log_lines(run_views.run_folder(flags.runs, flags.name), flags.pod, flags.follow):
         print(line, flush=True)
     return 0
@@ -298,7 +303,7 @@ def _seconds(flag: str, text: str) -> float:
 
 def _resubmit(flags: Resubmit) -> int:
     from everstep.runtime.workflow.manifest.parse import with_arguments
-    from everstep.runtime.workflow.run.run_folder import read_inputs
+    from everstep.runtime.workflow.run.run_folder import generated_name, read_inputs
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -307,7 +312,7 @@ def _resubmit(flags: Resubmit) -> int:
     base = metadata.get("generateName") or f"{metadata.get('name') or folder.name}-"
     stored = read_inputs(folder)
     warn_missing_variables(folder.name, stored.variables)
-    return _execute(manifest, f"{base}{secrets.token_hex(2)}", flags.runs.absolute(), stored)
+    return _execute(manifest, generated_name(base), flags.runs.absolute(), stored)
 
 
 def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
@@ -355,6 +360,9 @@ def _resume(flags: Resume) -> int:
 
 
 def _retry(flags: Retry) -> int:
+    if flags.namespace:
+        _refuse_there(flags, plain=not (flags.node_field_selector or flags.restart_successful or flags.parameter))
+        return runs_there.retry(flags.namespace, flags.name)
     if bool(flags.node_field_selector) != flags.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
     status = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))["status"]
@@ -366,7 +374,7 @@ def _retry(flags: Retry) -> int:
 
 def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     require_platform()
-    from everstep.runtime.workflow.run.run_folder import read_inputs
+    from everstep.runtime.workflow.run.run_folder import generated_name, read_inputs
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -378,12 +386,22 @@ def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] 
 def _stop(flags: Stop) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
 
+    if flags.namespace:
+        _refuse_there(flags, plain=not (flags.node_field_selector or flags.message))
+        return runs_there.end(flags.namespace, flags.name, "stop")
     if flags.node_field_selector:
         return _send_request(flags, "stop", ControlRequest("set", flags.node_field_selector, "Failed", flags.message))
     return _end(flags, "stop")
 
 
+def _refuse_there(flags: Stop | Retry, plain: bool) -> None:
+    if not plain:
+        raise BadInput(f"{flags.name}: with --namespace only the whole run; `argo` knows more flags")
+
+
 def _terminate(flags: Terminate) -> int:
+    if flags.namespace:
+        return runs_there.end(flags.namespace, flags.name, "terminate")
     return _end(flags, "terminate")
 
 

@@ -8,20 +8,29 @@ from everstep.flags import Flag
 
 _Folder = Annotated[Path, Flag(metavar="DIR")]
 _Folders = Annotated[tuple[Path, ...], Flag(metavar="DIR")]
+_Namespace = Annotated[str, Flag("-n")]
 _Values = Annotated[tuple[str, ...], Flag(metavar="NAME=VALUE")]
 _Parameters = Annotated[tuple[str, ...], Flag("-p", metavar="NAME=VALUE")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class List:
-    """List the runs, newest last."""
+class Runs:
+    """Where runs are."""
 
     runs: _Folder = Path("runs")
     """Directory of the run folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(List):
+class List(Runs):
+    """List the runs, newest last."""
+
+    namespace: _Namespace = ""
+    """Namespace of a cluster (ARGO_SERVER, else the kube context) instead of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Runs):
     """What is read of a manifest."""
 
     file: Annotated[tuple[Path, ...], Flag(is_positional=True)]
@@ -70,7 +79,7 @@ class Lint(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRun(List):
+class OneRun(Runs):
     """A run by its name."""
 
     name: Annotated[str, Flag(metavar="RUN", is_positional=True)]
@@ -78,7 +87,15 @@ class OneRun(List):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Get(OneRun):
+class OneRunAnywhere(OneRun):
+    """A run by its name, here or on a cluster."""
+
+    namespace: _Namespace = ""
+    """Namespace of the run, if it is on a cluster (ARGO_SERVER, else the kube context)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Get(OneRunAnywhere):
     """Show what a run's steps do, or did."""
 
     output: Annotated[Literal["", "json", "yaml"], Flag("-o")] = ""
@@ -86,7 +103,7 @@ class Get(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logs(OneRun):
+class Logs(OneRunAnywhere):
     """Show what a run's pods have printed."""
 
     pod: Annotated[str, Flag(is_positional=True)] = ""
@@ -96,7 +113,7 @@ class Logs(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait(List):
+class Wait(Runs):
     """Wait until runs have ended; exit code 1 if one did not succeed."""
 
     name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)]
@@ -109,7 +126,7 @@ class Watch(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delete(List):
+class Delete(Runs):
     """Delete runs that have ended: their folders with logs and reports. What is in the store stays."""
 
     name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)] = ()
@@ -131,7 +148,7 @@ class Resubmit(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terminate(OneRun):
+class Terminate(OneRunAnywhere):
     """Stop a run without its exit handler; a second time: at once, without time to save anything."""
 
 
@@ -144,7 +161,7 @@ class Resume(OneRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retry(Resume):
+class Retry(Resume, OneRunAnywhere):
     """Continue a run that failed or was stopped: steps that did not succeed run again."""
 
     restart_successful: bool = False
@@ -154,7 +171,7 @@ class Retry(Resume):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop(Resume):
+class Stop(Resume, OneRunAnywhere):
     """Stop a run with all its processes; its exit handler still runs."""
 
     message: str = ""

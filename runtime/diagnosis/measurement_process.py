@@ -117,13 +117,16 @@ class MeasurementProcess:
 
 
 @asynccontextmanager
-async def start_measurement_process(environment: Mapping[str, str] = os.environ) -> AsyncIterator[MeasurementProcess]:
-    """Start a process that is ready to measure; it ends with the block. Raises MeasurementError if it does not
-    start."""
+async def start_measurement_process(
+    environment: Mapping[str, str] = os.environ, threads: int = 1
+) -> AsyncIterator[MeasurementProcess]:
+    """Start a process that is ready to measure, with so many threads; it ends with the block. Raises MeasurementError
+    if it does not start."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "everstep.runtime.diagnosis.measurement_server",
+        str(threads),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={name: value for name, value in environment.items() if name not in _SECRETS},

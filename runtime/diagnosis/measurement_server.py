@@ -1,4 +1,4 @@
-"""`python -m everstep.runtime.diagnosis.measurement_server` imports torch once a node and forks each measurement.
+"""`python -m everstep.runtime.diagnosis.measurement_server THREADS` imports torch once a node, forks each measurement.
 
 JSON lines: requests on stdin, `Ready`, then `Heard` or `Devices` on stdout. Several nodes may share a server, each with
 one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the server ends when stdin does. It has
@@ -103,7 +103,9 @@ def import_torch() -> None:
 class MeasurementServer:
     """The select loop over stdin and the forks' pipes."""
 
-    def __init__(self, stdin: int) -> None:
+    def __init__(self, stdin: int, threads: int) -> None:
+        """`threads`: of each fork's matrix products."""
+        self._threads = threads
         self._stdin = stdin
         self._text = b""
         self._forks: dict[str, _Fork] = {}
@@ -149,6 +151,7 @@ class MeasurementServer:
         if not pid:
             try:
                 os.close(says)
+                _use_threads(self._threads)
                 _run_fork(begin, child_hears, child_says, parent)
             except Exception:  # noqa: BLE001 - the outermost edge of the fork
                 traceback.print_exc()
@@ -207,6 +210,13 @@ def _death_result(last: StageResult, status: int) -> StageResult:
     )
 
 
+def _use_threads(threads: int) -> None:
+    """In a fork only: the server itself must stay single-threaded."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
 def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -263,7 +273,7 @@ def main() -> None:
         print(f"the node check forks, but its process has {threads} threads", file=sys.stderr)
         sys.exit(ExitCode.TRY_AGAIN)
     _send(Ready())
-    MeasurementServer(sys.stdin.fileno()).serve()
+    MeasurementServer(sys.stdin.fileno(), int(sys.argv[1])).serve()
     os._exit(0)  # torch's cleanup takes a second.
 
 

@@ -25,6 +25,7 @@ from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.job.topology import order_by_switch
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token_gate import TokenGate, listen
+from everstep.runtime.system.cpus import usable_cpus
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last arrival."""
@@ -116,7 +117,7 @@ async def check_machines(options: MultiMachineCheck) -> CheckOutcome:
 
 @asynccontextmanager
 async def _measurement_process(box: SwitchboxSpec | None) -> AsyncIterator[MeasurementProcess]:
-    async with start_measurement_process() as measuring:
+    async with start_measurement_process(threads=usable_cpus()) as measuring:
         if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)
         yield measuring

@@ -10,6 +10,7 @@ from everstep.runtime.diagnosis.messages import Arrive
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.system.cpus import usable_cpus
 
 ADDRESS = "127.0.0.1"
 
@@ -34,7 +35,7 @@ async def check_one_machine(
         on_round(round_)
 
     coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=record)
-    async with start_measurement_process() as measuring:
+    async with start_measurement_process(threads=max(1, usable_cpus() // len(hosts))) as measuring:
         if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)
         nodes = [Arrive(host, host, ADDRESS) for host in hosts]

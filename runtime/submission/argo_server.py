@@ -7,7 +7,7 @@ ARGO_INSECURE_SKIP_VERIFY, ARGO_TOKEN, ARGO_BASE_HREF, ARGO_NAMESPACE).
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import requests
 from hera.workflows import WorkflowsService, models
@@ -60,6 +60,18 @@ class ArgoServer:
         """See Route. What Hera's models do not know would be lost in them: the answer as it is."""
         return self._request(f"api/v1/workflows/{self.namespace}/{name}", {}, stream=False).json()
 
+    def workflows(self) -> list[dict[str, Any]]:
+        """See Route."""
+        return self._request(f"api/v1/workflows/{self.namespace}", {}, stream=False).json().get("items") or []
+
+    def end(self, name: str, verb: Literal["stop", "terminate"]) -> None:
+        """See Route."""
+        self._put(name, verb)
+
+    def retry(self, name: str) -> None:
+        """See Route."""
+        self._put(name, "retry")
+
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route."""
         where = f"api/v1/workflow-events/{self.namespace}"
@@ -84,14 +96,21 @@ class ArgoServer:
         """See Route."""
         return f"{self._url}workflows/{self.namespace}/{name}"
 
-    def _request(self, path: str, asked: Mapping[str, Any], stream: bool) -> requests.Response:
+    def _put(self, name: str, verb: str) -> None:
+        body = {"name": name, "namespace": self.namespace}
+        self._request(f"api/v1/workflows/{self.namespace}/{name}/{verb}", {}, stream=False, body=body)
+
+    def _request(
+        self, path: str, asked: Mapping[str, Any], stream: bool, body: Mapping[str, Any] | None = None
+    ) -> requests.Response:
         headers = {"Accept": "text/event-stream" if stream else "application/json"}
         if self._service.token:
             headers["Authorization"] = self._service.token
         return self._service.session.request(
-            "get",
+            "get" if body is None else "put",
             f"{self._url}{path}",
             params=asked,
+            json=body,
             headers=headers,
             verify=self._service.verify_ssl,
             stream=stream,

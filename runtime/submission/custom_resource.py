@@ -1,11 +1,13 @@
 """The route through the Kubernetes API: the Workflow as a custom object, asked for with the one Kubernetes client."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
 from everstep.runtime.submission.kube_config import read_access
 from everstep.runtime.submission.loop_thread import LoopThread
+from everstep.runtime.submission.needs import Needs
+from everstep.runtime.submission.preflight import Finding, examine
 from everstep.runtime.submission.route import ApiError, Trouble, trouble_for_status
 
 T = TypeVar("T")
@@ -42,6 +44,21 @@ class CustomResource:
         """See Route."""
         return self.ask(lambda api: api.get("workflows", name))
 
+    def workflows(self) -> list[dict[str, Any]]:
+        """See Route."""
+        return self.ask(lambda api: api.list("workflows", ""))[0]
+
+    def end(self, name: str, verb: Literal["stop", "terminate"]) -> None:
+        """See Route. What Argo's own command writes."""
+        self.ask(lambda api: api.patch("workflows", name, {"spec": {"shutdown": verb.capitalize()}}))
+
+    def retry(self, name: str) -> None:
+        """See Route. Raises ApiError: an Argo Server works out what is to run again, not the Kubernetes API."""
+        raise ApiError(
+            Trouble.OTHER,
+            f"retry: only an Argo Server does it; set ARGO_SERVER, or `argo -n {self.namespace} retry {name}`",
+        )
+
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route. A stream that breaks off ends; it is opened anew."""
         begun = False
@@ -75,6 +92,10 @@ class CustomResource:
     def edit_config_map(self, name: str, data: Mapping[str, str]) -> None:
         """Give these keys these texts. Raises ApiError."""
         self.ask(lambda api: api.patch("configmaps", name, {"data": dict(data)}))
+
+    def examine(self, needs: Needs) -> list[Finding]:
+        """Whether the namespace is ready for a workflow with these needs. Raises ApiError."""
+        return self.ask(lambda api: examine(api, needs))
 
     def link(self, name: str) -> str:
         """See Route. The API knows no URL of a user interface."""

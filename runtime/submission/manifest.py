@@ -21,6 +21,12 @@ OWN_POD = {"name": "EVERSTEP_POD", "valueFrom": {"fieldRef": {"fieldPath": "meta
 """Variable: by it a train step knows that its nodes are to be pods like its own."""
 POD_GC = {"strategy": "OnWorkflowSuccess", "deleteDelayDuration": "300s"}
 """Pods of a failed run stay for whoever looks into it; those of a good one for as long as their logs are fetched."""
+POD_SECURITY = {
+    "runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+"""Of every pod of a workflow that has only Everstep's own steps; others' images may need root."""
+TTL = {"secondsAfterSuccess": 7 * 86400, "secondsAfterFailure": 30 * 86400}
+"""How long Argo keeps a run that has ended. Its data in the store stay."""
 NEEDED_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 OTHER_KEYS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN")
 """Keys of the store's Secret, named as the variables they become."""
@@ -54,6 +60,8 @@ def for_argo(
     """
     copied = copy.deepcopy(dict(manifest))
     spec = copied["spec"]
+    if all(held.get("image") == own_image for one in all_templates(spec) for held in containers_of(one)):
+        spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
@@ -61,6 +69,7 @@ def for_argo(
         known = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
         spec["imagePullSecrets"] = list({**known, **{one: {"name": one} for one in options.pull_secrets}}.values())
     spec.setdefault("podGC", dict(POD_GC))
+    spec.setdefault("ttlStrategy", dict(TTL))
     metadata = {key: value for key, value in copied.get("metadata", {}).items() if key != "generateName"}
     if options.instance:
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
@@ -73,8 +82,10 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
 
     Raises NotForAClusterError when they could not start.
     """
-    templates = [one for one in _templates(spec) if any(own_image == held.get("image") for held in _containers(one))]
-    own = [held for one in templates for held in _containers(one) if held.get("image") == own_image]
+    templates = [
+        one for one in all_templates(spec) if any(own_image == held.get("image") for held in containers_of(one))
+    ]
+    own = [held for one in templates for held in containers_of(one) if held.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
@@ -101,7 +112,7 @@ def _credential_variables(secret: str) -> list[dict[str, Any]]:
     return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]
 
 
-def _templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def all_templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every template of a spec, inline templates too."""
     for template in holder.get("templates", ()):
         yield from _with_inline(template)
@@ -118,7 +129,7 @@ def _with_inline(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _with_inline(inline)
 
 
-def _containers(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def containers_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every container of one template."""
     yield from (template[kind] for kind in ("container", "script") if kind in template)
     yield from (template.get("containerSet") or {}).get("containers", ())

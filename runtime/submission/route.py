@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -67,6 +67,18 @@ class Route(Protocol):
 
     def get(self, name: str) -> dict[str, Any]:
         """The Workflow as it is now."""
+        ...
+
+    def workflows(self) -> list[dict[str, Any]]:
+        """Every Workflow of the namespace."""
+        ...
+
+    def end(self, name: str, verb: Literal["stop", "terminate"]) -> None:
+        """Stop the Workflow; with `terminate` also its exit handler."""
+        ...
+
+    def retry(self, name: str) -> None:
+        """Let what did not succeed run again."""
         ...
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:

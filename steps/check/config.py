@@ -9,8 +9,9 @@ from everstep.steps.entry import StepError
 class Config:
     """Check the nodes of a job in small groups and name the hosts that training should avoid.
 
-    Up to three rounds of matrix products (one CPU core) and all-reduces (gloo): the faulty nodes are named
-    exactly, if at most a quarter is faulty.
+    Up to three rounds of matrix products (all CPU cores) and all-reduces (gloo): the faulty nodes are named
+    exactly, if at most a quarter is faulty. In a pod of Argo's the nodes are pods with the training's own requests, one
+    a machine; elsewhere processes of this machine.
 
     Examples:
       python -m everstep.steps.check --nodes 4 --timeout 120
@@ -19,9 +20,13 @@ class Config:
     """
 
     nodes: int = 2
-    """Nodes to check: local-0, local-1...; each is a process of this machine."""
+    """Nodes to check. On a cluster one a machine; here local-0, local-1..., each a process of this machine."""
     min_nodes: int = 1
-    """With fewer usable nodes the step ends with exit code 3."""
+    """With fewer usable nodes (on a cluster: machines, of those checked) the step ends with exit code 3."""
+    check_spare: int = 1
+    """On a cluster: machines to check beyond nodes, if there are more."""
+    job_spec: str = ""
+    """On a cluster: the training's YAML file, whose largest role says what the pods request."""
     timeout: float = 300.0
     """Seconds for a node's part in one round; a node that takes longer (it hangs) is faulty."""
     exclude_straggler: bool = False
@@ -51,7 +56,9 @@ class Config:
             raise StepError(f"--nodes {self.nodes}: must be at least 1")
         if self.min_nodes < 1:
             raise StepError(f"--min-nodes {self.min_nodes}: must be at least 1")
-        if self.min_nodes > self.nodes:
+        if self.check_spare < 0:
+            raise StepError(f"--check-spare {self.check_spare}: cannot be negative")
+        if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.timeout > 0:
             raise StepError(f"--timeout {self.timeout:g}: must be above 0 (seconds)")

@@ -2,13 +2,20 @@
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.check.config import Config
 from everstep.steps.entry import Result, StepError
+
+if TYPE_CHECKING:
+    from everstep.runtime.diagnosis.evidence import Round
+    from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
+    from everstep.runtime.diagnosis.verdicts import Verdict
 
 
 def run(config: Config) -> Result:
@@ -16,9 +23,9 @@ def run(config: Config) -> Result:
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.errors import MeasurementError
     from everstep.runtime.diagnosis.evidence import Round
-    from everstep.runtime.diagnosis.single_machine import check_one_machine
     from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
     from everstep.runtime.diagnosis.verdicts import usable_count
+    from everstep.runtime.platform.kubernetes import KubeError
 
     def on_round(told: Round) -> None:
         print(report.round_line(told), file=sys.stderr, flush=True)
@@ -26,33 +33,47 @@ def run(config: Config) -> Result:
     box = (
         parse_switchbox(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
     )
-    hosts = [f"local-{index}" for index in range(config.nodes)]
     try:
-        verdicts, rounds = asyncio.run(
-            check_one_machine(
-                hosts,
-                timeout_s=config.timeout,
-                exclude_straggler=config.exclude_straggler,
-                box=box,
-                on_round=on_round,
-            )
-        )
+        verdicts, rounds = asyncio.run(_check(config, box, on_round))
     except SwitchboxError as error:
         raise StepError(str(error)) from None
     except MeasurementError as error:
         raise StepError(str(error), ExitCode.TRY_AGAIN) from None
+    except KubeError as error:
+        raise StepError(str(error), ExitCode.TRY_AGAIN if error.passing else ExitCode.BAD_INPUT) from None
     if box is not None:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
     report.print_verdicts(sys.stderr, verdicts, rounds)
     told = report.json_report(verdicts, rounds, config.min_nodes)
     path = _write(config, told)
-    if usable_count(verdicts) < config.min_nodes:
+    if usable_count(verdicts) < min(config.min_nodes, len(verdicts)):  # Several nodes may share a machine.
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
-        short = f"{usable_count(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
+        short = f"{usable_count(verdicts)} of {len(verdicts)} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
     outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
     return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
+
+
+async def _check(
+    config: Config, box: "SwitchboxSpec | None", on_round: "Callable[[Round], None]"
+) -> "tuple[list[Verdict], list[Round]]":
+    """The cluster's machines in a pod that Argo made; else processes of this machine."""
+    if pod := os.environ.get("EVERSTEP_POD"):
+        from everstep.runtime.platform.kubernetes import Access
+        from everstep.steps.check.machines import check_machines
+
+        return await check_machines(config, pod, Access.of_this_pod(os.environ), _print_line, on_round)
+    from everstep.runtime.diagnosis.single_machine import check_one_machine
+
+    hosts = [f"local-{index}" for index in range(config.nodes)]
+    return await check_one_machine(
+        hosts, timeout_s=config.timeout, exclude_straggler=config.exclude_straggler, box=box, on_round=on_round
+    )
+
+
+def _print_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _write(config: Config, verdict: dict[str, Any]) -> Path:

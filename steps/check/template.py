@@ -15,12 +15,13 @@ def template() -> Container:
         "check",
         Config,
         title="Check the nodes",
-        description="Rounds of matrix products and all-reduces in small groups; names the hosts that training avoids.",
+        description="Rounds of matrix products and all-reduces in small groups; names machines for training to avoid.",
         outputs=("avoid_hosts",),
         artifacts=("verdict.json",),
         cpu=1,
         memory="2Gi",
         deadline_s=1800,
+        account="-train",
     )
 
 

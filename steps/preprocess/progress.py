@@ -7,15 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from everstep.runtime.store import NoSuchKey, is_s3_uri
-from everstep.runtime.system import atomic
 from everstep.steps.preprocess.workspace import COUNTS, open_shelf
+from everstep.steps.progress import write_for_argo
 
 _INTERVAL_S, _STORE_INTERVAL_S = 0.5, 5.0
-ARGO_FILE = "ARGO_PROGRESS_FILE"
-"""Argo reads `N/M` from the file of that name and shows it (Argo Workflows, "Progress")."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
             if now.documents >= last + max(1, every):
                 last = now.documents
                 print(progress_line(now, total, time.monotonic() - started), file=sys.stderr, flush=True)
-            if ARGO_FILE in os.environ:
-                stored = min(now.stored, total.stored)
-                atomic.replace(Path(os.environ[ARGO_FILE]), f"{stored >> 10}/{max(1, total.stored >> 10)}".encode())
+            write_for_argo(now.stored >> 10, max(1, total.stored >> 10), os.environ)
 
     thread = threading.Thread(target=tell, name="progress", daemon=True)
     thread.start()

@@ -209,6 +209,7 @@ def _own_address(master: str) -> str:
 def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     """The pod in which this step runs. Raises StepError."""
     from everstep.runtime.platform.kubernetes import Access, KubeError, template_of
+    from everstep.runtime.platform.kubernetes.api import ACCOUNT
 
     name = environment.get(masters.POD_VARIABLE, "")
     if not name:
@@ -228,7 +229,7 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
         ) from None
     except KubeError as error:
         raise StepError(f"--spark-master k8s://: {error}", code=ExitCode.TRY_AGAIN) from None
-    files = str(access.token_file), str(access.ca_file)
+    files = str(ACCOUNT / "token"), str(ACCOUNT / "ca.crt")
     return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
 
 

@@ -130,7 +130,8 @@ async def sibling_pods(
             await delete_groups(api, scheduling, spec.job)
 
         await ensure_groups(api, scheduling, spec.job, owner)
-        await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()})
+        bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
+        await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
         how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
         how["ends_at"] = await read_deadline(api, owner)

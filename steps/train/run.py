@@ -20,6 +20,7 @@ from everstep.runtime.data.code import script_name
 from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
+from everstep.steps.progress import write_for_argo
 from everstep.steps.train.config import Config
 from everstep.steps.train.job import job_of
 from everstep.steps.train.nodes import node_backend, serve_node_checks, stop_on_request
@@ -49,7 +50,7 @@ def run(config: Config) -> Result:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)
     started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
-    lines = ProgressLines(config.iterations, sys.stderr, time.monotonic)
+    lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
     try:
         outcome = asyncio.run(_train(config, spec, store, folder, lines.show))
     except (StoreError, JournalError) as error:
@@ -147,9 +148,15 @@ async def _train(
 
 
 class ProgressLines:
-    """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`: at most two lines a second; a new reason at once."""
+    """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`: at most two lines a second; a new reason at once.
 
-    def __init__(self, iterations: int, stream: TextIO, clock: Callable[[], float]) -> None:
+    Argo gets the iterations done, of all.
+    """
+
+    def __init__(
+        self, iterations: int, stream: TextIO, clock: Callable[[], float], environment: Mapping[str, str]
+    ) -> None:
+        self._environment = environment
         self.loss: float | None = None
         """The newest report."""
         self._iterations = iterations
@@ -167,6 +174,7 @@ class ProgressLines:
         if self._clock() < self._next or not progress.iteration:
             return
         self._next = self._clock() + LINES_EVERY_S
+        write_for_argo(progress.iteration, self._iterations, self._environment)
         words = [f"iteration {progress.iteration}/{self._iterations}"]
         if progress.loss is not None:
             words.append(f"loss {progress.loss:.2f}")

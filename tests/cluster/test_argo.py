@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,22 +50,29 @@ def everstep(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def text(cluster: Cluster) -> str:
-    """The URI of a small corpus: a document for each paragraph that Everstep's own documents have."""
+def lines() -> bytes:
+    """A small corpus: a document for each paragraph that Everstep's own documents have."""
     pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
     paragraphs = [one for page in sorted(pages) for one in page.read_text().split("\n\n")]
-    lines = "\n".join(json.dumps({"text": one}) for one in paragraphs)
+    return "\n".join(json.dumps({"text": one}) for one in paragraphs).encode()
+
+
+@pytest.fixture(scope="module")
+def text(cluster: Cluster, lines: bytes) -> str:
+    """Its URI."""
     folder, name = f"s3://{BUCKET}/text-{secrets.token_hex(3)}", "text.jsonl"
-    open_store(folder, environment=cluster.store).put(name, lines.encode())
+    open_store(folder, environment=cluster.store).put(name, lines)
     return f"{folder}/{name}"
 
 
-def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster, text: str) -> None:
+def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster, lines: bytes, tmp_path: Path) -> None:
+    text = tmp_path / "mine.jsonl"
+    text.write_bytes(lines)
     name = f"pipeline-{secrets.token_hex(3)}"
     done = everstep(
         cluster, "pipelines/llama_finetune.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
         "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
-        "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "40",
+        "--store", f"s3://{BUCKET}/{name}", "--corpus", str(text), "--iterations", "40",
     )  # fmt: skip
     found = argo.workflow(cluster.kubectl, name)
     assert done.returncode == 0, done.stderr + json.dumps(found["status"], indent=1)
@@ -74,6 +82,8 @@ def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster,
     assert f"{name} · target argo" in done.stderr
     ticked = {line.split()[1].partition("(")[0] for line in done.stderr.splitlines() if line.startswith(" ✔")}
     assert ticked >= STEPS, done.stderr
+    assert f"--corpus {text}: 1 files" in done.stderr, "it came along"
+    assert str(tmp_path) not in json.dumps(found["spec"])
     kept = {entry.key for entry in open_store(f"s3://{BUCKET}/{name}", environment=cluster.store).list("")}
     assert any("checkpoints/" in key for key in kept)
 

@@ -35,7 +35,7 @@ def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixtu
     for manifest in yaml.safe_load_all(text):
         (template,) = manifest["spec"]["templates"]
         assert template["container"]["image"] == "r.example/e:2"
-        account = {"train": "trainer-train", "preprocess": f"trainer{SPARKS}"}
+        account = {"train": "trainer-train", "check": "trainer-train", "preprocess": f"trainer{SPARKS}"}
         assert template["serviceAccountName"] == account.get(template["name"], "trainer")
         assert "everstep/account" not in str(manifest)
     assert "everstep:0.1.0" not in text
@@ -53,6 +53,20 @@ def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFi
         assert manifest["spec"]["entrypoint"] == template["name"]
         known = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
         assert known == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
+
+
+CALLERS = {"store", "status", "failures", "duration"}
+"""Parameters that only a caller knows."""
+
+
+def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: pytest.CaptureFixture[str]) -> None:
+    for manifest in yaml.safe_load_all(rendered(capsys)):
+        (template,) = manifest["spec"]["templates"]
+        arguments = {one["name"]: one for one in manifest["spec"]["arguments"]["parameters"]}
+        usual = {one["name"]: one["default"] for one in template["inputs"]["parameters"] if "default" in one}
+        assert {name: one["value"] for name, one in arguments.items() if "value" in one} == usual
+        assert arguments.keys() - usual.keys() <= CALLERS
+        assert not any("default" in one for one in arguments.values())
 
 
 def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

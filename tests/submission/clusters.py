@@ -9,7 +9,7 @@ import json
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,6 +42,14 @@ class Cluster:
     submitted: list[dict[str, Any]] = field(default_factory=list)
     config_maps: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    """Names of objects that are not there; of verbs, as `create pods`, that nobody may use; see `objects`."""
+    before: Callable[[], object] = bool
+    """Called before each review is answered."""
+    hidden: bool = False
+    """Nobody may look at what a namespace has."""
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By kind and name: what an object has that is not just there."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, workflow: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._ask(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def do_PATCH(self) -> None:
+        """As a POST."""
+        self.do_POST()
+
+    def do_PUT(self) -> None:
         """As a POST."""
         self.do_POST()
 
@@ -176,18 +188,23 @@ class KubeApi(_Handler):
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", namespace, "workflows"]:
                 if self.command == "POST":
                     self.submit(namespace, body, 201)
+                elif "fieldSelector" not in asked:
+                    self.yes({"metadata": {"resourceVersion": "1"}, "items": list(self.cluster.workflows.values())})
                 else:
                     name = asked["fieldSelector"].removeprefix("metadata.name=")
                     events = self.cluster.events(name)
                     lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
+            case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name] if self.command == "PATCH":
+                self.cluster.workflows[name]["spec"] = body["spec"]
+                self.one(name)
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
             case ["api", "v1", "namespaces", _, "configmaps"]:
                 key = asked["labelSelector"]
                 found = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
                 self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": found})
-            case ["api", "v1", "namespaces", _, "configmaps", name]:
+            case ["api", "v1", "namespaces", _, "configmaps", name] if self.command == "PATCH":
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods"]:
@@ -200,8 +217,34 @@ class KubeApi(_Handler):
                 else:
                     tail = self.cluster.logs[pod][-int(asked.get("tailLines", 1000)) :]
                     self.stream((f"{line}\n".encode() for line in tail), "text/plain")
+            case ["apis", "authorization.k8s.io", "v1", *_, "selfsubjectaccessreviews" | "localsubjectaccessreviews"]:
+                self.cluster.before()
+                attributes = body["spec"]["resourceAttributes"]
+                right = f"{attributes['verb']} {attributes['resource']}"
+                self.yes({"kind": body["kind"], "status": {"allowed": right not in self.cluster.missing}}, 201)
+            case [*_, kind, name] if kind in OBJECTS or name in LISTS or kind in GROUPS:
+                self.thing(kind, name)
             case _:
                 self.no(404, "the server could not find the requested resource")
+
+    def thing(self, kind: str, name: str) -> None:
+        """An object, or a list, that is there unless it is missing."""
+        self.cluster.before()
+        if self.cluster.hidden:
+            return self.no(403, f'{kind} is forbidden: User "u" cannot get', kind)
+        if name in self.cluster.missing or (kind in RARE and f"{kind}/{name}" not in self.cluster.objects):
+            return self.no(404, f'{kind} "{name}" not found', kind)
+        usual = {"data": dict.fromkeys(KEYS, "eA=="), "type": "kubernetes.io/dockerconfigjson"}
+        known = self.cluster.objects.get(name if name in LISTS else f"{kind}/{name}", usual)
+        return self.yes({"kind": kind, "metadata": {"name": name}, **known})
+
+
+OBJECTS = ("serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+RARE = ("configmaps",)
+"""Kinds of which there are only those that a test makes."""
+LISTS = ("resourcequotas",)
+GROUPS = ("scheduling.volcano.sh", "scheduling.x-k8s.io")
 
 
 class ArgoApi(_Handler):
@@ -216,6 +259,11 @@ class ArgoApi(_Handler):
         match path:
             case ["api", "v1", "info"]:
                 self.yes({"managedNamespace": self.cluster.namespace, "links": []})
+            case ["api", "v1", "workflows", _] if self.command == "GET":
+                self.yes({"items": list(self.cluster.workflows.values()) or None})
+            case ["api", "v1", "workflows", _, name, "stop" | "terminate" | "retry" as verb]:
+                self.cluster.workflows[name]["spec"] = {"shutdown": verb.capitalize()}
+                self.one(name)
             case ["api", "v1", "workflows", namespace]:
                 self.submit(namespace, body["workflow"], 200)
             case ["api", "v1", "workflows", _, name]:

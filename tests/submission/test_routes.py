@@ -259,3 +259,24 @@ def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_i
     assert made["metadata"]["labels"] == {"workflows.argoproj.io/controller-instanceid": "two"}
     assert "generateName" not in made["metadata"]
     assert "env" not in source["spec"]["templates"][0]["container"]
+
+
+def test_a_workflow_of_own_steps_is_not_root_and_others_are_as_they_were() -> None:
+    ours = {"name": "a", "container": {"image": "everstep:0", "command": ["python"]}}
+    theirs = {"name": "b", "container": {"image": "busybox:1", "command": ["true"]}}
+
+    def spec(*templates: dict[str, Any]) -> dict[str, Any]:
+        source = {"metadata": {}, "spec": {"templates": list(templates)}}
+        return for_argo(source, "x", "ml", ClusterOptions("registry/everstep:1"), "everstep:0")["spec"]
+
+    assert spec(ours)["securityContext"]["runAsNonRoot"] is True
+    assert "securityContext" not in spec(ours, theirs)
+
+
+def test_a_run_that_has_ended_is_kept_for_a_while_unless_the_manifest_says_otherwise() -> None:
+    def kept(spec: dict[str, Any]) -> dict[str, int]:
+        source = {"metadata": {}, "spec": {"templates": [], **spec}}
+        return for_argo(source, "x", "ml", ClusterOptions(), "everstep:0")["spec"]["ttlStrategy"]
+
+    assert kept({}) == {"secondsAfterSuccess": 604800, "secondsAfterFailure": 2592000}
+    assert kept({"ttlStrategy": {"secondsAfterCompletion": 5}}) == {"secondsAfterCompletion": 5}

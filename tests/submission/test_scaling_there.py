@@ -16,7 +16,7 @@ def run(cluster: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
     uid = cluster.add({"metadata": {"name": "run"}})["metadata"]["uid"]
     for job in (f"{uid}-train", "another-train"):
-        made = sizes_config_map(job, Owner("run", uid), {"chief": 1, "worker": 2})
+        made = sizes_config_map(job, Owner("run", uid), {"chief": 1, "worker": 2}, {"worker": (2, 5)})
         cluster.config_maps[made["metadata"]["name"]] = made
     return cluster
 
@@ -42,12 +42,14 @@ def test_the_roles_number_is_written_and_the_others_stay(run: Cluster, capsys: p
         (["run", "--role", "boss"], "run: role: the job has no 'boss', only chief, worker"),
         (["run/check"], "run/check: give RUN/STEP with one of its training steps: train"),
         (["gone"], '"gone" not found'),
+        (["run", "--nodes", "6"], "run: --nodes 6: worker has at least 2 and at most 5 nodes"),
+        (["run", "--nodes", "1"], "run: --nodes 1: worker has at least 2 and at most 5 nodes"),
     ],
 )
 def test_what_is_not_there_is_one_line(
     run: Cluster, capsys: pytest.CaptureFixture[str], words: list[str], part: str
 ) -> None:
-    assert main(["scale", *words, "--nodes", "2", "-n", "ml"]) == 2
+    assert main(["scale", "--nodes", "2", "-n", "ml", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert part in line
     assert sizes(run) == {"chief": 1, "worker": 2}

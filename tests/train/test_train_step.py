@@ -27,9 +27,9 @@ def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "jobs")) == ["j.token", "k.token"]
 
 
-def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once() -> None:
-    out, now = io.StringIO(), [10.0]
-    lines = ProgressLines(200, out, lambda: now[0])
+def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once(tmp_path: Path) -> None:
+    out, now, argo = io.StringIO(), [10.0], tmp_path / "progress"
+    lines = ProgressLines(200, out, lambda: now[0], {"ARGO_PROGRESS_FILE": str(argo)})
     lines.show(Progress(0, 2, 1, "the job begins"))
     for iteration in range(1, 5):
         lines.show(Progress(iteration, 2, 1, "the job begins", loss=4.0 - iteration, stall=iteration / 2))
@@ -40,6 +40,7 @@ def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once() -> None:
         "iteration 4/200  loss 0.00  2 nodes  stall 2.0 %",
     ]
     assert lines.loss == 0.0
+    assert argo.read_text() == "4/200"
 
 
 def test_nodes_are_left_training_unless_the_run_was_stopped_for_good(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from everstep.cli.run_views import list_view, log_lines, long_duration, run_view, short_duration
+from everstep.cli.run_views import list_view, log_lines, long_duration, run_view, short_duration, workflows
 from everstep.errors import BadInput
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
@@ -83,10 +83,10 @@ def test_a_run_is_shown_as_by_argo_get() -> None:
 
 
 def test_runs_are_listed_as_by_argo_list(tmp_path: Path) -> None:
-    assert list_view(tmp_path, NOW) == "No workflows found"
+    assert list_view(workflows(tmp_path), NOW) == "No workflows found"
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "workflow.json").write_text(json.dumps(run()))
-    assert list_view(tmp_path, NOW).splitlines() == [
+    assert list_view(workflows(tmp_path), NOW).splitlines() == [
         "NAME   STATUS      AGE   DURATION   PRIORITY   MESSAGE",
         "w      Succeeded   2m    1m         0",
     ]

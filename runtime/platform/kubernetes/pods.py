@@ -147,7 +147,10 @@ def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, An
 
 
 def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, Any]) -> Pod:
-    """The pod for that node. It only refers to the job's token. Raises ValueError, see `pod_name`."""
+    """The pod for that node; it runs an agent unless the template has a command. It only refers to the job's token.
+
+    Raises ValueError, see `pod_name`.
+    """
     spec = copy.deepcopy(dict(template))
     first, *others = spec["containers"]
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
@@ -156,7 +159,8 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP"), (HOST_IP, "status.hostIP")):
         variables[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     template_variables = [one for one in first.get("env") or () if one["name"] not in variables]
-    first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*template_variables, *variables.values()]}
+    first |= {"command": first.get("command") or list(COMMAND), "args": _arguments(request)}
+    first["env"] = [*template_variables, *variables.values()]
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
     spec |= {

@@ -5,6 +5,7 @@ does a later master.
 """
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -14,15 +15,19 @@ from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, secret_name
 
 KEY = "replicas"
+BOUNDS = "everstep/bounds"
+"""Annotation: JSON, by role the fewest and the most nodes; who edits `replicas` is told of them at the prompt."""
 LOOK_AGAIN_S = 3.0
 """Seconds between two reads. Reading needs fewer rights than watching all ConfigMaps of the namespace."""
 _LINE = re.compile(r"\s*([a-z][a-z0-9]*)\s*:\s*(-?[0-9]+)\s*")
 
 
-def sizes_config_map(job: str, owner: Owner, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The ConfigMap with the initial sizes."""
+def sizes_config_map(
+    job: str, owner: Owner, sizes: Mapping[str, int], bounds: Mapping[str, tuple[int, int]] = {}
+) -> dict[str, Any]:
+    """The ConfigMap with the initial sizes. `bounds`: by role, the fewest and the most nodes."""
     metadata = {
-        "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job},
+        "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job, BOUNDS: json.dumps(bounds)},
         "ownerReferences": [owner.reference()],
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: format_sizes(sizes)}}
@@ -46,9 +51,21 @@ def parse_sizes(config_map: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-async def ensure_sizes(api: KubeApi, job: str, owner: Owner, sizes: Mapping[str, int]) -> None:
+def bounds_of(config_map: Mapping[str, Any], role: str) -> tuple[int, int] | None:
+    """The fewest and the most nodes of a role; None where the ConfigMap does not say."""
+    text = (config_map["metadata"].get("annotations") or {}).get(BOUNDS, "")
+    try:
+        least, most = json.loads(text)[role]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return int(least), int(most)
+
+
+async def ensure_sizes(
+    api: KubeApi, job: str, owner: Owner, sizes: Mapping[str, int], bounds: Mapping[str, tuple[int, int]] = {}
+) -> None:
     """Create the ConfigMap unless an earlier master did. Raises KubeError."""
-    await api.ensure("configmaps", sizes_config_map(job, owner, sizes))
+    await api.ensure("configmaps", sizes_config_map(job, owner, sizes, bounds))
 
 
 async def watch_sizes(

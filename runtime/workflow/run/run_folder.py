@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,12 +20,19 @@ RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOCK_WAIT_S = 1.0
 """How long to wait for the lock: `launcher_pid` takes it for a moment, too."""
+MAX_BASE = 58
+"""The most characters of `generateName` in a name, so that 5 more fit into a label."""
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors after which the run can be resumed once there is room."""
 
 
 class CannotWriteError(OSError):
     """The run's folder cannot be written: one line with the mend. Pods run on, and the run can be resumed."""
+
+
+def generated_name(base: str) -> str:
+    """A name from `metadata.generateName`, cut as Kubernetes cuts it (API conventions, "Idempotency")."""
+    return f"{base[:MAX_BASE]}{secrets.token_hex(2)}"
 
 
 def check_name(name: str) -> None:

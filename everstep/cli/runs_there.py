@@ -1,0 +1,107 @@
+"""The runs of a cluster's namespace, for the verbs that show and end runs: by ARGO_SERVER, else by the kube context."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from everstep.errors import BadInput
+from everstep.runtime.display.terminal import as_text
+
+if TYPE_CHECKING:
+    from everstep.runtime.submission import Route
+
+ENDED = ("Succeeded", "Failed", "Error")
+
+
+@contextmanager
+def _route(namespace: str) -> "Iterator[Route]":
+    """The way there. Raises BadInput, also for what goes wrong in the block."""
+    from everstep.runtime.submission import ApiError, TargetError, choose
+
+    try:
+        route = choose("argo", os.environ, namespace).route
+        assert route is not None, "argo was asked for"
+        yield route
+    except (ApiError, TargetError) as error:
+        raise BadInput(str(error)) from None
+
+
+def _seen(workflow: dict[str, Any]) -> dict[str, Any]:
+    """One that no controller has seen yet has no status."""
+    status = {"phase": "Pending", "nodes": {}, **(workflow.get("status") or {})}
+    return {**workflow, "status": status}
+
+
+def workflows(namespace: str) -> list[dict[str, Any]]:
+    """All of the namespace. Raises BadInput."""
+    with _route(namespace) as route:
+        return [_seen(one) for one in route.workflows()]
+
+
+def get(namespace: str, name: str) -> dict[str, Any]:
+    """The run. Raises BadInput."""
+    with _route(namespace) as route:
+        return _seen(route.get(name))
+
+
+def end(namespace: str, name: str, verb: Literal["stop", "terminate"]) -> int:
+    """Stop the run; returns the exit code. Raises BadInput."""
+    with _route(namespace) as route:
+        phase = _seen(route.get(name))["status"]["phase"]
+        if phase in ENDED:
+            raise BadInput(f"{name}: has already ended: {phase}")
+        route.end(name, verb)
+    print(f"{name}: asked Argo to {verb}", file=sys.stderr)
+    return 0
+
+
+def retry(namespace: str, name: str) -> int:
+    """Let what did not succeed run again; returns the exit code. Raises BadInput."""
+    with _route(namespace) as route:
+        phase = _seen(route.get(name))["status"]["phase"]
+        if phase not in ("Failed", "Error"):
+            raise BadInput(f"{name}: only a run that has failed is retried, and it is {phase}")
+        route.retry(name)
+    print(f"{name}: asked Argo to retry", file=sys.stderr)
+    return 0
+
+
+def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
+    """Print the lines of its pods, `POD: LINE`; returns the exit code. `wanted` as for `log_lines`. Raises BadInput."""
+    from everstep.runtime.submission.follow import Follower, LogFollower, View
+    from everstep.runtime.submission.tree import Row, rows
+
+    def is_wanted(row: Row) -> bool:
+        return bool(row.pod) and (row.pod == wanted or any(one.startswith(wanted) for one in (row.title, row.pod)))
+
+    def chosen(view: View) -> View:
+        return View(view.workflow, rows=[row for row in view.rows if is_wanted(row)])
+
+    with _route(namespace) as route:
+        workflow = _seen(route.get(name))
+        some = chosen(View(workflow, rows=rows(workflow)))
+        if wanted and not some.rows and not follow:
+            raise BadInput(f"{name}: no pod of that name, and no step begins with {wanted!r}")
+        if not follow:
+            for row in some.rows:
+                _print_log(lambda pod=row.pod: route.log(name, pod), row.pod)
+            return 0
+        every = LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True))
+        with Follower(route, workflow, tails=False) as followed:
+            followed.follow(lambda view: every.follow_started(chosen(view)))
+        every.finish()
+    return 0
+
+
+def _print_log(read: "Callable[[], Iterator[str]]", pod: str) -> None:
+    from everstep.runtime.submission import ApiError
+    from everstep.runtime.submission.route import Trouble
+
+    try:
+        for line in read():
+            print(as_text(f"{pod}: {line}"), flush=True)
+    except ApiError as error:
+        if error.trouble is not Trouble.NOT_FOUND:  # Its pod is gone, and its log with it.
+            raise

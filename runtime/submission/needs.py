@@ -1,0 +1,121 @@
+"""What a workflow needs of the namespace that it is submitted to. Pure: read from its manifest."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.runtime.job.spec_values import quantity
+from everstep.runtime.submission.manifest import all_templates, containers_of
+
+_PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
+TRAIN, SPARK = "-train", "-spark"
+"""Suffixes of the service accounts whose pods make other pods (files/rbac.yaml)."""
+REPORTS = (("argoproj.io", "workflowtaskresults", ("create", "patch")),)
+MAKES_NODES = (
+    ("", "pods", ("create", "get", "list", "watch", "delete", "patch")),
+    ("", "secrets", ("create", "get")),
+    ("", "configmaps", ("create", "get")),
+    ("argoproj.io", "workflows", ("get",)),
+)
+MAKES_EXECUTORS = (("", "pods", ("create", "get", "list", "watch", "delete", "patch", "deletecollection")),)
+Rights = tuple[tuple[str, str, tuple[str, ...]], ...]
+"""(API group, kind, verbs)."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be there."""
+
+    accounts: Mapping[str, Rights] = field(default_factory=dict)
+    """Service accounts, and what each must be allowed to do."""
+    secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Secrets, and the keys that each must have."""
+    pull_secrets: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    gang: str = "none"
+    """The scheduler that admits a job's nodes together."""
+    templates: tuple[str, ...] = ()
+    """WorkflowTemplates of the namespace that are referred to."""
+    artifacts: tuple[str, ...] = ()
+    """Templates with output artifacts that do not say where they are kept."""
+    requests: Mapping[str, float] = field(default_factory=dict)
+    """The most that one pod requests: cpu (cores), memory (bytes), and the like."""
+
+
+def needs_of(manifest: Mapping[str, Any]) -> Needs:
+    """The needs of a manifest that `for_argo` has fitted to the cluster."""
+    spec = manifest["spec"]
+    templates = list(all_templates(spec))
+    values = _values(spec, templates)
+    classes = [*values.get("priority-class", ()), *values.get("extra-priority-class", ())]
+    gangs = [one for one in values.get("gang", ()) if one != "none"]
+    default = spec.get("serviceAccountName") or "default"
+    named = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
+    known = dict.fromkeys(one for one in [default, *named] if "{{" not in one)
+    kept = spec.get("artifactRepositoryRef")
+    return Needs(
+        {name: account_rights(name) for name in known},
+        _secrets(templates),
+        tuple(one["name"] for one in spec.get("imagePullSecrets") or ()),
+        tuple(dict.fromkeys(classes)),
+        gangs[0] if gangs else "none",
+        tuple(dict.fromkeys(name for one in templates for name in _references(one))),
+        () if kept else tuple(one["name"] for one in templates if _has_homeless_artifact(one)),
+        _largest_requests(templates),
+    )
+
+
+def account_rights(name: str) -> Rights:
+    """What an account of that name must be allowed to do, by its suffix."""
+    more = MAKES_NODES if name.endswith(TRAIN) else MAKES_EXECUTORS if name.endswith(SPARK) else ()
+    return (*REPORTS, *more)
+
+
+def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The values that tasks give, by the parameter's name; neither empty ones, nor those known only while it runs."""
+    entries = (spec.get("arguments") or {}).get("parameters") or ()
+    given = {one["name"]: str(one.get("value") or "") for one in entries}
+    values: dict[str, list[str]] = {}
+    for task in (task for one in templates for task in _tasks(one)):
+        for entry in (task.get("arguments") or {}).get("parameters") or ():
+            value = _PARAMETER.sub(lambda name: given.get(name[1], ""), str(entry.get("value") or ""))
+            if value and "{{" not in value:
+                values.setdefault(entry["name"], []).append(value)
+    return values
+
+
+def _tasks(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from (template.get("dag") or {}).get("tasks", ())
+    yield from (one for group in template.get("steps", ()) for one in group)
+
+
+def _references(template: Mapping[str, Any]) -> Iterator[str]:
+    references = [task.get("templateRef") or {} for task in _tasks(template)]
+    yield from (one["name"] for one in references if "name" in one and not one.get("clusterScope"))
+
+
+def _secrets(templates: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    keys: dict[str, dict[str, None]] = {}
+    for variable in (one for t in templates for held in containers_of(t) for one in held.get("env") or ()):
+        place = (variable.get("valueFrom") or {}).get("secretKeyRef")
+        if place and not place.get("optional"):
+            keys.setdefault(place["name"], {})[place["key"]] = None
+    return {name: tuple(some) for name, some in keys.items()}
+
+
+def _has_homeless_artifact(template: Mapping[str, Any]) -> bool:
+    places = ("s3", "gcs", "azure", "oss", "hdfs", "http", "git", "artifactory", "raw")
+    if template.get("archiveLocation"):
+        return False
+    artifacts = (template.get("outputs") or {}).get("artifacts") or ()
+    return any(not any(place in one for place in places) for one in artifacts)
+
+
+def _largest_requests(templates: list[dict[str, Any]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for template in templates:
+        for container in containers_of(template):
+            for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+                largest[name] = max(largest.get(name, 0.0), float(quantity(amount)))
+    return largest

@@ -1,0 +1,186 @@
+"""The check of the machines that can train: pods as the training's, one a machine, made through the same platform.
+
+The step's pod coordinates. Each try of the step makes pods of its own; they end with their coordinator.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.check.config import Config
+from everstep.steps.entry import StepError
+
+if TYPE_CHECKING:
+    from everstep.runtime.diagnosis.coordinator import Coordinator
+    from everstep.runtime.diagnosis.evidence import Round
+    from everstep.runtime.diagnosis.verdicts import Verdict
+    from everstep.runtime.job.spec import Resources
+    from everstep.runtime.platform.kubernetes import Access, KubernetesPlatform
+
+MODULE = "everstep.runtime.diagnosis.pod_node"
+HOST_TOPOLOGY = "kubernetes.io/hostname"
+TRAIN = ("everstep/step", "train")
+"""Label of the training's template."""
+START_S = 300.0
+"""How long the pods may take to start; those that come later are not checked."""
+LAST_PLACED_S = 10.0
+"""With no machine for the missing pods, and none new for so long, the check begins."""
+SPARE_S = 3.0
+"""The same when the nodes are there and only spare ones are missing."""
+LOOK_S = 1.0
+DISMISS_S = 10.0
+
+
+async def check_machines(
+    config: Config,
+    pod: str,
+    access: "Access",
+    say: Callable[[str], None],
+    on_round: "Callable[[Round], None]",
+    look_s: float = LOOK_S,
+) -> "tuple[list[Verdict], list[Round]]":
+    """Check the machines of the pods that start. Returns a verdict for each, whose host is the machine, and the rounds.
+
+    Raises StepError if no pod starts, KubeError.
+    """
+    from everstep.runtime.diagnosis.coordinator import Coordinator
+    from everstep.runtime.diagnosis.http_link import serve_coordinator
+    from everstep.runtime.net.tls import credentials_of
+    from everstep.runtime.net.token_gate import TokenGate, listen
+    from everstep.runtime.platform.kubernetes import KubeApi, KubernetesPlatform, owner_of, template_of
+    from everstep.runtime.platform.kubernetes.platform import shared_token
+
+    rounds: list[Round] = []
+
+    def record(round_: "Round") -> None:
+        rounds.append(round_)
+        on_round(round_)
+
+    coordinator = Coordinator(timeout_s=config.timeout, exclude_straggler=config.exclude_straggler, on_round=record)
+    async with KubeApi(access) as api:
+        own = await api.own_pod(pod)
+        owner, address = owner_of(own), own["status"]["podIP"]
+        job = f"{owner.uid}-{config.task}-{own['metadata']['uid'][:8]}"
+        credentials = credentials_of(await shared_token(api, job, owner), job, tls=True)
+        workflow = await api.retry(lambda: api.get("workflows", owner.name))
+        template = node_template(template_of(own), workflow, job)
+        listener = listen(address, 0)
+        place = f"[{address}]" if ":" in address else address
+        async with (
+            serve_coordinator(coordinator, listener, TokenGate(credentials)),
+            KubernetesPlatform(api, job, owner, template, say=say) as platform,
+        ):
+            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s)
+            return await check.run(), rounds
+
+
+def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str) -> dict[str, Any]:
+    """The pods' spec: the check step's, with the requests and the placement of the workflow's training, one a machine.
+
+    Without a training in the workflow the step's own.
+    """
+    from everstep.runtime.platform.kubernetes.pods import selector
+
+    spec = {**(workflow.get("status") or {}).get("storedWorkflowTemplateSpec", {}), **workflow["spec"]}
+    templates = spec.get("templates") or list(((workflow.get("status") or {}).get("storedTemplates") or {}).values())
+    label, value = TRAIN
+    training = next(
+        (one for one in templates if ((one.get("metadata") or {}).get("labels") or {}).get(label) == value), {}
+    )
+    resources = (training.get("container") or {}).get("resources") or step["containers"][0].get("resources") or {}
+    name, _, digest = selector(job).partition("=")
+    apart = [{"labelSelector": {"matchLabels": {name: digest}}, "topologyKey": HOST_TOPOLOGY}]
+    affinity = {**step.get("affinity", {}), **training.get("affinity", {})}
+    affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
+    placement = {key: training[key] for key in ("nodeSelector", "tolerations") if key in training}
+    container = {**step["containers"][0], "resources": resources, "command": ["python", "-m", MODULE]}
+    return {**step, **placement, "containers": [container], "affinity": affinity}
+
+
+def requested_resources(config: Config) -> "Resources":
+    """What the largest role of the job spec requests for a node; nothing without a job spec. Raises StepError."""
+    from everstep.runtime.job.spec import Resources
+    from everstep.steps.train.config import Config as Train
+    from everstep.steps.train.job import job_of
+
+    if not config.job_spec:
+        return Resources()
+    roles = job_of(Train(job_spec=config.job_spec)).roles.values()
+    return max(roles, key=lambda role: role.nodes).resources
+
+
+class _Check:
+    """One check: makes the pods, waits for those that start, and removes them."""
+
+    def __init__(
+        self,
+        config: Config,
+        platform: "KubernetesPlatform",
+        coordinator: "Coordinator",
+        job: str,
+        address: str,
+        look_s: float,
+    ) -> None:
+        self._config = config
+        self._platform = platform
+        self._coordinator = coordinator
+        self._job = job
+        self._address = address
+        self._look_s = look_s
+        self._gone: dict[str, str] = {}
+        """Nodes whose pods have ended, and why."""
+
+    async def run(self) -> "list[Verdict]":
+        await self._platform.observe()
+        watching = asyncio.create_task(self._watch_ends())
+        try:
+            names = [f"check-{index}" for index in range(self._config.nodes + self._config.check_spare)]
+            await self._create(names)
+            came = await self._gather(names)
+            verdicts = await self._coordinator.check(came)
+            await self._coordinator.wait_until_dismissed(came, DISMISS_S)
+            return verdicts
+        finally:
+            watching.cancel()
+            for node in await self._platform.observe():
+                with suppress(OSError):  # They end without a coordinator, and with the workflow.
+                    await self._platform.delete(node.name, node.uid)
+
+    async def _create(self, names: Sequence[str]) -> None:
+        from everstep.runtime.diagnosis.pod_node import box_flags, node_arguments
+        from everstep.runtime.platform import NodeRequest
+
+        config, resources = self._config, requested_resources(self._config)
+        box = box_flags(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else []
+        for name in names:
+            arguments = node_arguments(self._address, name, box)
+            await self._platform.create(
+                NodeRequest(name, "check", "", {"EVERSTEP_JOB": self._job}, arguments, resources)
+            )
+
+    async def _watch_ends(self) -> None:
+        async for end in self._platform.node_ends():
+            self._gone[end.name] = end.reason
+            self._coordinator.mark_lost(end.name, end.reason)
+
+    async def _gather(self, names: Sequence[str]) -> list[str]:
+        """The nodes that have started. Raises StepError for none."""
+        deadline, here, since = time.monotonic() + START_S, -1, time.monotonic()
+        while True:
+            wanted = [name for name in names if name not in self._gone]
+            missing = await self._coordinator.wait_for_arrivals(wanted, self._look_s, more_than=here)
+            now, came = time.monotonic(), [name for name in wanted if name not in missing]
+            if len(came) > here:
+                here, since = len(came), now
+            placed = {node.name for node in await self._platform.observe() if node.host}
+            patience_s = SPARE_S if here >= self._config.nodes else LAST_PLACED_S
+            nobody_comes = here > 0 and not missing & placed and now >= since + patience_s
+            if not missing or nobody_comes or now >= deadline:
+                break
+        if not came:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._gone.items()) or f"none in {START_S:g} s"
+            raise StepError(f"no pod of the check started ({why})", ExitCode.TRY_AGAIN)
+        return came

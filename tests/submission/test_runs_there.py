@@ -1,0 +1,91 @@
+"""`everstep workflow list|get|logs|stop|terminate|retry -n NAMESPACE`: runs of a cluster, by both ways to it."""
+
+import pytest
+
+from everstep.cli.main import main
+from tests.submission.clusters import Cluster
+from tests.submission.conftest import Environment
+
+STARTED = "2026-01-01T00:00:00Z"
+
+
+def node(name: str, phase: str, kind: str = "Pod") -> dict[str, object]:
+    """Of a Workflow's status."""
+    return {
+        "id": name, "name": name, "displayName": name, "type": kind, "phase": phase, "templateName": "main",
+        "startedAt": STARTED,
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def run(cluster: Cluster, environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A run that goes on, and one that no controller has seen."""
+    monkeypatch.delenv("ARGO_SERVER", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    old_names = {"workflows.argoproj.io/pod-name-format": "v1"}
+    metadata = {"name": "first", "creationTimestamp": STARTED, "annotations": old_names}
+    nodes = {"first": node("first", "Running", "DAG"), "a": node("a", "Succeeded"), "b": node("b", "Running")}
+    status = {"phase": "Running", "startedAt": STARTED, "nodes": nodes}
+    cluster.add({"metadata": metadata, "spec": {}, "status": status})
+    cluster.add({"metadata": {"name": "unseen", "creationTimestamp": STARTED}, "spec": {}})
+    cluster.logs = {"a": ["hello", "you"], "b": ["there"]}
+    return cluster
+
+
+def test_runs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", "list", "-n", "ml"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["NAME", "STATUS"], ["first", "Running"], ["unseen", "Pending"]]
+
+
+@pytest.mark.parametrize(("name", "status"), [("first", "Running"), ("unseen", "Pending")])
+def test_a_run_is_shown(name: str, status: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", "get", name, "-n", "ml"]) == 0
+    assert f"Status:              {status}\n" in capsys.readouterr().out
+
+
+def test_logs_are_those_of_all_pods_or_of_the_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", "logs", "first", "-n", "ml"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["a: hello", "a: you", "b: there"]
+    assert main(["workflow", "logs", "first", "b", "-n", "ml"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["b: there"]
+
+
+@pytest.mark.parametrize("verb", ["stop", "terminate"])
+def test_a_run_is_ended(run: Cluster, verb: str) -> None:
+    assert main(["workflow", verb, "first", "-n", "ml"]) == 0
+    assert run.workflows["first"]["spec"] == {"shutdown": verb.capitalize()}
+
+
+def test_a_run_that_has_failed_is_retried_by_an_argo_server(
+    run: Cluster, environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.workflows["first"]["status"]["phase"] = "Failed"
+    by_server = "ARGO_SERVER" in environment
+    assert main(["workflow", "retry", "first", "-n", "ml"]) == (0 if by_server else 2)
+    assert ("asked Argo to retry" if by_server else "set ARGO_SERVER, or `argo -n ml retry first`") in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["get", "gone"], '"gone" not found'),
+        (["stop", "gone"], '"gone" not found'),
+        (["logs", "first", "x"], "no step begins with 'x'"),
+        (["retry", "first"], "only a run that has failed is retried, and it is Running"),
+        (["stop", "first", "--message", "m"], "only the whole run"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", *words, "-n", "ml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+def test_a_run_that_has_ended_is_not_stopped(run: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    run.workflows["first"]["status"]["phase"] = "Succeeded"
+    assert main(["workflow", "stop", "first", "-n", "ml"]) == 2
+    assert "has already ended: Succeeded" in capsys.readouterr().err
