@@ -127,6 +127,9 @@ accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: 
 accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_hardening
 
+accept-frameworks: $(READY)  ## every line about other frameworks, data and job formats: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_frameworks
+
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)
 	$(BIN)/python -m tests.job.liveness --sequences $(SEQUENCES) --seed $(or $(SEED),1)
