@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom release docs reference picture liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-frameworks lock licences sbom release docs reference picture liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made

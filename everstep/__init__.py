@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "Shard", "batches", "init", "loader",
-    "parameter", "parameters", "phase", "report", "results", "shards", "submit",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard", "__version__",
+    "batches", "check_step", "init", "loader", "parameter", "parameters", "phase", "report", "results", "shards",
+    "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
 _DATA = {
     **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.loader"),
-    "shards": "everstep.data_shards",
+    **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
 }
 _MODULES = {**_PIPELINE, **_DATA, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
