@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard", "__version__",
-    "batches", "check_step", "init", "loader", "parameter", "parameters", "phase", "report", "results", "shards",
-    "submit",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
+    "__version__", "batches", "check_step", "init", "loader", "parameter", "parameters", "phase", "report", "results",
+    "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")

@@ -40,6 +40,8 @@ PIPELINE = (
     Public("submit", "everstep/pipeline.py"),
     Public("parameters", "everstep/pipeline.py"),
     Public("parameter", "everstep/pipeline.py"),
+    Public("check_step", "everstep/pipeline.py"),
+    Public("LocalFile", "everstep/local_files.py"),
 )
 STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate")
 FLASH = "everstep/flash_checkpoint.py"
