@@ -48,6 +48,9 @@ FORMATS = {
     "DISK leaves the file at `path` for torch.load(weights_only=True)": (
         f"{FRAMEWORKS}::disk_save", f"{FRAMEWORKS}::cannot_be_written",
     ),
+    "frameworks: a loop of Accelerate, killed once, the same weights and loss": (
+        "tests/survival/test_own_scripts.py::loop_of_accelerate",
+    ),
     "frameworks: FSDP1 and a Hugging Face Trainer under DDP": (f"{FRAMEWORKS}::fsdp1", f"{FRAMEWORKS}::trainer"),
 }  # fmt: skip
 PROVEN = {**DATA, **FORMATS}
@@ -58,7 +61,7 @@ NOT_BUILT = (
     "Horovod elastic and Paddle: discovery from the round, ssh keys",
     "Megatron-LM, megatron-core: save_checkpoint(..., replica_count=), other parallel sizes",
     "DeepSpeed: ZeRO 1-3, universal checkpoint",
-    "Hugging Face Trainer with fsdp or deepspeed, Accelerate",
+    "Hugging Face Trainer with fsdp or deepspeed",
     "PyTorch Lightning, torchtitan, TorchTune, verl, TRL",
     "DISK for FsdpShardCheckpointer: a directory that torch reads",
     "convert: each seed's job on the two-node cluster",
