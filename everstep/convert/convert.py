@@ -43,9 +43,9 @@ def convert(text: str, file: str) -> Conversion:
         raise ConvertError(f"{file}:1: not a mapping; give the manifest of a job")
     fields = Fields(documents[0])
     kind, version = fields.take(str, "kind"), fields.take(str, "apiVersion")
-    groups, read = KINDS.get(kind, ((), None))
-    if read is None:
+    if kind not in KINDS:
         raise fields.wrong(f"{kind} is not known; known are {', '.join(KINDS)}", "kind")
+    groups, read = KINDS[kind]
     if not version.startswith(groups):
         raise fields.wrong(f"{version} is not known for {kind}; it begins with {groups[0]}", "apiVersion")
     for path in _IGNORED:
@@ -96,8 +96,8 @@ def _launched(
     role: Role, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
 ) -> str | None:
     """Take script, arguments and launcher flags from the role's command; None if it starts no script."""
-    variables = dict.fromkeys(("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES"), str(role.nodes))
-    variables["NUM_TRAINERS"] = str(role.slots)
+    nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
+    variables: dict[str, str] = {**nodes, "NUM_TRAINERS": str(role.slots)}
     launch = parse_launch(role.pod.command, variables)
     if launch is None:
         return None
