@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -129,6 +129,9 @@ accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: w
 
 accept-first-hour: $(READY)  ## every line about a user's first hour: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_first_hour
+
+accept-frameworks: $(READY)  ## every line about other frameworks, data and job formats: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_frameworks
 
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)

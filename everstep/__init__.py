@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 from everstep.version import VERSION
 
 if TYPE_CHECKING:
-    from everstep.data_shards import shards
+    from everstep.data_shards import Shard, shards
     from everstep.job_results import results
-    from everstep.loader import ElasticSampler, loader
+    from everstep.loader import ElasticSampler, LoadedBatch, LoadedPart, loader
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __version__ = VERSION
 __all__ = [
-    "Batch", "Checkpointer", "Context", "ElasticSampler", "LocalFile", "__version__", "batches", "check_step", "init",
-    "loader", "parameter", "parameters", "phase", "report", "results", "shards", "submit",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
+    "__version__", "batches", "check_step", "init", "loader", "parameter", "parameters", "phase", "report", "results",
+    "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
-_DATA = {**dict.fromkeys(("ElasticSampler", "loader"), "everstep.loader"), "shards": "everstep.data_shards"}
+_DATA = {
+    **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.loader"),
+    **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
+}
 _MODULES = {**_PIPELINE, **_DATA, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
 """Where a name is, if not in `everstep.training`."""
 

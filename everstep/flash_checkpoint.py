@@ -8,6 +8,7 @@ MEMORY: staged in the node's shared memory, from where the newest state goes to 
 DISK: the same, and into the store in the background, whatever is saved meanwhile. The store is the job's (under
 `everstep launch`), else the directory `checkpoint_dir`. `path` is the checkpoint's name there: `load_checkpoint(path)`
 reads the one that was saved under it, while it is there: the newest 3 stay (`--keep-last`, EVERSTEP_KEEP_LAST; 0: all).
+DdpCheckpointer also leaves a file at `path`, for `torch.load(path, weights_only=True)`; those are yours to remove.
 
 Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
 """
@@ -15,6 +16,7 @@ Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Mode
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.checkpoint.errors import RestoreError
@@ -22,6 +24,7 @@ from everstep.runtime.checkpoint.shard.reshard import Shard, assemble_state, ope
 from everstep.runtime.checkpoint.stored.committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.session import Checkpointer, Checkpoints
+from everstep.torch_files import FileWriter
 
 if TYPE_CHECKING:
     from everstep.runtime.checkpoint.worker.dcp import DcpReader
@@ -46,6 +49,7 @@ class _Flash:
         self._made: Checkpointer | None = None
         self._on_disk = 0
         """The last step saved with DISK."""
+        self._file = FileWriter()
 
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
@@ -59,9 +63,11 @@ class _Flash:
         self._on_disk = step if disk else self._on_disk
 
     def wait_latest_checkpoint(self) -> None:
-        """Wait until the state last saved with DISK is committed. Raises LinkError, StoreError."""
+        """Wait until the state last saved with DISK is committed, and its file is there. Raises LinkError, StoreError,
+        OSError."""
         if self._made is not None and self._on_disk:
             self._made.flush(self._on_disk)
+        self._file.wait()
 
     def _shards(self, path: str) -> list[Shard]:
         """The shards of the newest checkpoint, or of the newest one saved as `path`; empty if there is none."""
@@ -85,6 +91,16 @@ class _Flash:
 
 class DdpCheckpointer(_Flash):
     """Checkpoints of a state that is the same on every rank."""
+
+    def save_checkpoint(
+        self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
+    ) -> None:
+        """Save `state_dict` as of `step`; blocks training for one copy in memory, with DISK for two on rank 0, which
+        writes the file at `path` in the background. Raises OSError if the file before it could not be written."""
+        super().save_checkpoint(step, state_dict, path, storage_type)
+        is_file = bool(path) and "://" not in str(path)
+        if StorageType(storage_type) is StorageType.DISK and is_file and self._checkpoints.session.context.rank == 0:
+            self._file.write(Path(path), state_dict)
 
     def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
         """The newest state as `save_checkpoint` received it, with its tensors on the CPU; {} if there is none."""

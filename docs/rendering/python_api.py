@@ -35,8 +35,11 @@ SCRIPT = (
     Public("batches", "everstep/training.py"),
     Public("Batch", "everstep/token_batches.py"),
     Public("loader", "everstep/loader.py"),
+    Public("LoadedBatch", "everstep/loader.py"),
+    Public("LoadedPart", "everstep/loader.py"),
     Public("ElasticSampler", "everstep/loader.py"),
     Public("shards", "everstep/data_shards.py"),
+    Public("Shard", "everstep/data_shards.py"),
     Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
     Public("report", "everstep/training.py"),
     Public("phase", "everstep/training.py"),
@@ -49,12 +52,7 @@ PIPELINE = (
     Public("check_step", "everstep/pipeline.py"),
     Public("LocalFile", "everstep/local_files.py"),
 )
-RETURNED = (
-    Public("Batches", "everstep/token_batches.py"),
-    Public("Loader", "everstep/loader.py"),
-    Public("LoadedBatch", "everstep/loader.py"),
-    Public("Shard", "everstep/data_shards.py"),
-)
+RETURNED = (Public("Batches", "everstep/token_batches.py"), Public("Loader", "everstep/loader.py"))
 """What these functions return; a script need not spell the names."""
 STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "chaos", "verdict")
 FLASH = "everstep/flash_checkpoint.py"

@@ -20,6 +20,7 @@ VERBS = {
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
+    "convert": "turn another system's training job (ElasticJob, PyTorchJob...) into an Argo Workflow",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
     "completion": "print the completion of everstep and of pipelines for bash, zsh or fish",
 }

@@ -374,7 +374,7 @@ def _retry(flags: Retry) -> int:
 
 def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     require_platform()
-    from everstep.runtime.workflow.run.run_folder import generated_name, read_inputs
+    from everstep.runtime.workflow.run.run_folder import read_inputs
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -15,9 +15,10 @@ from everstep.steps.entry import StepError, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
-from everstep.steps.train.script import script_arguments, script_variables, split_arguments
+from everstep.steps.train.script import COMMAND, script_arguments, script_variables, split_arguments
 
 LLAMA = Path(__file__).with_name("llama.py")
+COMMAND_SCRIPT = Path(__file__).with_name("command.py")
 PERSIST_EVERY = 50
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -33,7 +34,8 @@ class Config:
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
     """Your own training script, or its address in a store; empty: steps/train/llama.py. It gets EVERSTEP_DATASET and
-    the like, and those of the flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md)."""
+    the like, and those of the flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md). @command:
+    --script-args is a JSON mapping from roles to commands, which the workers run instead."""
     script_args: str = ""
     """Arguments for your script besides those, as in a shell; {dataset}, {iterations}, ... are filled in."""
     nodes: int = 2
@@ -114,7 +116,8 @@ class Config:
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
-        require_script("--script", self.script)
+        if self.script != COMMAND:
+            require_script("--script", self.script)
         split_arguments(self.script_args)
         if self.script_args and not self.script:
             raise StepError("--script-args: they belong to your own --script; give one")
@@ -203,6 +206,8 @@ class Config:
 
     def script_path(self) -> Path:
         """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""
+        if self.script == COMMAND:
+            return COMMAND_SCRIPT
         try:
             return fetch_code(self.script)[1] if is_code_address(self.script) else Path(self.script or LLAMA).absolute()
         except ValueError as error:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from everstep.steps.entry import StepError
 
+COMMAND = "@command"
+"""As `--script`: each role runs the command that `--script-args` gives it in JSON."""
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 
 

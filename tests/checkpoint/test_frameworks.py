@@ -48,9 +48,10 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """This process as a worker that never calls everstep.init()."""
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """This process as a worker that never calls everstep.init(), in a folder of its own."""
     monkeypatch.setattr(everstep.session, "_session", None)
+    monkeypatch.chdir(tmp_path)
 
     def become(**variables: str) -> None:
         monkeypatch.setattr(everstep.session, "_session", None)
@@ -96,6 +97,40 @@ def test_what_users_of_dlrover_are_told_is_true_when_pasted(worker: Any, tmp_pat
     exec(assignment + loading, names)
     assert same(names["state_dict"], saved)
     assert list(tmp_path.glob("jobs/*/checkpoints/000001-000000007/manifest.json"))
+
+
+def test_a_disk_save_leaves_a_file_that_torch_loads_and_a_memory_save_none(
+    worker: Any, tmp_path: Path, same: Any
+) -> None:
+    worker(EVERSTEP_STORE=str(tmp_path / "store"), EVERSTEP_JOB="j", RANK="0")
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    checkpointer = DdpCheckpointer(str(tmp_path))
+    files = [tmp_path / "out" / f"checkpoint-{step}.pt" for step in (1, 2)]
+    for step, kind in ((1, StorageType.MEMORY), (2, StorageType.DISK)):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        checkpointer.save_checkpoint(step, state, str(files[step - 1]), storage_type=kind)
+    wanted = {"model": {name: value.clone() for name, value in model.state_dict().items()}, "step": 2}
+    with torch.no_grad():
+        model.weight.zero_()  # Training goes on: the file is of what was saved.
+    checkpointer.wait_latest_checkpoint()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint-2.pt"]
+    loaded = torch.load(files[1], weights_only=True)
+    assert same({name: loaded[name] for name in wanted}, wanted)
+    again = torch.optim.AdamW(torch.nn.Linear(4, 3).parameters())
+    again.load_state_dict(loaded["optimizer"])
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_the_store_has_the_state(worker: Any, tmp_path: Path) -> None:
+    worker(EVERSTEP_STORE=str(tmp_path / "store"), EVERSTEP_JOB="j", RANK="0")
+    (tmp_path / "file").touch()
+    checkpointer = DdpCheckpointer(str(tmp_path))
+    checkpointer.save_checkpoint(1, {"step": 1, "x": torch.ones(2)}, str(tmp_path / "file" / "a.pt"))
+    with pytest.raises(OSError, match="file"):
+        checkpointer.wait_latest_checkpoint()
+    assert DdpCheckpointer(str(tmp_path)).load_checkpoint()["step"] == 1
 
 
 def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ for shard in everstep.shards([f"file-{number}" for number in range(20)], epochs=
 @pytest.mark.long
 def test_a_killed_workers_shard_is_done_by_another_and_a_slow_worker_does_fewer(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT)
-    started = launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py", name="a", OMP_NUM_THREADS="1")
+    started = launcher.start(
+        EVERSTEP, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "train.py", name="a", OMP_NUM_THREADS="1"
+    )
     ended = launcher.wait_for_end(started, "a")
     assert ended.code == 0, ended
     assert "dies in" in ended.out, "the fault"

@@ -56,6 +56,21 @@ def test_a_dataset_of_its_own_goes_on_at_its_position(training: TrainStep, tmp_p
     assert len(killed.workers()) == 0
 
 
+@pytest.mark.long
+def test_a_loop_of_accelerate_goes_on_where_it_was(training: TrainStep, tmp_path: Path) -> None:
+    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "with_accelerate.py", iterations="20")
+    killed = example(training, "with_accelerate.py", iterations="20")
+    killed.arm("checkpoint.after_commit,iteration=11,node=worker-1-0=kill")
+    for one in (calm, killed):
+        one.start()
+        assert one.finish() == 0, one.last_words()
+    assert killed.fired_points()
+    assert len(reasons(killed)) == 1
+    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
+    assert losses[0][20] == losses[1][20]
+
+
 @pytest.mark.parametrize("fault", ["worker", "node"])
 def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: TrainStep, fault: str) -> None:
     step = example(training, "regression.py", iterations="4000")

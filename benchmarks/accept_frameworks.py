@@ -1,0 +1,110 @@
+"""`make accept-frameworks`: users' own data, frameworks and job formats: wanted, measured, holds or not.
+
+Tests prove what is built; what is not built has a line that says so. Words on the command line select lines.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from everstep.runtime.job.data_queues import NOTHING
+from everstep.runtime.job.events import DataShardAsked
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.protocol.messages import ShardRequest
+from tests.job.world import World, platform
+
+LOADER, QUEUES = "tests/training/test_loader.py", "tests/job/test_data_queues.py"
+CONVERT, FRAMEWORKS = "tests/convert/test_convert.py", "tests/checkpoint/test_frameworks.py"
+
+DATA = {
+    "data: any map-style or iterable dataset, each sample once at any world sizes": (
+        f"{LOADER}::whatever_worlds", f"{LOADER}::iterable_dataset", "tests/data/test_shares.py",
+    ),
+    "data: 3 -> 4 -> 3 and 200 random kills": (f"{LOADER}::200_random_kills",),
+    "data: worker processes and prefetch; objects like Hugging Face datasets": (f"{LOADER}::read_ahead",),
+    "data: shuffled by (seed, epoch); what a dataset draws depends on the position": (
+        f"{LOADER}::two_orders", f"{LOADER}::draws_at_random",
+    ),
+    "data: gradient accumulation when the world shrinks": (f"{LOADER}::accumulation",),
+    "data: ElasticSampler for a DataLoader of one's own": (f"{LOADER}::the_sampler",),
+    "data: seed 000's MNIST network, killed once, the same weights": (
+        "tests/survival/test_own_scripts.py::dataset_of_its_own",
+    ),
+    "shards: each done once in what counts, in every order": (f"{QUEUES}::each_position",),
+    "shards: a dead worker's go to others, slow ones get fewer": (
+        f"{QUEUES}::dead_workers", f"{QUEUES}::slow_worker", "tests/launch/test_data_shards.py",
+    ),
+}  # fmt: skip
+FORMATS = {
+    "convert: six kinds, linted clean, as YAML and Python": (
+        f"{CONVERT}::each_kind", f"{CONVERT}::python_pipeline", f"{CONVERT}::sizes_of_each_kind",
+    ),
+    "convert: each field carried or listed with the nearest": (
+        f"{CONVERT}::no_counterpart", f"{CONVERT}::pod_is_carried", f"{CONVERT}::keep_their_commands",
+    ),
+    "convert: bad input: file, line, field, exit 2": (f"{CONVERT}::bad_input", f"{CONVERT}::policy_that"),
+    "convert: a converted job runs here": (f"{CONVERT}::runs_here",),
+    "DISK leaves the file at `path` for torch.load(weights_only=True)": (
+        f"{FRAMEWORKS}::disk_save", f"{FRAMEWORKS}::cannot_be_written",
+    ),
+    "frameworks: a loop of Accelerate, killed once, the same weights and loss": (
+        "tests/survival/test_own_scripts.py::loop_of_accelerate",
+    ),
+    "frameworks: FSDP1 and a Hugging Face Trainer under DDP": (f"{FRAMEWORKS}::fsdp1", f"{FRAMEWORKS}::trainer"),
+}  # fmt: skip
+PROVEN = {**DATA, **FORMATS}
+"""Promise -> the tests that prove it, in the words of `acceptance.prove`."""
+NOT_BUILT = (
+    "data: the real torchdata, webdataset and datasets packages",
+    "TensorFlow parameter servers: TF_CONFIG, seed 000's four experiments",
+    "Horovod elastic and Paddle: discovery from the round, ssh keys",
+    "Megatron-LM, megatron-core: save_checkpoint(..., replica_count=), other parallel sizes",
+    "DeepSpeed: ZeRO 1-3, universal checkpoint",
+    "Hugging Face Trainer with fsdp or deepspeed",
+    "PyTorch Lightning, torchtitan, TorchTune, verl, TRL",
+    "DISK for FsdpShardCheckpointer: a directory that torch reads",
+    "convert: each seed's job on the two-node cluster",
+    "tokenizers CharLevel and Tiktoken in the pipeline's store",
+    "own steps: everstep.step, sweeps",
+    "docs: one page per origin, run by a test",
+)
+MANY = 10**6
+
+
+def many_shards(options: argparse.Namespace) -> Iterator[Line]:
+    """10^6 shards through the brain: two records each."""
+    world = World(platform())
+    world.join_all()
+    nodes = world.names(NodePhase.RUNNING)[:2]
+    brain, done, began = world.brain, dict.fromkeys(nodes, NOTHING), time.process_time()
+    for number in range(1, MANY // 2 + 2):
+        for node in nodes:
+            brain.handle(DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, done[node], number)), world.now)
+            done[node] = brain.state.queues["q"].leases[f"{node}/0"].position
+    seconds = time.process_time() - began
+    is_over = brain.state.queues["q"].is_over
+    yield Line(SHARDS, "<= 100 µs of the brain each", f"{seconds / MANY * 1e6:.0f} µs", is_over and seconds < 100)
+
+
+SHARDS = "shards: 10^6 of them are cheap"
+MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SHARDS: many_shards}
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """The selected lines: measurements first, with the machine to themselves."""
+    for promise, measure in MEASURED.items():
+        if is_asked(promise, options.words):
+            yield from measure(options)
+    yield from prove(PROVEN, options)
+    yield from (Line(one, "built", "not built", False) for one in NOT_BUILT if is_asked(one, options.words))
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    judge(lines(parse_options(parser, [*MEASURED, *PROVEN, *NOT_BUILT])))
+
+
+if __name__ == "__main__":
+    main()

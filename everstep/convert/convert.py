@@ -1,0 +1,131 @@
+"""`convert`: from a manifest's text to the train step's arguments, and what has no counterpart there."""
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from typing import Any
+
+from everstep.convert.kinds import KINDS
+from everstep.convert.launcher import parse_launch, step_arguments
+from everstep.convert.nearest import nearest
+from everstep.convert.reading import ConvertError, Fields, path_text
+from everstep.convert.source import Pod, Role, SourceJob
+from everstep.runtime.job.spec_reader import SpecError, spec_of
+from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+from everstep.steps.train.config import Config
+from everstep.steps.train.script import COMMAND
+
+_IGNORED = (("apiVersion",), ("kind",), ("metadata", "namespace"), ("status",))
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A job as arguments of the train step."""
+
+    name: str
+    arguments: dict[str, Any]
+    """By the config's fields; `job_spec` is a mapping in the spelling of a job spec."""
+    pod: Pod
+    """What the step and its nodes run in."""
+    notes: tuple[str, ...]
+    """What could not be carried over, one line each: FILE:LINE: FIELD: what, and the nearest."""
+
+
+def convert(text: str, file: str) -> Conversion:
+    """Raises ConvertError: no YAML, several documents, an unknown kind, a field that is wrong."""
+    try:
+        documents = read_text(text, file)
+    except ReadError as error:
+        raise ConvertError(str(error)) from None
+    if len(documents) != 1:
+        raise ConvertError(f"{file}:1: {len(documents)} documents; give a file with one job")
+    if not isinstance(documents[0].value, dict):
+        raise ConvertError(f"{file}:1: not a mapping; give the manifest of a job")
+    fields = Fields(documents[0])
+    kind, version = fields.take(str, "kind"), fields.take(str, "apiVersion")
+    if kind not in KINDS:
+        raise fields.wrong(f"{kind} is not known; known are {', '.join(KINDS)}", "kind")
+    groups, read = KINDS[kind]
+    if not version.startswith(groups):
+        raise fields.wrong(f"{version} is not known for {kind}; it begins with {groups[0]}", "apiVersion")
+    for path in _IGNORED:
+        fields.skip(*path)
+    job = read(fields)
+    more: list[str] = []
+    arguments = _arguments(job, fields, more)
+    lost = [
+        f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
+        for path in fields.unread()
+    ]
+    image = f"{file}: image {job.roles[0].pod.image}: it must have Everstep installed; or give your own with --image"
+    return Conversion(job.name, arguments, job.roles[0].pod, (*lost, *more, image))
+
+
+def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, Any]:
+    """The train step's arguments; adds to `notes`. Raises ConvertError."""
+    arguments, policies, file = dict(job.arguments), dict(job.policies), fields.file
+    roles = list(job.roles)
+    commands = {role.name: role.pod.command for role in roles}
+    script = _launched(roles[0], arguments, policies, file, notes) if len(set(commands.values())) == 1 else None
+    if script is None:
+        each = {name: shlex.join(command) for name, command in commands.items()}
+        arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
+        notes.append(f"{file}: its command is no line of torchrun, dlrover-run or python: each worker runs it as it is")
+        empty = [name for name, command in commands.items() if not command]
+        notes += [f"{file}: {name}: it has no command, and its image's own is not known here" for name in empty]
+    least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
+    slots = arguments.pop("workers_per_node", None)
+    if len(roles) == 1:
+        nodes = roles[0].nodes if most is None else most
+        given = roles[0].min_nodes if least is None else least
+        roles = [replace(roles[0], nodes=nodes, min_nodes=min(given, nodes), slots=slots or roles[0].slots)]
+    elif slots:
+        roles = [replace(role, slots=slots) for role in roles]
+    ranks = sum(role.nodes * role.slots for role in roles)
+    if ranks > Config.global_batch:
+        arguments["global_batch"] = ranks
+    if len(roles) == 1 and not policies and not roles[0].policies and roles[0].name == "worker":
+        arguments |= {"nodes": roles[0].nodes, "min_nodes": max(1, roles[0].min_nodes)}
+        arguments |= {"workers_per_node": roles[0].slots} if roles[0].slots > 1 else {}
+    else:
+        arguments["job_spec"] = _job_spec(roles, policies, fields)
+    return arguments
+
+
+def _launched(
+    role: Role, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
+) -> str | None:
+    """Take script, arguments and launcher flags from the role's command; None if it starts no script."""
+    nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
+    variables: dict[str, str] = {**nodes, "NUM_TRAINERS": str(role.slots)}
+    launch = parse_launch(role.pod.command, variables)
+    if launch is None:
+        return None
+    step, more, left = step_arguments(launch.flags)
+    arguments |= {**step, "script": launch.script}
+    policies |= more
+    if launch.script_arguments:
+        arguments["script_args"] = shlex.join(launch.script_arguments)
+    notes += [f"{file}: the launcher's {flag}: no counterpart; nearest: the train step's flags" for flag in left]
+    if launch.before:
+        notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: do it in the image")
+    return launch.script
+
+
+def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """The roles and policies in the spelling of a job spec. Raises ConvertError where it would be refused."""
+    entries = {}
+    for role in roles:
+        amounts = role.pod.container.get("resources") or {}
+        resources = {**(amounts.get("requests") or {}), **(amounts.get("limits") or {})} if len(roles) > 1 else {}
+        entries[role.name] = {
+            "replicas": role.nodes, "minReplicas": max(1, role.min_nodes), "slots": role.slots, **role.policies,
+            **({"resources": resources} if resources else {}),
+        }  # fmt: skip
+    spec = {**policies, "replicaSpecs": entries}
+    try:
+        spec_of({**spec, "job": "converted"}, fields.file)
+    except SpecError as error:
+        at, _, what = error.problems[0].removeprefix(f"{fields.file}: ").partition(": ")
+        raise ConvertError(f"{fields.file}:{fields.line_of_text(f'spec.{at}')}: spec.{at}: {what}") from None
+    return spec

@@ -1,0 +1,54 @@
+"""Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
+
+from typing import Any
+
+from everstep.convert.pods import read_pod
+from everstep.convert.reading import Fields
+from everstep.convert.source import Role, SourceJob
+
+_ROLE = {
+    "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
+    "restartTimeout": int, "completePolicy": str, "failPolicy": str, "faultTolerantPolicy": list,
+}  # fmt: skip
+_JOB = {"completePolicy": str, "failPolicy": str, "cleanPodPolicy": str}
+
+
+def read(fields: Fields) -> SourceJob:
+    """Raises ConvertError."""
+    roles = fields.keys("spec", "replicaSpecs")
+    if not roles:
+        raise fields.wrong("missing: at least one role, such as trainer", "spec", "replicaSpecs")
+    if fields.has("spec", "faultTolerant"):
+        fields.take(bool, "spec", "faultTolerant")
+    fields.skip("spec", "frameworkType")
+    policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
+    return SourceJob(
+        fields.take(str, "metadata", "name"), tuple(_role(fields, name) for name in roles), policies=policies
+    )
+
+
+def _role(fields: Fields, name: str) -> Role:
+    path = ("spec", "replicaSpecs", name)
+    fields.skip(*path, "replicaType")
+    nodes = fields.count(*path, "replicas", default=1, least=1)
+    policies: dict[str, Any] = {
+        key: fields.take(kind, *path, key) for key, kind in _ROLE.items() if fields.has(*path, key)
+    }
+    for rule in policies.get("faultTolerantPolicy", []):
+        for key in ("exitCodes", "exceptionalEvent"):  # A list, written as a text or a number.
+            if isinstance(rule, dict) and isinstance(given := rule.get(key), str | int):
+                parts = [part.strip() for part in str(given).split(",")]
+                rule[key] = [int(part) if part.isdecimal() else part for part in parts]
+    _mend_policy(policies)
+    least = fields.count(*path, "minReplicas", default=nodes)
+    return Role(name, nodes, least, read_pod(fields, (*path, "template")), policies=policies)
+
+
+def _mend_policy(policies: dict[str, Any]) -> None:
+    """A policy about exit codes that no rule names is about none: a job spec says so."""
+    rules = [policies, *policies.get("faultTolerantPolicy", [])]
+    if any(isinstance(rule, dict) and rule.get("exitCodes") for rule in rules):
+        return
+    without = {"OnNodeFailWithExitCode": "OnNodeFail", "ExitCode": "Never"}
+    if policies.get("restartPolicy") in without:
+        policies["restartPolicy"] = without[policies["restartPolicy"]]

@@ -1,0 +1,35 @@
+"""DLRover's ElasticJob (elastic.iml.github.io/v1alpha1)."""
+
+from everstep.convert.pods import read_pod
+from everstep.convert.reading import Fields
+from everstep.convert.source import Role, SourceJob
+
+STRATEGIES = ("AllreduceStrategy", "ParameterServerStrategy")
+MASTER = "dlrover-master"
+
+
+def read(fields: Fields) -> SourceJob:
+    """Raises ConvertError."""
+    strategy = fields.take(str, "spec", "distributionStrategy", default=STRATEGIES[0])
+    if strategy not in STRATEGIES:
+        raise fields.wrong(
+            f"{strategy} is not supported; use {' or '.join(STRATEGIES)}", "spec", "distributionStrategy"
+        )
+    fields.skip("spec", "optimizeMode")
+    names = [name for name in fields.keys("spec", "replicaSpecs") if name != MASTER]
+    if not names:
+        raise fields.wrong("missing: at least one role, such as worker", "spec", "replicaSpecs")
+    counts = [
+        fields.count("spec", "replicaSpecs", name, spelling)
+        for name in names
+        for spelling in ("restartCount", "restartCounts")
+        if fields.has("spec", "replicaSpecs", name, spelling)
+    ]
+    roles = tuple(_role(fields, name) for name in names)
+    return SourceJob(fields.take(str, "metadata", "name"), roles, {"max_relaunches": max(counts)} if counts else {})
+
+
+def _role(fields: Fields, name: str) -> Role:
+    path = ("spec", "replicaSpecs", name)
+    nodes = fields.count(*path, "replicas", default=1, least=1)
+    return Role(name, nodes, nodes, read_pod(fields, (*path, "template")))

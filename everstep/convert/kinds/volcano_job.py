@@ -1,0 +1,36 @@
+"""Volcano's Job (batch.volcano.sh/v1alpha1)."""
+
+from everstep.convert.pods import read_pod
+from everstep.convert.reading import Fields
+from everstep.convert.source import Role, SourceJob
+
+
+def read(fields: Fields) -> SourceJob:
+    """Raises ConvertError."""
+    count = fields.length("spec", "tasks")
+    if not count:
+        raise fields.wrong("missing: at least one task", "spec", "tasks")
+    total = sum(fields.count("spec", "tasks", number, "replicas", default=1) for number in range(count))
+    fields.skip("spec", "schedulerName")
+    arguments: dict[str, object] = {"gang": "volcano"}
+    if fields.has("spec", "queue"):
+        arguments["queue"] = fields.take(str, "spec", "queue")
+    if fields.has("spec", "priorityClassName"):
+        arguments["priority_class"] = fields.take(str, "spec", "priorityClassName")
+    if fields.has("spec", "maxRetry"):
+        arguments["max_restarts"] = fields.count("spec", "maxRetry")
+    for plugin in ("svc", "ssh", "pytorch", "env"):
+        fields.skip("spec", "plugins", plugin)
+    least = fields.count("spec", "minAvailable", default=total)
+    spare = max(0, total - least)
+    roles = tuple(_role(fields, number, spare if number == count - 1 else 0) for number in range(count))
+    return SourceJob(fields.take(str, "metadata", "name"), roles, arguments)
+
+
+def _role(fields: Fields, number: int, spare: int) -> Role:
+    """`spare`: how many of its nodes the job can do without."""
+    path = ("spec", "tasks", number)
+    nodes = fields.count(*path, "replicas", default=1, least=1)
+    pod = read_pod(fields, (*path, "template"))
+    name = fields.take(str, *path, "name", default=f"worker{number or ''}")
+    return Role(name, nodes, fields.count(*path, "minAvailable", default=max(1, nodes - spare)), pod)

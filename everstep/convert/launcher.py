@@ -1,0 +1,103 @@
+"""From a container's command to a training script: what torchrun, dlrover-run and `python` lines start.
+
+The train step's agent takes the launcher's place, so the launcher's flags become the step's arguments.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
+_LAUNCHERS = ("torchrun", "dlrover-run")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
+_SWITCHES = ("network_check", "exclude_straggler", "standalone", "no_python", "use_env", "switchbox_check")
+"""Flags without a value."""
+_SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A script that a launcher starts."""
+
+    script: str
+    script_arguments: tuple[str, ...]
+    flags: dict[str, str] = field(default_factory=dict)
+    """Of the launcher, with underscores; a switch is \"true\"."""
+    before: str = ""
+    """What the shell does first."""
+
+
+def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch | None:
+    """The script that the command starts; None if it is something else, such as a server or a whole shell script.
+
+    `variables` are those that the job's system sets, such as NODE_NUM.
+    """
+    words, before = list(command), ""
+    if len(words) >= 3 and words[0] in _SHELLS and words[1].startswith("-") and words[1].endswith("c"):
+        *earlier, last = re.split(r"\s&&\s", " ".join(words[2].replace("\\\n", " ").split()))
+        before = " && ".join(earlier)
+        if _SHELL_SYNTAX.search(last):
+            return None
+        try:
+            words = shlex.split(last)
+        except ValueError:
+            return None
+    while words and re.fullmatch(r"\w+=.*", words[0]):  # VARIABLE=value before the command
+        words = words[1:]
+    words = [_VARIABLE.sub(lambda found: variables.get(found.group(1), found.group()), word) for word in words]
+    rest = _after_launcher(words)
+    if rest is None:
+        return None
+    flags, rest = _split_flags(rest)
+    if not rest or not rest[0].endswith(".py"):
+        return None
+    return Launch(rest[0], tuple(rest[1:]), flags, before)
+
+
+def _after_launcher(words: Sequence[str]) -> list[str] | None:
+    if not words:
+        return None
+    name = words[0].rpartition("/")[2]
+    if name in _LAUNCHERS:
+        return list(words[1:])
+    if re.fullmatch(r"python[0-9.]*", name):
+        unbuffered = list(words[2:] if words[1:2] == ["-u"] else words[1:])
+        if unbuffered[:1] == ["-m"]:
+            return unbuffered[2:] if unbuffered[1:2] and unbuffered[1] in _MODULES else None
+        return unbuffered
+    return None
+
+
+def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The launcher's flags, and the rest from the script on."""
+    flags = dict[str, str]()
+    while words and words[0].startswith("-"):
+        name, equals, value = words.pop(0).lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name in _SWITCHES:
+            value = "true"
+        elif not equals and words:
+            value = words.pop(0)
+        flags[name] = value
+    return flags, words
+
+
+def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """(arguments of the train step, fields of a job spec, flags that neither has) for a launcher's flags."""
+    arguments, policies, left = dict[str, Any](), dict[str, Any](), []
+    for name, value in flags.items():
+        if name in ("nproc_per_node", "max_restarts") and value.isdecimal():
+            arguments[{"nproc_per_node": "workers_per_node", "max_restarts": "max_restarts"}[name]] = int(value)
+        elif name == "nnodes" and re.fullmatch(r"\d+(:\d+)?", value):
+            least, _, most = value.partition(":")
+            arguments |= {"min_nodes": int(least), "nodes": int(most or least)}
+        elif name == "network_check":
+            arguments["network_check"] = True
+        elif name == "exclude_straggler":
+            policies["stragglers"] = "exclude"
+        elif name not in ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port"):
+            left.append(f"--{name}={value}")
+    return arguments, policies, left

@@ -1,0 +1,41 @@
+"""For a field without a counterpart: what comes nearest to it in Everstep or Argo."""
+
+from everstep.runtime.workflow.manifest.yaml_source import FieldPath
+
+_NEAREST = {
+    "dlrover-master": "the train step's own pod is the master",
+    "autoScale": "everstep scale RUN --nodes N",
+    "priority": "--priority-class, or priority in a job spec",
+    "plugin": "not needed: workers find each other by RANK, WORLD_SIZE, MASTER_ADDR; hosts need no ssh",
+    "plugins": "not needed: workers find each other by RANK, WORLD_SIZE, MASTER_ADDR; hosts need no ssh",
+    "initContainers": "waitsFor in a job spec; else initContainers of the Argo template",
+    "restartPolicy": "retryStrategy of the step, restartPolicy in a job spec",
+    "schedulerName": "--gang volcano, koordinator or coscheduling",
+    "terminationGracePeriodSeconds": "leave in a job spec's patience",
+    "dnsPolicy": "dnsPolicy of the Workflow's spec",
+    "serviceAccountName": "--service-account",
+    "hostNetwork": "hostNetwork of the Workflow's spec",
+    "securityContext": "securityContext of the Argo template",
+    "policies": "restartPolicy and faultTolerantPolicy in a job spec",
+    "ttlSecondsAfterFinished": "ttlStrategy of the Workflow's spec",
+    "activeDeadlineSeconds": "activeDeadlineSeconds of the Argo template",
+    "schedulingPolicy": "--gang and --queue",
+    "suspend": "spec.suspend of the Workflow",
+    "metrics": "everstep scale RUN --nodes N",
+    "runtimeRef": "the image and command that stand in the job itself",
+    "initializer": "the corpus and model steps of a pipeline",
+    "podTemplateOverrides": "the Argo template's own fields",
+    "headGroupSpec": "the train step's own pod",
+    "runtimeEnvYAML": "env of the Argo template, packages in the image",
+    "shutdownAfterJobFinishes": "podGC of the Workflow's spec",
+    "livenessProbe": "hang in a job spec",
+    "ports": "not needed: pods of a job reach each other",
+    "rdzvConf": "joinWindow in a job spec's patience",
+    "managedBy": "the controller's instance id",
+}
+
+
+def nearest(path: FieldPath) -> str:
+    """Of the innermost part of the path that is known here."""
+    known = (_NEAREST[part] for part in reversed(path) if isinstance(part, str) and part in _NEAREST)
+    return next(known, "none; edit the Workflow")

@@ -1,0 +1,132 @@
+"""Reads a manifest field by field, and knows at the end which fields nobody has read."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from everstep.errors import BadInput
+from everstep.runtime.workflow.manifest.yaml_source import Document, FieldPath
+
+T = TypeVar("T")
+_NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", bool: "true or false"}
+
+
+class ConvertError(BadInput):
+    """`FILE:LINE: FIELD: what, and how to mend it`."""
+
+
+class Fields:
+    """A document, and which of its fields were read."""
+
+    def __init__(self, document: Document) -> None:
+        """Raises ConvertError."""
+        self._document = document
+        self._read = set[FieldPath]()
+        for path, line in document.repeated:
+            raise ConvertError(f"{document.file}:{line}: {path_text(path)}: appears twice")
+
+    def has(self, *path: str | int) -> bool:
+        """Whether the field is there, and not null."""
+        return self._find(path) is not None
+
+    def take(self, kind: type[T], *path: str | int, default: T | None = None) -> T:
+        """The field's value, with all that is below it; `default` if it is not there. Raises ConvertError if it is of
+        another type, or missing without a default."""
+        value = self._find(path)
+        if value is None:
+            if default is None:
+                raise self.wrong("missing", *path)
+            return default
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.wrong(f"{value!r} is not {_NAMES[kind]}", *path)
+        self._read.add(path)
+        return value
+
+    def text_at(self, *path: str | int) -> str:
+        """The value as a text, unread; empty if it is not there."""
+        value = self._find(path)
+        return "" if value is None else str(value)
+
+    def count(self, *path: str | int, default: int | None = None, least: int = 0) -> int:
+        """A number from `least` on, which may be given as a text. Raises ConvertError."""
+        value = self._find(path)
+        if isinstance(value, str) and value.isdecimal():
+            self._read.add(path)
+            value = int(value)
+        else:
+            value = self.take(int, *path, default=default)
+        if value < least:
+            raise self.wrong(f"{value} must be at least {least}", *path)
+        return value
+
+    def skip(self, *path: str | int) -> None:
+        """The field says what holds anyway: it needs no mention."""
+        self._read.add(path)
+
+    def keys(self, *path: str | int) -> list[str]:
+        """The names in a mapping; empty if it is not there. Raises ConvertError."""
+        return [str(key) for key in self._mapping(*path)]
+
+    def length(self, *path: str | int) -> int:
+        """Of a list; 0 if it is not there. Raises ConvertError."""
+        value = self._find(path)
+        if value is not None and not isinstance(value, list):
+            raise self.wrong(f"{value!r} is not a list", *path)
+        return len(value or ())
+
+    def wrong(self, what: str, *path: str | int) -> ConvertError:
+        """The error at that field."""
+        return ConvertError(f"{self._document.file}:{self._document.line(path)}: {path_text(path)}: {what}")
+
+    def line(self, path: FieldPath) -> int:
+        """Where the field stands."""
+        return self._document.line(path)
+
+    @property
+    def file(self) -> str:
+        """The document's file."""
+        return self._document.file
+
+    def line_of_text(self, text: str) -> int:
+        """Where the field stands whose path reads so, or the innermost one around it that the document has."""
+        places = ((path_text(path), line) for path, line in self._document.lines.items())
+        return max(((len(place), line) for place, line in places if text.startswith(place)), default=(0, 1))[1]
+
+    def unread(self) -> list[FieldPath]:
+        """The fields that were not read: the outermost ones of which nothing was read."""
+        return list(self._unread((), self._document.value))
+
+    def _unread(self, path: FieldPath, value: Any) -> Iterator[FieldPath]:
+        if path in self._read:
+            return
+        if path and not any(one[: len(path)] == path for one in self._read):
+            yield path
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from self._unread((*path, str(key)), inner)
+        elif isinstance(value, list):
+            for number, inner in enumerate(value):
+                yield from self._unread((*path, number), inner)
+
+    def _mapping(self, *path: str | int) -> Mapping[str, Any]:
+        value = self._find(path)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(f"{value!r} is not a mapping", *path)
+        return value or {}
+
+    def _find(self, path: FieldPath) -> Any:
+        value = self._document.value
+        for depth, part in enumerate(path):
+            if isinstance(value, dict):
+                value = value.get(part)
+            elif isinstance(value, list) and isinstance(part, int):
+                value = value[part] if part < len(value) else None
+            elif value is None:
+                return None
+            else:
+                raise self.wrong(f"{value!r} is not a mapping", *path[:depth])
+        return value
+
+
+def path_text(path: FieldPath) -> str:
+    """`spec.tasks[0].name`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the document"

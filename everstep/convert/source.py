@@ -1,0 +1,46 @@
+"""A training job as every kind of manifest describes it: roles, each with nodes, a pod and a command."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What a role's nodes run in."""
+
+    image: str
+    command: tuple[str, ...]
+    """Command and arguments of its first container."""
+    container: dict[str, Any] = field(default_factory=dict)
+    """Fields of an Argo template's container."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """Fields of an Argo template: nodeSelector, tolerations, volumes..."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """Fields of a Workflow's spec: imagePullSecrets."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Nodes of one kind."""
+
+    name: str
+    nodes: int
+    min_nodes: int
+    pod: Pod
+    slots: int = 1
+    """Workers per node, if the command does not say."""
+    policies: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the role in a job spec, in its spelling."""
+
+
+@dataclass(frozen=True)
+class SourceJob:
+    """What was read."""
+
+    name: str
+    roles: tuple[Role, ...]
+    """At least one; the first is that of rank 0."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the train step, by its config's fields."""
+    policies: dict[str, Any] = field(default_factory=dict)
+    """Fields of a job spec beside its roles, in its spelling."""

@@ -1,0 +1,240 @@
+"""Other systems' jobs as Workflows with our train step: what is carried, what is listed, what is refused."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from everstep.cli.main import main
+from everstep.convert import ConvertError, convert
+from everstep.convert.launcher import parse_launch
+from everstep.convert.workflow import pipeline_of, workflow_of
+from everstep.steps.train.config import Config
+from everstep.steps.train.script import COMMAND
+
+JOBS = Path(__file__).with_name("jobs")
+EACH = sorted(JOBS.glob("*.yaml"))
+
+
+def arguments_of(name: str) -> dict[str, Any]:
+    path = JOBS / f"{name}.yaml"
+    return convert(path.read_text(), str(path)).arguments
+
+
+def train_template(name: str) -> dict[str, Any]:
+    path = JOBS / f"{name}.yaml"
+    return workflow_of(convert(path.read_text(), str(path)))["spec"]["templates"][1]
+
+
+@pytest.mark.parametrize("path", EACH, ids=lambda path: path.stem)
+def test_each_kind_converts_and_is_linted_clean(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(path)]) == 0
+    (workflow := tmp_path / "workflow.yaml").write_text(capsys.readouterr().out)
+    assert main(["workflow", "lint", str(workflow)]) == 0
+    assert "0 errors, 0 warnings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", EACH, ids=lambda path: path.stem)
+def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
+    conversion = convert(path.read_text(), str(path))
+    names: dict[str, Any] = {"__name__": "pipeline"}
+    exec(compile(pipeline_of(conversion), "pipeline.py", "exec"), names)
+    manifest = names["build"](names["Config"]()).to_dict()
+    main_template = next(one for one in manifest["spec"]["templates"] if one["name"] == "main")
+    given = {one["name"]: one["value"] for one in main_template["dag"]["tasks"][0]["arguments"]["parameters"]}
+    del given["seed"]
+    (task,) = workflow_of(conversion)["spec"]["templates"][0]["dag"]["tasks"]
+    wanted = {one["name"]: one["value"] for one in task["arguments"]["parameters"] if one["name"] != "store"}
+    assert {name: value.lower() for name, value in given.items()} == {k: v.lower() for k, v in wanted.items()}
+
+
+def test_a_launchers_flags_become_the_steps_arguments() -> None:
+    assert arguments_of("elastic_job") == {
+        "max_relaunches": 3, "network_check": True, "max_restarts": 1, "script": "./train.py",
+        "script_args": "data.json --epochs 5",
+        "job_spec": {
+            "stragglers": "exclude", "replicaSpecs": {"worker": {"replicas": 4, "minReplicas": 2, "slots": 2}},
+        },
+    }  # fmt: skip
+
+
+def test_roles_keep_their_commands_resources_and_policies() -> None:
+    servers = arguments_of("parameter_servers")
+    assert servers["script"] == COMMAND
+    commands = json.loads(*shlex.split(servers["script_args"]))
+    assert commands == {
+        "chief": "python -m trainer --chief",
+        "worker": "python -m trainer",
+        "ps": "python -m trainer --ps",
+    }
+    assert servers["job_spec"]["replicaSpecs"]["ps"]["resources"] == {"memory": "8Gi"}
+    horovod = arguments_of("ai_training_job")["job_spec"]
+    assert (horovod["completePolicy"], horovod["cleanPodPolicy"]) == ("Any", "None")
+    launcher, trainer = horovod["replicaSpecs"]["launcher"], horovod["replicaSpecs"]["trainer"]
+    assert launcher["faultTolerantPolicy"][0]["exitCodes"] == [129, 101]
+    assert trainer["faultTolerantPolicy"][0]["exceptionalEvent"] == ["nodeNotReady", "PodForceDeleted"]
+    assert (trainer["replicas"], trainer["minReplicas"], trainer["maxReplicas"]) == (3, 1, 5)
+    assert (launcher["restartPolicy"], trainer["restartPolicy"]) == ("OnNodeFailWithExitCode", "OnNodeFail")
+
+
+def test_sizes_of_each_kind() -> None:
+    volcano = arguments_of("volcano_job")
+    assert (volcano["gang"], volcano["queue"]) == ("volcano", "default")
+    assert volcano["job_spec"]["replicaSpecs"]["nginx"] == {"replicas": 4, "minReplicas": 2, "slots": 1}
+    pytorch = arguments_of("pytorch_job")
+    assert pytorch["job_spec"]["replicaSpecs"]["worker"] == {"replicas": 10, "minReplicas": 5, "slots": 4}
+    assert (pytorch["max_restarts"], pytorch["max_relaunches"], pytorch["global_batch"]) == (7, 6, 40)
+    train = arguments_of("train_job")
+    assert (train["nodes"], train["min_nodes"], train["workers_per_node"]) == (3, 3, 2)
+    ray = arguments_of("ray_job")
+    assert ray["job_spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "minReplicas": 1, "slots": 1, "maxReplicas": 5}
+
+
+def test_the_pod_is_carried_into_the_template() -> None:
+    template = train_template("pytorch_job")
+    container = template["container"]
+    assert container["image"] == "registry.example/imagenet:1"
+    assert container["workingDir"] == "/workspace"
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}} in template["volumes"]
+    assert template["nodeSelector"] == {"gpu": "a100"}
+    assert container["env"] == [{"name": "LOGLEVEL", "value": "DEBUG"}]
+    assert train_template("elastic_job")["schedulerName"] == "koord-scheduler"
+
+
+def test_the_jobs_shared_memory_sizes_the_steps_own() -> None:
+    template = train_template("ai_training_job")
+    assert [volume["name"] for volume in template["volumes"]] == ["shared-memory"]
+    assert template["volumes"][0]["emptyDir"]["sizeLimit"] == "1Gi"
+    assert [mount["mountPath"] for mount in template["container"]["volumeMounts"]] == ["/dev/shm"]
+
+
+def test_what_has_no_counterpart_is_listed_with_its_line_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    path = JOBS / "elastic_job.yaml"
+    assert main(["convert", str(path)]) == 0
+    said = capsys.readouterr().err
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "autoScale" in text)
+    assert f"{path}:{line}: spec.replicaSpecs.worker.autoScale: no counterpart; nearest: everstep scale RUN" in said
+    assert "the launcher's --rdzv_conf=pend_timeout=600: no counterpart" in said
+    assert "optimizeMode" not in said
+
+
+HEAD = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: x}\nspec:\n"
+POD = "template: {spec: {containers: [{image: i, command: [python, t.py]}]}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1}", "f:1: not YAML"),
+        ("- 1", "f:1: not a mapping"),
+        ("", "f:1: 0 documents"),
+        ("kind: Deployment\napiVersion: apps/v1", "f:1: kind: Deployment is not known; known are ElasticJob"),
+        ("kind: Job\napiVersion: batch/v1", "f:2: apiVersion: batch/v1 is not known for Job; it begins with batch"),
+        ("apiVersion: kubeflow.org/v1", "kind: missing"),
+        (f"{HEAD}  distributionStrategy: Custom", "f:5: spec.distributionStrategy: Custom is not supported"),
+        (f"{HEAD}  replicaSpecs: {{worker: {{replicas: many, {POD}}}}}", "f:5: spec.replicaSpecs.worker.replicas: 'm"),
+        (f"{HEAD}  replicaSpecs: {{worker: {{replicas: 0, {POD}}}}}", "worker.replicas: 0 must be at least 1"),
+        (f"{HEAD}  replicaSpecs: {{worker: {{replicas: true, {POD}}}}}", "worker.replicas: True is not a number"),
+        (f"{HEAD}  replicaSpecs: {{worker: 3}}", "spec.replicaSpecs.worker: 3 is not a mapping"),
+        (f"{HEAD}  replicaSpecs: {{worker: {{}}}}", "worker.template.spec.containers: missing"),
+        (f"{HEAD}  replicaSpecs: []", "f:5: spec.replicaSpecs: [] is not a mapping"),
+        (f"{HEAD}  optimizeMode: a\n  optimizeMode: b", "f:6: spec.optimizeMode: appears twice"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_with_file_line_and_field(text: str, said: str) -> None:
+    with pytest.raises(ConvertError) as raised:
+        convert(text, "f")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_policy_that_the_job_spec_refuses_is_named_by_the_line_of_the_source() -> None:
+    text = (
+        (JOBS / "ai_training_job.yaml")
+        .read_text()
+        .replace("restartScope: Pod\n      restartTimeLimit", "restartScope: Rack\n      restartTimeLimit", 1)
+    )
+    line = text[: text.index("Rack")].count("\n") + 1
+    with pytest.raises(ConvertError, match=rf"f:{line}: spec\.replicaSpecs\.launcher\.restartScope: 'Rack' is not"):
+        convert(text, "f")
+
+
+def test_bad_input_ends_the_command_with_2_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "x.yaml").write_text("kind: Nothing")
+    assert main(["convert", str(file)]) == 2
+    assert main(["convert", str(tmp_path / "none.yaml")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.startswith("everstep convert: ") for line in said.err.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "flags"),
+    [
+        (["torchrun", "--nproc-per-node=2", "a.py", "x"], "a.py", {"nproc_per_node": "2"}),
+        (["python3", "-u", "a.py"], "a.py", {}),
+        (["python", "-m", "torch.distributed.run", "--nnodes", "1:2", "a.py"], "a.py", {"nnodes": "1:2"}),
+        (["sh", "-c", "cd /w && A=1 B=2 torchrun --standalone a.py"], "a.py", {"standalone": "true"}),
+        (["bash", "-lc", "dlrover-run --nnodes=3:$WORKER_NUM \\\n a.py"], "a.py", {"nnodes": "3:4"}),
+    ],
+)  # fmt: skip
+def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[str, str]) -> None:
+    launch = parse_launch(command, {"WORKER_NUM": "4"})
+    assert launch
+    assert (launch.script, launch.flags) == (script, flags)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["nginx"], ["sleep", "infinity"], ["python", "-m", "trainer"], ["sh", "-c", "python a.py | tee log"],
+     ["sh", "-c", "python 'a.py"], ["torchrun", "--no-python", "a"], ["horovodrun", "-np", "3", "python", "a.py"]],
+)  # fmt: skip
+def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
+    assert parse_launch(command, {}) is None
+
+
+def test_a_role_runs_its_own_command(tmp_path: Path) -> None:
+    script = Config(script=COMMAND).script_path()
+    commands = json.dumps({"chief": "echo a chief", "worker": "sh -c 'echo $RANK of workers'"})
+
+    def run(role: str, text: str = commands) -> subprocess.CompletedProcess[str]:
+        variables = {
+            "ROLE_NAME": role,
+            "RANK": "3",
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        return subprocess.run(
+            [sys.executable, str(script), text], env=variables, capture_output=True, text=True, check=False
+        )
+
+    assert run("chief").stdout == "a chief\n"
+    assert run("worker").stdout == "3 of workers\n"
+    assert "no-such-command: No such file" in run("worker", '{"worker": "no-such-command"}').stderr
+    assert run("worker", "nonsense").returncode == 2
+
+
+@pytest.mark.long
+def test_a_converted_job_runs_here_with_a_stand_in_for_its_image(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    job = (JOBS / "train_job.yaml").read_text().replace("/workspace/mnist.py", str(tmp_path / "train.py"))
+    job = job.replace("numNodes: 3", "numNodes: 2").replace("numProcPerNode: 2", "numProcPerNode: 1")
+    (tmp_path / "job.yaml").write_text(job.replace("{cpu: 4, memory: 8Gi}", "{cpu: 1, memory: 1Gi}"))
+    everstep = [sys.executable, "-m", "everstep.cli.main"]
+    with open(tmp_path / "workflow.yaml", "w") as out:
+        subprocess.run([*everstep, "convert", str(tmp_path / "job.yaml")], stdout=out, check=True)
+    command = [*everstep, "workflow", "run", "workflow.yaml", "-n", "converted", "-p", f"store={tmp_path / 'store'}"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    logs = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
+    assert "rank 0 of 2" in logs
+    assert "rank 1 of 2" in logs
+    assert yaml.safe_load((tmp_path / "workflow.yaml").read_text())["metadata"] == {"generateName": "mnist-"}
