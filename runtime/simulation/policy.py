@@ -32,10 +32,12 @@ class Policy:
 POLICIES = (
     Policy("default"),
     Policy("shrink at once", shrink_after=0.0),
+    Policy("grow once an hour", cooldown=3600.0),
+    Policy("copy each 4th", cooldown=3600.0, stage=4),
     Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
     Policy("16 spares", spares=16, shrink_after=120.0),
     Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),
-    Policy("16 spares, rare copies", spares=16, shrink_after=120.0, stage=60),
+    Policy("rare copies", cooldown=3600.0, stage=60),
 )
 """What `everstep simulate` compares if nobody names others."""
 
