@@ -24,6 +24,8 @@ AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runt
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
 """So long after it was done something may take to be seen in the journal."""
+STOP_S = 5.0
+"""A process that is told to stop does so when it next runs."""
 PERIOD_S = 0.1
 """Of stopping and continuing a slow node."""
 _FIRST = 1000
@@ -182,7 +184,11 @@ class MachineInjector:
         try:
             for process in processes:
                 process.suspend()
-            stopped = sum(process.status() == psutil.STATUS_STOPPED for process in processes)
+            deadline = time.monotonic() + STOP_S
+            while (stopped := sum(map(_stands_still, processes))) < len(processes) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            if not stopped:
+                raise NotFiredError(f"SIGSTOP, and no process of {entry.name} stands still")
             await asyncio.sleep(fault.seconds)
         finally:
             _resume(processes)
@@ -351,6 +357,12 @@ def _children(entry: Registration, module: str) -> list[psutil.Process]:
                 if module in child.cmdline():
                     found.append(child)
     return found
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _resume(processes: list[psutil.Process]) -> None:

@@ -1,6 +1,7 @@
 """What a user can choose for a job, as one line of text: `spares: spares=16, shrink-after=0, stage=1`."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -32,14 +33,17 @@ class Policy:
 POLICIES = (
     Policy("default"),
     Policy("shrink at once", shrink_after=0.0),
-    Policy("grow once an hour", cooldown=3600.0),
-    Policy("copy each 4th", cooldown=3600.0, stage=4),
+    Policy("grow twice a day", cooldown=43200.0),
+    Policy("all three", shrink_after=0.0, cooldown=43200.0, stage=4),
     Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
     Policy("16 spares", spares=16, shrink_after=120.0),
     Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),
-    Policy("rare copies", cooldown=3600.0, stage=60),
+    Policy("rare copies", cooldown=43200.0, stage=60),
 )
 """What `everstep simulate` compares if nobody names others."""
+
+
+_KINDS: dict[type, Callable[[str], float | int | str]] = {int: int, float: float, str: str}
 
 
 def parse_policy(text: str) -> Policy:
@@ -51,9 +55,8 @@ def parse_policy(text: str) -> Policy:
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in fields:
             raise ValueError(f"policy {name}: {part!r}; write FIELD=NUMBER with one of {', '.join(fields)}")
-        kind = type(fields[key].default)
         try:
-            number = kind(value)
+            number = _KINDS[type(fields[key].default)](value)
         except ValueError:
             raise ValueError(f"policy {name}: {key}={value} is not a number") from None
         if not isinstance(number, str) and not 0 <= number < float("inf"):
