@@ -103,6 +103,11 @@ def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -
     assert "--kind flood: not known; use crash" in capsys.readouterr().err
 
 
+def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
+    assert "r is on a cluster: give --yes if it shall be harmed" in capsys.readouterr().err
+
+
 def test_the_command_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "--runs", str(tmp_path)]) == 2
     assert "no such run" in capsys.readouterr().err
