@@ -43,20 +43,21 @@ POLICIES = (
 """What `everstep simulate` compares if nobody names others."""
 
 
-_KINDS: dict[type, Callable[[str], float | int | str]] = {int: int, float: float, str: str}
+_KINDS: dict[str, Callable[[str], float | str]] = {"spares": int, "stage": int, "costs": str}
+"""How to read a field's value; the others are float."""
 
 
 def parse_policy(text: str) -> Policy:
     """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
     name, _, rest = text.partition(":")
-    fields = {one.name.replace("_", "-"): one for one in dataclasses.fields(Policy) if one.name != "name"}
-    given: dict[str, float | int | str] = {}
+    fields = [one.name.replace("_", "-") for one in dataclasses.fields(Policy) if one.name != "name"]
+    given: dict[str, float | str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in fields:
             raise ValueError(f"policy {name}: {part!r}; write FIELD=NUMBER with one of {', '.join(fields)}")
         try:
-            number = _KINDS[type(fields[key].default)](value)
+            number = _KINDS.get(key, float)(value)
         except ValueError:
             raise ValueError(f"policy {name}: {key}={value} is not a number") from None
         if not isinstance(number, str) and not 0 <= number < float("inf"):
