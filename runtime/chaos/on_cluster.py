@@ -46,9 +46,7 @@ class ClusterInjector:
     def refusal(self, kind: Kind) -> str:
         if kind in self._faults:
             return ""
-        return (
-            f"on a cluster it needs a process in the node's pod or on its machine; {', '.join(self._faults)} need none"
-        )
+        return f"on a cluster it needs a process beside the node's; these need none: {', '.join(self._faults)}"
 
     async def prepare(self, kind: Kind) -> None:
         """Nothing."""
