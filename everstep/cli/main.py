@@ -17,6 +17,8 @@ VERBS = {
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
     "doctor": "is a cluster's namespace ready for a pipeline?",
     "scale": "change the number of nodes of a running job",
+    "chaos": "let a fault happen to a training that is under way",
+    "simulate": "thousands of nodes in virtual time: goodput of policies side by side",
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
@@ -33,6 +35,7 @@ EXAMPLES = """examples:
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
   everstep stacks llama-finetune-x7k2                  what each of its ranks does now
+  everstep chaos llama-finetune-x7k2 --kind crash      kill one of its training processes
   everstep checkpoint ls runs/store                    which checkpoints there are
   everstep templates --image I | kubectl apply -f -    the steps, for any workflow's templateRef
 """

@@ -4,8 +4,8 @@ They import only the standard library, and end with whoever started them. The fi
 work.
 
     cpu SHARE SECONDS             keep one core busy for that share of the time
-    memory SHARE SECONDS GROUP    fill the control group to that share of its limit; SHARE above 1: until somebody is
-                                  killed, but not this process
+    memory SHARE SECONDS GROUP    fill the control group to that share of its limit; SHARE above 1: until the kernel
+                                  kills somebody
     connect HOST PORT             exit code 0 if a connection is accepted within 2 seconds
 """
 
@@ -20,8 +20,6 @@ _PERIOD_S = 0.05
 _STEP_BYTES = 16 << 20
 _FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
 """Limit and use in a control group, v1 and v2."""
-_NEVER = -1000
-"""The oom_score_adj of a process that the kernel does not kill."""
 
 
 def use_cpu(share: float, seconds: float) -> None:
@@ -45,8 +43,6 @@ def memory_use(group: Path) -> tuple[int, int]:
 
 def fill_memory(share: float, seconds: float, group: Path) -> None:
     """Hold memory so that the group uses `share` of its limit, until the time is over or the group is gone."""
-    if share > 1:
-        Path("/proc/self/oom_score_adj").write_text(str(_NEVER))
     (group / "cgroup.procs").write_text(str(os.getpid()))
     parent, until, held, told = os.getppid(), time.monotonic() + seconds, [], False
     while time.monotonic() < until and os.getppid() == parent and _others(group):

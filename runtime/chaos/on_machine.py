@@ -24,8 +24,12 @@ AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runt
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
 """So long after it was done something may take to be seen in the journal."""
+STOP_S = 5.0
+"""A process that is told to stop does so when it next runs."""
 PERIOD_S = 0.1
 """Of stopping and continuing a slow node."""
+_FIRST = 1000
+"""The oom_score_adj of the process that the kernel kills first."""
 _ONLY_PODS = "it is done to machines of a cluster, and here nodes are processes; use --target argo"
 _NO_GROUP = (
     "its nodes have no memory limit: the job must set one (resources: {memory: 2Gi}), and this process must be allowed "
@@ -37,7 +41,7 @@ class MachineInjector:
     """The nodes of one job in a run's folder."""
 
     def __init__(self, run_dir: Path, step: str, progress: Progress, chance: random.Random) -> None:
-        """`step`: the name of the train step's task; `chance` chooses the node."""
+        """`step`: the name of the train step's task, empty if the run has only one; `chance` chooses the node."""
         self._run_dir = run_dir.absolute()
         self._step = step
         self._progress = progress
@@ -180,7 +184,11 @@ class MachineInjector:
         try:
             for process in processes:
                 process.suspend()
-            stopped = sum(process.status() == psutil.STATUS_STOPPED for process in processes)
+            deadline = time.monotonic() + STOP_S
+            while (stopped := sum(map(_stands_still, processes))) < len(processes) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            if not stopped:
+                raise NotFiredError(f"SIGSTOP, and no process of {entry.name} stands still")
             await asyncio.sleep(fault.seconds)
         finally:
             _resume(processes)
@@ -258,6 +266,8 @@ class MachineInjector:
     async def _run_out_of_memory(self, fault: Fault) -> Fired:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
+        for worker in await self._workers(entry):  # Anybody may raise it; to lower that of the filler needs rights.
+            Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST))
         filling = await _start_load("memory", "1.5", f"{SEEN_S}", str(group))
         try:
             fired = await self._seen(fault.kind, entry.name, moment, FaultJudged, NodeLost)
@@ -315,7 +325,7 @@ class MachineInjector:
 
     async def _scale(self, nodes: int) -> None:
         """As a user asks for it. Raises NotFiredError."""
-        name, runs = f"{self._run_dir.name}/{self._step}", str(self._run_dir.parent)
+        name, runs = self._run_dir.name + (f"/{self._step}" if self._step else ""), str(self._run_dir.parent)
         words = ["-m", "everstep", "scale", name, "--nodes", str(nodes), "--runs", runs]
         asked = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -347,6 +357,12 @@ def _children(entry: Registration, module: str) -> list[psutil.Process]:
                 if module in child.cmdline():
                     found.append(child)
     return found
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _resume(processes: list[psutil.Process]) -> None:

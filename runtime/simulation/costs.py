@@ -37,30 +37,30 @@ COSTS = {
     for one in (
         Costs(
             "local",
-            "this project's benchmarks on 2 cores: kill -> next iteration 0.72 s (benchmarks/recovery.py), a fork server's "
-            "start 4 s, a save of 1 GiB 0.06 s",
+            "this project's benchmarks on 2 cores: kill -> next iteration 0.72 s (benchmarks/recovery.py), a node's "
+            "start 4 s, a save 5 ms",
             iteration_s=0.3, detect_s=0.01, silent_s=30.0, stop_s=0.1, init_s=0.25, restore_s=0.05,
             restore_store_s=0.2, node_s=4.0, stage_stall_s=0.005,
         ),
         Costs(
             "16k-gpus",
-            "16,384 GPUs on 2,048 nodes: communicators in 30 s (MegaScale, NSDI '24, section 3.5: under 30 s on more than "
-            "10,000 GPUs); state from a peer's memory in 10 s (GEMINI, SOSP '23, and ByteRobust, arXiv 2509.16293, report "
-            "seconds); from the store in 120 s; an iteration of 5 s; silence and node start as this project's defaults",
+            "16,384 GPUs on 2,048 nodes. Communicators in 30 s (MegaScale, NSDI '24, section 3.5: under 30 s on more "
+            "than 10,000 GPUs). State from a peer's memory in 10 s (GEMINI, SOSP '23, reports seconds). Assumed: 120 s "
+            "from the store, an iteration of 5 s, a pod's start of 60 s, 0.02 s to copy 0.4 GB a GPU",
             iteration_s=5.0, detect_s=1.0, silent_s=30.0, stop_s=2.0, init_s=30.0, restore_s=10.0,
             restore_store_s=120.0, node_s=60.0, stage_stall_s=0.02,
         ),
         Costs(
             "16k-gpus-dlrover",
-            "the same machine with DLRover's rules: dead after 600 s without a heartbeat, state in the agent's memory, "
-            "the processes and their imports start anew in 60 s (NVRx reports 60 to 90 s for in-process and full restarts)",
+            "the same machines by DLRover's rules: a silent node is dead after 600 s, heartbeats each 15 s, state in "
+            "the agent's memory. Assumed: processes and imports start anew in 60 s, 0.5 s to copy the state (its blog)",
             iteration_s=5.0, detect_s=15.0, silent_s=600.0, stop_s=30.0, init_s=90.0, restore_s=10.0,
             restore_store_s=120.0, node_s=120.0, stage_stall_s=0.5,
         ),
         Costs(
             "16k-gpus-torchrun",
-            "the same machine with torchrun and torch.save: a hang is seen when the collective times out (600 s), "
-            "the processes start anew in 60 s, and the state comes from the store",
+            "the same machines with torchrun and torch.save: a lost rank is seen when a collective times out (600 s), "
+            "state comes from the store. Assumed: processes and imports start anew in 60 s, 60 s to save",
             iteration_s=5.0, detect_s=30.0, silent_s=600.0, stop_s=30.0, init_s=90.0, restore_s=120.0,
             restore_store_s=120.0, node_s=120.0, stage_stall_s=60.0, from_memory=False,
         ),

@@ -1,6 +1,7 @@
 """What a user can choose for a job, as one line of text: `spares: spares=16, shrink-after=0, stage=1`."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -32,26 +33,31 @@ class Policy:
 POLICIES = (
     Policy("default"),
     Policy("shrink at once", shrink_after=0.0),
+    Policy("grow twice a day", cooldown=43200.0),
+    Policy("all three", shrink_after=0.0, cooldown=43200.0, stage=4),
     Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
     Policy("16 spares", spares=16, shrink_after=120.0),
     Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),
-    Policy("16 spares, rare copies", spares=16, shrink_after=120.0, stage=60),
+    Policy("rare copies", cooldown=43200.0, stage=60),
 )
 """What `everstep simulate` compares if nobody names others."""
+
+
+_KINDS: dict[str, Callable[[str], float | str]] = {"spares": int, "stage": int, "costs": str}
+"""How to read a field's value; the others are float."""
 
 
 def parse_policy(text: str) -> Policy:
     """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
     name, _, rest = text.partition(":")
-    fields = {one.name.replace("_", "-"): one for one in dataclasses.fields(Policy) if one.name != "name"}
-    given: dict[str, float | int | str] = {}
+    fields = [one.name.replace("_", "-") for one in dataclasses.fields(Policy) if one.name != "name"]
+    given: dict[str, float | str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in fields:
             raise ValueError(f"policy {name}: {part!r}; write FIELD=NUMBER with one of {', '.join(fields)}")
-        kind = type(fields[key].default)
         try:
-            number = kind(value)
+            number = _KINDS.get(key, float)(value)
         except ValueError:
             raise ValueError(f"policy {name}: {key}={value} is not a number") from None
         if not isinstance(number, str) and not 0 <= number < float("inf"):

@@ -92,8 +92,8 @@ class _World:
         """Work per second; 0: nothing trains."""
         self._since = self.now
         """When the work was counted last."""
-        self._staged: int | None = None
-        """Iteration of the copies in memory; None: there are none."""
+        self._staged = 0
+        """Iteration of the copies in memory; 0: there are none."""
         self._failed_at: float | None = None
         self._alarm = float("inf")
         state = fold([MasterClaimed(time=self.now, epoch=1, address="m:1")])
@@ -247,10 +247,13 @@ class _World:
         self._count_work()
         if self._rate:
             self._rate = 0.0
-            done = int(self._work / self.costs.iteration_s)
-            staged = done - done % self.policy.stage
-            self._staged = staged if self.costs.from_memory and staged else None
+            self._staged = self._staged_iteration() if self.costs.from_memory else 0
             self.outcome.samples.append((self.now - _BEGIN, 0))
+
+    def _staged_iteration(self) -> int:
+        """The newest iteration that was copied; 0: none."""
+        done = int(self._work / self.costs.iteration_s)
+        return done - done % self.policy.stage
 
     def _fail(self, failure: Failure) -> None:
         """Machines fail: those that train stop the round at once, though the master learns of it later."""
@@ -268,7 +271,7 @@ class _World:
             self._failed_at = self.now if self._failed_at is None else self._failed_at
             self._stop()
             if not failure.process and self._copies_lost(lost):
-                self._staged = None
+                self._staged = 0
         delay = self.costs.silent_s if failure.silent else self.costs.detect_s
         self._at(self.now + delay, self._report, tuple(nodes), failure.process)
 
@@ -315,7 +318,7 @@ class _World:
     def _persist(self) -> None:
         """A checkpoint in the store, if something trains."""
         self._count_work()
-        iteration = int(self._work / self.costs.iteration_s)
+        iteration = self._staged_iteration()
         if self._rate and iteration:
             held = Holding(round_number(self.brain.state), iteration, key=f"i{iteration}", size=1)
             first = self.brain.state.round

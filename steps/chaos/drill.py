@@ -19,7 +19,6 @@ from everstep.steps.entry import StepError
 from everstep.steps.template import StepTask
 from everstep.steps.verdict.config import Experiment
 
-REFERENCE, WIDE_REFERENCE = "reference", "reference-3"
 _ENDED = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted")
 """How a task may have ended for the next experiment to begin."""
 
@@ -39,19 +38,21 @@ class Case:
     """Fields of the role in the job's spec."""
     train: dict[str, Any] = field(default_factory=dict)
     """Arguments of the train step."""
-    wide: bool = False
-    """With 3 nodes, however many the others have."""
+    nodes: int = 0
+    """How many the training has; 0: as many as the drill."""
+    times: int = 1
+    """How many times the drill's iterations it does: new nodes need time to come."""
     same: bool = True
 
 
 CASES = {
     "pod-preempted": Case(Kind.PREEMPT, 20),
     "slow-node": Case(Kind.SLOW, 15, chaos={"share": 0.8}),
-    "faulty-at-start": Case(Kind.FAULTY, math.inf, train={"network_check": True}, wide=True),
+    "faulty-at-start": Case(Kind.FAULTY, math.inf, train={"network_check": True}, nodes=3),
     "network-loss": Case(Kind.NETWORK, 75, chaos={"seconds": 90}),
     "process-crash": Case(Kind.CRASH, 10),
     "out-of-memory": Case(Kind.OOM, 30, role={"resources": {"memory": ""}}),
-    "three-four-three": Case(Kind.RESIZE, 30, role={"maxReplicas": 4}, wide=True, same=False),
+    "three-four-three": Case(Kind.RESIZE, 30, role={"maxReplicas": 4}, nodes=3, times=3, same=False),
     "cpu-overload-90": Case(Kind.CPU, 20, chaos={"share": 0.9}),
     "memory-80": Case(Kind.MEMORY, 20, chaos={"share": 0.8}, role={"resources": {"memory": ""}}),
     "master-lost": Case(Kind.MASTER, 15),
@@ -87,36 +88,40 @@ def drill(
     names = check_names(only)
     every = max(1, iterations // 5)
     common = {"iterations": iterations, "persist_interval": every, **arguments}
-    plans = [(REFERENCE, nodes)] if any(not CASES[name].wide for name in names) else []
-    plans += [(WIDE_REFERENCE, 3)] if any(CASES[name].wide for name in names) else []
     before: list[StepTask] = []
-    for name, count in plans:
-        reference = _after(before, train.task(f"train-{name}", **common, **_size(Case(Kind.CRASH, 0), count, "")))
+    for name, case in {_reference(CASES[name]): CASES[name] for name in names}.items():
+        calm = {**common, "iterations": iterations * case.times, **_spec({}, case.nodes or nodes, "")}
+        reference = _after(before, train.task(f"train-{name}", **calm))
         if not before and after is not None:
             reference.depends = after.name
         before = [reference]
     experiments = []
     for name in names:
         case = CASES[name]
-        size = _size(case, 3 if case.wide else nodes, node_memory)
-        training = _after(before, train.task(f"train-{name}", **{**common, **case.train, **size}))
+        job = {"iterations": iterations * case.times, **_spec(case.role, case.nodes or nodes, node_memory)}
+        training = _after(before, train.task(f"train-{name}", **{**common, **case.train, **job}))
         fault = {"kind": case.kind.value, "target": f"train-{name}", "iterations": iterations, "seed": seed}
         injected = _after(before, chaos_task(f"chaos-{name}", **fault, **case.chaos))
         before = [training, injected]
-        experiments.append(_experiment(name, case, every, iterations))
+        experiments.append(_experiment(name, case, every))
     listed = msgspec.json.encode(experiments).decode()
     return _after(before, verdict.task(experiments=listed))
 
 
-def _experiment(name: str, case: Case, every: int, iterations: int) -> Experiment:
+def _experiment(name: str, case: Case, every: int) -> Experiment:
     lost = 2 * every if math.isinf(case.lost) else int(case.lost)
     seconds = 1e6 if math.isinf(case.seconds) else case.seconds
-    return Experiment(name, seconds, lost, case.same, WIDE_REFERENCE if case.wide else REFERENCE)
+    return Experiment(name, seconds, lost, case.same, _reference(case))
 
 
-def _size(case: Case, nodes: int, memory: str) -> dict[str, Any]:
-    """The job's spec. Faults of nodes never use up its patience."""
-    role = json.loads(json.dumps(case.role).replace('"memory": ""', f'"memory": "{memory}"'))
+def _reference(case: Case) -> str:
+    """The undisturbed training that it is compared with."""
+    return "-".join(["reference", *([str(case.nodes)] if case.nodes else []), *(["long"] if case.times > 1 else [])])
+
+
+def _spec(fields: dict[str, Any], nodes: int, memory: str) -> dict[str, Any]:
+    """The job's spec, with these fields of its role. Faults of nodes never use up its patience."""
+    role = json.loads(json.dumps(fields).replace('"memory": ""', f'"memory": "{memory}"'))
     spec = {
         "replicaSpecs": {"worker": {"replicas": nodes, "minReplicas": 1, **role}},
         "patience": {"replacementWait": 120, "maxRelaunches": 10, "coolDown": 1},

@@ -78,11 +78,10 @@ async def injector_of(config: Config, progress: "Progress", chance: random.Rando
 
     if os.environ.get(POD_VARIABLE):
         from everstep.runtime.chaos.on_cluster import ClusterInjector
-
         from everstep.runtime.platform.kubernetes import Access, KubeApi
 
         async with KubeApi(Access.of_this_pod(os.environ)) as api:
-            yield ClusterInjector(api, progress, chance)
+            yield ClusterInjector(api, config.target, progress, chance)
         return
     from everstep.runtime.chaos.on_machine import MachineInjector
 

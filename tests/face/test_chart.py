@@ -71,7 +71,7 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
         sources = [one["valueFrom"] for one in template["container"]["env"] if "valueFrom" in one]
         assert {one["secretKeyRef"]["name"] for one in sources if "secretKeyRef" in one} == {"keys"}
     accounts = {name: one for (kind, name), one in objects.items() if kind == "ServiceAccount"}
-    assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark"}
+    assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark", "everstep-chaos"}
     assert all(one["imagePullSecrets"] == [{"name": "pull"}] for one in accounts.values())
     assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
 

@@ -169,6 +169,11 @@ class KubeApi:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         await self._ask("DELETE", kind, self._path(kind, name), body={**body, "gracePeriodSeconds": grace_s})
 
+    async def evict(self, pod: str) -> None:
+        """Evict the pod, as `kubectl drain` does. Raises KubeError (429: a disruption budget forbids it for now)."""
+        wish = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+        await self._ask("POST", "pods", f"{pod}/eviction", body=wish)
+
     async def watch(self, kind: Kind, selector: str, version: str) -> AsyncIterator[dict[str, Any]]:
         """The changes from that version on: `{"type": ..., "object": ...}`, bookmarks too, until the stream ends.
 

@@ -1,0 +1,112 @@
+"""`make accept-chaos`: faults injected for real and in virtual time: wanted, measured, holds or not.
+
+What is promised and not built yet has a line that says so. Words on the command line select lines.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from everstep.steps.chaos.drill import CASES
+from tests.harness import ROOT
+
+DRILL = "drill: {}"
+WEEK_S, WEEK_NODES = 300.0, 10_000
+GOODPUT = 0.99
+POLICY = "mine: cooldown=43200, stage=4, shrink-after=0"
+"""The one of `everstep simulate` with the most goodput on 2,048 nodes."""
+PROVEN: Mapping[str, tuple[str, ...]] = {
+    "injectors: each says when it fired; what cannot be done here is refused": ("tests/chaos/test_injector.py",),
+    "verdict: whatever differs from the reference does not hold": ("tests/chaos/test_drill.py",),
+    "simulator: the same seed, the same outcome": ("tests/simulation/test_simulation.py::same_seed",),
+    "simulator: what each policy costs follows from its parts": ("tests/simulation/test_simulation.py",),
+}
+MISSING = {
+    "injectors: clock, slow disk, full disk, ChaosBlade's resources, exec into pods": "each says when it fired",
+    "soak: 30 minutes, 4 nodes, over 100 faults": "median <= 1 s, no recovery over 10 s, nothing left",
+    "simulator: against a real local run with 10 faults in 10 minutes": "within 15 %",
+    "control plane: loss of 500 of 10,000 agents, master killed and back": "<= 5 s, <= 10 s",
+    "control plane: 100,000 tasks in the executor, 1,000 runs listed": "<= 1 s",
+    "certified states: planted bit flips found, the rank named": "100 of 100, <= 1 % of the time",
+    "a second S3 server; costs of a slow store": "the store's tests and benchmark",
+}
+"""Promises that nothing keeps yet, and what was wanted."""
+
+
+def drill(options: argparse.Namespace) -> Iterator[Line]:
+    """Run the drill with the asked experiments, on this machine."""
+    names = [name for name in CASES if is_asked(DRILL.format(name), options.words)]
+    with tempfile.TemporaryDirectory(prefix="everstep-drill-") as folder:
+        command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), "--iterations", "60", "--name", "accept"]
+        subprocess.run([*command, "--only", ",".join(names)], cwd=folder, stdout=sys.stderr, check=False)
+        log = Path(folder, "runs/accept/logs/verdict(0).log")
+        said = dict(line.split(": ", 1) for line in _lines(log) if line.partition(":")[0] in CASES)
+    for name in names:
+        text = said.get(name, "no verdict")
+        yield Line(DRILL.format(name), "as the undisturbed training, within its limits", text, text.startswith("holds"))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def week(_: argparse.Namespace) -> Iterator[Line]:
+    """A week of 10,000 nodes with losses of whole switches."""
+    began = time.monotonic()
+    (told,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
+    seconds = time.monotonic() - began
+    measured = f"{seconds:.0f} s, {told['failures']} failures, {told['events']} events, goodput {told['goodput']:.2%}"
+    yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured, seconds <= WEEK_S)
+
+
+def published(_: argparse.Namespace) -> Iterator[Line]:
+    """2,048 nodes at the failure rate published for Llama 3."""
+    (told,) = _simulate("--policies", POLICY)
+    rows = _simulate(
+        "--policies",
+        "dlrover: costs=16k-gpus-dlrover, join-window=60, shrink-after=60; "
+        "torchrun: costs=16k-gpus-torchrun, stage=360, persist=1800, shrink-after=30",
+    )
+    beside = ", ".join(f"{one['policy']}'s costs {one['goodput']:.1%}" for one in rows)
+    share = float(str(told["goodput"]))
+    yield Line(
+        "simulator: goodput at one failure in 3.1 h", f">= {GOODPUT:.0%}", f"{share:.2%} ({beside})", share >= GOODPUT
+    )
+
+
+def _simulate(*words: str) -> list[dict[str, float | int | str]]:
+    command = [sys.executable, "-m", "everstep", "simulate", "-o", "json", *words]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+
+
+MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
+    **{DRILL.format(name): drill for name in CASES},
+    "simulator: a week of 10,000 nodes with bursts": week,
+    "simulator: goodput at one failure in 3.1 h": published,
+}
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """The selected lines: measurements first, with the machine to themselves."""
+    for measure in dict.fromkeys(how for promise, how in MEASURED.items() if is_asked(promise, options.words)):
+        yield from measure(options)
+    yield from prove(PROVEN, options)
+    for promise, wanted in MISSING.items():
+        if is_asked(promise, options.words):
+            yield Line(promise, wanted, "not built", False)
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    judge(lines(parse_options(parser, [*MEASURED, *PROVEN, *MISSING])))
+
+
+if __name__ == "__main__":
+    main()

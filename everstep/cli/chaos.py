@@ -1,0 +1,120 @@
+"""`everstep chaos RUN[/STEP] --kind crash`: let one fault happen to a training that is under way."""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
+from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
+from everstep.runtime.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from everstep.runtime.chaos import Fault, Fired
+    from everstep.runtime.job.state import State
+
+EXAMPLES = (
+    "examples: everstep chaos llama-finetune-x7k2 --kind crash; everstep chaos RUN --kind freeze --node worker-1-0"
+)
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """Let one fault happen to a training that is under way, and say when it fired. Exit code 1: it did not fire."""
+
+    job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
+    """A run, and its train step if it has several."""
+    kind: str = "crash"
+    """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, resize, master, store or
+    everything; on a cluster: node, preempt, evict, resize, master, everything, cordon or taint."""
+    node: str = ""
+    """The node that it happens to; empty: one of those that train, by chance."""
+    seconds: float = 10.0
+    """How long it lasts, where it lasts."""
+    share: float = 0.9
+    """Share of the CPU, of the memory limit, or of the time that a slow node stands still."""
+    namespace: Annotated[str, Flag("-n")] = ""
+    """Namespace of the run, if it is on a cluster (kube context)."""
+    yes: bool = False
+    """On a cluster: yes, harm this run; without it nothing is done there."""
+    runs: Path = Path("runs")
+    """Directory of the run folders."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_action(parser, Chaos, run)
+    parser.epilog = EXAMPLES
+
+
+def run(flags: Chaos) -> int:
+    """Inject the fault; returns the exit code. Raises BadInput."""
+    from everstep.runtime.chaos import Kind, NotFiredError, NotPossibleError
+
+    if flags.kind not in tuple(Kind):
+        raise BadInput(f"--kind {flags.kind}: not known; use {', '.join(Kind)}")
+    if not 0 < flags.share <= 1 or not flags.seconds > 0:
+        raise BadInput("--share must be above 0 and at most 1, --seconds above 0")
+    if flags.namespace and not flags.yes:
+        raise BadInput(f"{flags.job} is on a cluster: give --yes if it shall be harmed")
+    try:
+        fired = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
+    except NotPossibleError as error:
+        raise BadInput(f"{flags.kind} cannot be injected into {flags.job}: {error}") from None
+    except NotFiredError as error:
+        print(f"{flags.kind} did not fire: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    at = time.strftime("%H:%M:%S", time.localtime(fired.time))
+    print(f"{fired.kind}{f' of {fired.node}' if fired.node else ''} at {at}: {fired.evidence}")
+    return ExitCode.DONE
+
+
+async def _on_machine(flags: Chaos) -> "Fired":
+    from everstep.runtime.chaos.on_machine import MachineInjector
+    from everstep.runtime.chaos.progress import Progress
+
+    found = find(flags.runs, flags.job)
+    _check(flags, found.state)
+    run, _, step = flags.job.partition("/")
+    injector = MachineInjector(flags.runs / run, step, Progress(found.store, found.job), random.Random())
+    return await injector.inject(_fault(flags))
+
+
+async def _on_cluster(flags: Chaos) -> "Fired":
+    from everstep.runtime.chaos.on_cluster import ClusterInjector
+    from everstep.runtime.chaos.progress import Progress
+    from everstep.runtime.platform.kubernetes import KubeApi
+    from everstep.runtime.submission.kube_config import read_access
+    from everstep.runtime.submission.route import ApiError
+
+    try:
+        found = await asyncio.to_thread(find_on_cluster, flags.namespace, flags.job)
+        access, _ = read_access(os.environ, flags.namespace)
+    except ApiError as error:
+        raise BadInput(f"{flags.job}: {error}") from None
+    store, state = read_started(store_of(found.workflow), found.job, flags.job)
+    _check(flags, state)
+    step = found.job.removeprefix(f"{found.workflow['metadata']['uid']}-")
+    async with KubeApi(access) as api:
+        injector = ClusterInjector(api, step, Progress(store, found.job), random.Random())
+        return await injector.inject(_fault(flags))
+
+
+def _check(flags: Chaos, state: "State") -> None:
+    """Raises BadInput: the job is over, or has no such node."""
+    if ended := state.ended:
+        raise BadInput(f"{flags.job}: its training is over ({ended.result.value}: {ended.reason})")
+    if flags.node and flags.node not in state.nodes:
+        raise BadInput(f"--node {flags.node}: no such node; `everstep status {flags.job}` shows them")
+
+
+def _fault(flags: Chaos) -> "Fault":
+    from everstep.runtime.chaos import Fault, Kind
+
+    return Fault(Kind(flags.kind), flags.node, flags.seconds, flags.share)

@@ -1,0 +1,162 @@
+"""`everstep simulate`: policies side by side on thousands of nodes, in virtual time, decided by the real brain."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
+
+if TYPE_CHECKING:
+    from everstep.runtime.simulation import Costs, Outcome, Policy, Trace
+
+EXAMPLES = """examples: everstep simulate --nodes 2048 --days 7
+  everstep simulate --nodes 10000 --burst-hours 24 --policies 'mine: spares=16, shrink-after=60; other: stage=10'
+a trace file has lines HOURS MACHINE[-MACHINE] node|silent|process REPAIR_HOURS, such as: 9.5 32-63 silent 2"""
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Simulate a job under faults: goodput, nodes used, work wasted of each policy. The same seed, the same table."""
+
+    nodes: int = 2048
+    """Nodes of the job."""
+    days: float = 7.0
+    """How long it trains."""
+    policies: str = ""
+    """NAME: FIELD=VALUE, ...; NAME: ... with the fields spares, join-window, shrink-after, cooldown, min-share, stage,
+    persist, check and costs; empty: some that differ in one of them."""
+    costs: str = "16k-gpus"
+    """What a restart costs: local, 16k-gpus, 16k-gpus-dlrover, 16k-gpus-torchrun, or a JSON file with such fields."""
+    trace: Path | None = None
+    """File with the failures, instead of drawing them."""
+    mtbf_hours: float = 6349.0
+    """Mean time between failures of one machine; one failure each 3.1 h on 2,048 machines, as published for Llama 3."""
+    burst_hours: float = 0.0
+    """Mean time between losses of a whole switch; 0: never."""
+    burst_machines: int = 32
+    """Machines under one switch."""
+    bad_share: float = 0.0
+    """Share of the machines that fail 20 times as often."""
+    repair_hours: float = 4.0
+    """Mean time to repair a machine."""
+    seed: int = 0
+    """Decides the failures."""
+    output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
+    """For people, or programs."""
+    picture: Path | None = None
+    """SVG file to write."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_action(parser, Simulate, run)
+    parser.epilog = EXAMPLES
+
+
+def run(flags: Simulate) -> int:
+    """Simulate each policy and print the table; returns the exit code. Raises BadInput."""
+    from everstep.runtime.simulation import simulate
+    from everstep.runtime.simulation.draw import draw
+
+    policies = _policies(flags.policies)
+    known = {one.name: _costs(one.costs or flags.costs) for one in policies}
+    trace = _trace(flags, flags.nodes + max(one.spares for one in policies))
+    outcomes = []
+    for policy in policies:
+        began = time.process_time()
+        outcomes.append(simulate(flags.nodes, trace, policy, known[policy.name]))
+        print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s", file=sys.stderr)
+    if flags.picture:
+        title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
+        flags.picture.parent.mkdir(parents=True, exist_ok=True)
+        flags.picture.write_text(draw(outcomes, title))
+    print(json.dumps([facts(one) for one in outcomes], indent=1) if flags.output == "json" else table(outcomes))
+    return 0
+
+
+def facts(one: "Outcome") -> dict[str, object]:
+    """One outcome as JSON."""
+    whole = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    more = {"goodput": one.goodput, "mean_nodes": one.mean_nodes, "median_recovery_s": one.median_recovery_s}
+    return {**{name: value for name, value in whole.items() if name not in ("samples", "recoveries")}, **more}
+
+
+def table(outcomes: "list[Outcome]") -> str:
+    """A line for each policy."""
+    head = ["POLICY", "GOODPUT", "NODES TRAINING", "MACHINES", "FAILURES", "ROUNDS", "RECOVERY (MEDIAN)", "DOWN",
+            "WORK WASTED", "STALLS", "FROM THE STORE"]  # fmt: skip
+    rows = [head]
+    for one in outcomes:
+        rows.append(
+            [
+                one.policy, f"{one.goodput:.2%}", f"{one.mean_nodes:.0f} of {one.nodes}", str(one.machines),
+                str(one.failures), str(one.rounds), f"{one.median_recovery_s:.1f} s", *(_share(value, one.seconds)
+                for value in (one.down_s, one.wasted_s, one.stall_s)), str(one.store_restores),
+            ]
+        )  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *(f"{one.policy} ended: {one.result}" for one in outcomes if one.result)])
+
+
+def _share(seconds: float, whole: float) -> str:
+    return f"{seconds / whole:.2%}"
+
+
+def _policies(text: str) -> "list[Policy]":
+    from everstep.runtime.simulation import POLICIES, parse_policy
+
+    try:
+        found = [parse_policy(one) for one in text.split(";") if one.strip()] or list(POLICIES)
+    except ValueError as error:
+        raise BadInput(f"--policies: {error}") from None
+    names = [one.name for one in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadInput(f"--policies: {', '.join(sorted(twice))} is named twice")
+    if any(one.stage < 1 or one.persist <= 0 or not 0 < one.min_share <= 1 for one in found):
+        raise BadInput("--policies: stage must be at least 1, persist above 0, min-share above 0 and at most 1")
+    return found
+
+
+def _costs(name: str) -> "Costs":
+    import msgspec
+
+    from everstep.runtime.simulation import COSTS, Costs
+
+    if name in COSTS:
+        return COSTS[name]
+    try:
+        return msgspec.json.decode(Path(name).read_bytes(), type=Costs)
+    except OSError:
+        raise BadInput(f"--costs {name}: not known, and no such file; use {', '.join(COSTS)} or a JSON file") from None
+    except msgspec.DecodeError as error:
+        raise BadInput(f"--costs {name}: {error}") from None
+
+
+def _trace(flags: Simulate, machines: int) -> "Trace":
+    from everstep.runtime.simulation import draw_trace, parse_trace
+    from everstep.runtime.simulation.trace import Rates
+
+    if flags.nodes < 1 or not flags.days > 0:
+        raise BadInput("--nodes must be at least 1, --days above 0")
+    if not 0 <= flags.bad_share < 1 or flags.burst_machines < 1 or not flags.repair_hours > 0:
+        raise BadInput("--bad-share must be from 0 to below 1, --burst-machines at least 1, --repair-hours above 0")
+    if flags.trace is None:
+        rates = Rates(
+            flags.mtbf_hours, burst_h=flags.burst_hours, burst_machines=flags.burst_machines, bad_share=flags.bad_share,
+            repair_h=flags.repair_hours,
+        )  # fmt: skip
+        return draw_trace(machines, flags.days * 24 * HOUR, rates, flags.seed)
+    try:
+        return parse_trace(flags.trace.read_text().splitlines(), machines, flags.days * 24 * HOUR)
+    except OSError as error:
+        raise BadInput(f"--trace {flags.trace}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"--trace {flags.trace}: {error}") from None

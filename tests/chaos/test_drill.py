@@ -1,0 +1,123 @@
+"""The drill as a workflow, and its verdict."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hera.workflows import DAG, Workflow
+
+from everstep.runtime.report.history import Point
+from everstep.steps.chaos.drill import CASES, check_names, drill
+from everstep.steps.entry import StepError
+from everstep.steps.verdict.compare import Training, compare_samples, compare_states, cost, row
+from everstep.steps.verdict.config import Config, Experiment
+from tests.harness import ROOT
+
+FIRED = {"kind": "crash", "node": "n", "time": 2.5, "evidence": "killed"}
+
+
+def tasks(only: str) -> dict[str, Any]:
+    """By name, of a workflow with the drill."""
+    with Workflow(generate_name="w-", entrypoint="main") as workflow, DAG(name="main", fail_fast=False):
+        drill(only=only, iterations=50, dataset="d")
+    made = workflow.to_dict()["spec"]["templates"]
+    return {task["name"]: task for one in made if "dag" in one for task in one["dag"]["tasks"]}
+
+
+def curve(*losses: float, step: float = 1.0) -> list[Point]:
+    return [Point(step * (n + 1), 1, n + 1, loss) for n, loss in enumerate(losses)]
+
+
+def training(points: list[Point], **tensors: list[float]) -> Training:
+    import torch
+
+    return Training(points, {name: torch.tensor(value) for name, value in tensors.items()}, 3, "succeeded")
+
+
+def test_the_experiments_are_those_of_the_published_chaos_tests() -> None:
+    assert list(CASES)[:9] == [
+        "pod-preempted", "slow-node", "faulty-at-start", "network-loss", "process-crash", "out-of-memory",
+        "three-four-three", "cpu-overload-90", "memory-80",
+    ]  # fmt: skip
+
+
+def test_each_experiment_is_a_training_beside_its_fault_after_a_reference_of_its_size() -> None:
+    found = tasks("process-crash,three-four-three")
+    assert list(found) == [
+        "train-reference", "train-reference-3-long", "train-process-crash", "chaos-process-crash",
+        "train-three-four-three", "chaos-three-four-three", "verdict",
+    ]  # fmt: skip
+    assert found["train-process-crash"]["depends"] == found["chaos-process-crash"]["depends"]
+    assert "train-process-crash.Failed" in found["train-three-four-three"]["depends"]
+
+
+def test_an_unknown_experiment_is_named() -> None:
+    with pytest.raises(StepError, match="--only x: no such experiment; there are pod-preempted"):
+        check_names("process-crash, x")
+
+
+def test_the_cost_is_the_longest_gap_and_what_was_done_again() -> None:
+    points = [*curve(9, 8, 7), Point(6.0, 2, 3, 7.0), Point(9.0, 2, 4, 6.0)]
+    assert cost(points, 3.5) == (5.5, 1)
+
+
+def test_a_training_like_the_reference_holds() -> None:
+    one = Experiment("e", seconds=5, lost=1)
+    mine, reference = training(curve(3, 2, 1), a=[1.0, 2.0]), training(curve(3, 2, 1), a=[1.0, 2.0])
+    assert row(one, FIRED, "", mine, reference, 0.02).good
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mine": training(curve(3, 2, 1), a=[1.0, 2.5])},
+        {"mine": training(curve(3, 2.1, 1), a=[1.0, 2.0])},
+        {"mine": training(curve(3, 2, 1, step=4.0), a=[1.0, 2.0])},
+        {"mine": training([*curve(3, 2, 1), *[Point(3.5, 2, 2, 2.0)] * 2], a=[1.0, 2.0])},
+        {"fired": None},
+    ],
+    ids=["other weights", "another loss", "too slow", "too much again", "not fired"],
+)
+def test_what_differs_does_not_hold(changes: dict[str, Any]) -> None:
+    one = SimpleNamespace(fired=FIRED, mine=training(curve(3, 2, 1), a=[1.0, 2.0]))
+    vars(one).update(changes)
+    reference = training(curve(3, 2, 1), a=[1.0, 2.0])
+    assert not row(Experiment("e", seconds=3, lost=1), one.fired, "", one.mine, reference, 0.02).good
+
+
+def test_where_nodes_came_and_went_the_state_may_differ_by_the_tolerance() -> None:
+    reference = training(curve(3), a=[1.0, 2.0])
+    assert compare_states(training(curve(3), a=[1.0, 2.01]), reference, 0.02).good
+    assert not compare_states(training(curve(3), a=[1.0, 2.2]), reference, 0.02).good
+
+
+def test_a_training_whose_losses_are_unknown_does_not_hold() -> None:
+    assert not compare_samples(curve(3), curve(3, 2, 1), exact=True, far=0.0).good
+
+
+def test_unreadable_experiments_are_refused() -> None:
+    with pytest.raises(StepError, match="--experiments: "):
+        Config(experiments='[{"name": 1}]').check()
+
+
+@pytest.mark.long
+def test_a_drill_holds_for_a_killed_process_and_a_lost_store(tmp_path: Path) -> None:
+    words = ["--only", "process-crash,store-lost", "--iterations", "40", "--sequence-length", "32"]
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for path in (ROOT / "runtime" / "job").glob("*.py"):
+        (texts / f"{path.stem}.txt").write_text(path.read_text())
+    command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), *words, "--corpus", f"{texts}/*.txt"]
+    ran = subprocess.run(
+        [*command, "--name", "d"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "verdict: 2 of 2 experiments hold" in ran.stderr
+    told = json.loads((tmp_path / "runs/store/runs/d/steps/chaos-process-crash.json").read_text())
+    assert "SIGKILL" in told["facts"]["evidence"]
+    assert (tmp_path / "runs/d/drill.html").read_text().count("<tr>") == 3

@@ -1,0 +1,113 @@
+"""Faults done to real processes: each says when it fired, and what cannot be done here is refused with the reason."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from everstep.cli.main import main
+from everstep.runtime.chaos import Fault, Kind, NotFiredError, NotPossibleError, load, packet_loss, set_aside
+from everstep.runtime.chaos.on_machine import MachineInjector
+from everstep.runtime.chaos.progress import Progress
+from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.store import StoreError, open_store
+from everstep.runtime.system.processes import start_time
+from tests.harness import wait_until
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is registered as the node n of the job j."""
+    process = subprocess.Popen(["sleep", "60"])
+    began = start_time(process.pid)
+    assert began is not None
+    Registry(tmp_path / "nodes").put(Registration("n", "j", "worker", "h", process.pid, began, time.time()))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def injector(folder: Path) -> MachineInjector:
+    return MachineInjector(folder, "train", Progress(open_store(str(folder / "store")), "j"), random.Random(0))
+
+
+def test_a_killed_node_is_gone_when_its_fault_has_fired(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    fired = asyncio.run(injector(tmp_path).inject(Fault(Kind.NODE, "n")))
+    assert not psutil.pid_exists(node.pid)
+    assert (fired.node, fired.evidence) == ("n", f"SIGKILL of process {node.pid}; ended")
+
+
+def test_a_frozen_node_stands_still_and_goes_on(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    fired = asyncio.run(injector(tmp_path).inject(Fault(Kind.FREEZE, "n", seconds=0.05)))
+    assert fired.evidence == "1 processes were stopped for 0.05 s"
+    wait_until(lambda: psutil.Process(node.pid).status() != psutil.STATUS_STOPPED, "the node goes on")
+
+
+def test_kinds_that_need_a_cluster_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="it is done to machines of a cluster"):
+        asyncio.run(injector(tmp_path).inject(Fault(Kind.EVICT, "n")))
+
+
+def test_a_node_without_a_limit_cannot_run_out_of_it(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(NotPossibleError, match="its nodes have no memory limit: the job must set one"):
+        asyncio.run(injector(tmp_path).inject(Fault(Kind.MEMORY, "n")))
+
+
+def test_a_fault_for_a_master_that_is_not_there_has_not_fired(tmp_path: Path) -> None:
+    with pytest.raises(NotFiredError, match="the train step's process is not there"):
+        asyncio.run(injector(tmp_path).inject(Fault(Kind.MASTER)))
+
+
+def test_a_part_of_the_store_is_out_of_reach_and_comes_back_whole(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put("jobs/j/a", b"1")
+    with set_aside.out_of_reach(tmp_path / "jobs" / "j"):
+        with pytest.raises(StoreError):
+            store.create("jobs/j/b", b"2")
+        assert list(store.list("jobs/j/")) == []
+    assert store.get("jobs/j/a") == b"1"
+    assert store.create("jobs/j/b", b"2")
+    assert sorted(os.listdir(tmp_path / "jobs")) == ["j"]
+
+
+def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
+    if why := packet_loss.refusal():
+        pytest.skip(why)
+    import socket
+
+    group = packet_loss.make_group(f"everstep-test-{os.getpid()}")
+    words = [sys.executable, "-m", load.__name__, "connect", "127.0.0.1"]
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            words.append(str(server.getsockname()[1]))
+            inside = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *words]
+            assert subprocess.run(inside, check=False).returncode == 0
+            with packet_loss.cut_off(group):
+                assert subprocess.run(inside, check=False).returncode == 1
+                assert subprocess.run(words, check=False).returncode == 0
+            assert subprocess.run(inside, check=False).returncode == 0
+    finally:
+        packet_loss.remove(group)
+    assert not group.exists()
+
+
+def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--kind", "flood"]) == 2
+    assert "--kind flood: not known; use crash" in capsys.readouterr().err
+
+
+def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
+    assert "r is on a cluster: give --yes if it shall be harmed" in capsys.readouterr().err
+
+
+def test_the_command_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--runs", str(tmp_path)]) == 2
+    assert "no such run" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Jobs in virtual time: what a week costs, decided by the real brain."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from everstep.cli.main import main
+from everstep.runtime.simulation import COSTS, Failure, Policy, Trace, draw_trace, parse_policy, parse_trace, simulate
+from everstep.runtime.simulation.draw import column_shares
+from everstep.runtime.simulation.trace import Rates
+
+HOUR = 3600.0
+COST = replace(COSTS["16k-gpus"], stage_stall_s=0.0)
+
+
+def trace(*failures: Failure, hours: float = 10.0, machines: int = 80) -> Trace:
+    return Trace(hours * HOUR, machines, failures)
+
+
+def test_without_failures_only_the_start_is_lost() -> None:
+    found = simulate(8, trace(), Policy("p"), COST)
+    assert (found.rounds, found.failures, found.wasted_s) == (1, 0, 0.0)
+    assert found.useful_s == pytest.approx(10 * HOUR - COST.init_s)
+
+
+def test_a_killed_process_costs_one_round_and_at_most_an_iteration() -> None:
+    found = simulate(8, trace(Failure(HOUR, (3,), process=True)), Policy("p"), COST)
+    assert found.rounds == 2
+    assert 0 <= found.wasted_s < COST.iteration_s
+    down = COST.detect_s + COST.stop_s + COST.init_s + COST.restore_s
+    assert found.recoveries == [pytest.approx(down + COST.iteration_s)]
+    assert found.useful_s == pytest.approx(10 * HOUR - COST.init_s - down - found.wasted_s)
+
+
+def test_copies_at_each_tenth_iteration_cost_up_to_ten() -> None:
+    fails = trace(Failure(HOUR, (3,), process=True))
+    assert COST.iteration_s <= simulate(8, fails, Policy("p", stage=10), COST).wasted_s < 10 * COST.iteration_s
+
+
+def test_a_lost_machine_is_done_without_until_it_is_repaired() -> None:
+    fails = trace(Failure(HOUR, (3,), repair_s=2 * HOUR))
+    found = simulate(8, fails, Policy("p", shrink_after=0.0), COST)
+    worlds = [nodes for _, nodes in found.samples]
+    assert [nodes for nodes in worlds if nodes] == [8, 7, 8]
+
+
+def test_a_spare_takes_the_place_of_a_lost_machine() -> None:
+    fails = trace(Failure(HOUR, (3,), repair_s=20 * HOUR))
+    found = simulate(8, fails, Policy("p", spares=1, shrink_after=300.0), COST)
+    assert [nodes for _, nodes in found.samples if nodes] == [8, 8]
+    assert found.machines == 9
+
+
+def test_who_waits_for_all_does_nothing_while_a_machine_is_repaired() -> None:
+    fails = trace(Failure(HOUR, (3,), repair_s=2 * HOUR))
+    found = simulate(8, fails, Policy("p", shrink_after=9 * HOUR, min_share=1.0), COST)
+    assert found.down_s > 2 * HOUR
+
+
+def test_when_a_switch_goes_the_state_comes_from_the_store() -> None:
+    fails = trace(Failure(HOUR, (2, 3), silent=True, repair_s=HOUR))
+    found = simulate(8, fails, Policy("p", persist=600.0), COST)
+    assert found.store_restores == 1
+    assert 0 < found.wasted_s <= 600.0 + COST.iteration_s
+
+
+def test_a_silent_machine_is_missed_later() -> None:
+    seen, silent = (simulate(8, trace(Failure(HOUR, (3,), silent=one)), Policy("p"), COST) for one in (False, True))
+    assert silent.recoveries[0] - seen.recoveries[0] == pytest.approx(COST.silent_s - COST.detect_s)
+
+
+def test_the_same_seed_gives_the_same_outcome() -> None:
+    rates = Rates(mtbf_h=400.0, burst_h=30.0, burst_machines=4, bad_share=0.1)
+    first, second = (simulate(12, draw_trace(20, 48 * HOUR, rates, 7), Policy("p", spares=8), COST) for _ in range(2))
+    assert first == second
+    assert first != simulate(12, draw_trace(20, 48 * HOUR, rates, 8), Policy("p", spares=8), COST)
+
+
+def test_failures_come_as_often_as_their_rate_says() -> None:
+    drawn = draw_trace(2048, 54 * 24 * HOUR, Rates(), 0)  # Llama 3: 419 unexpected interruptions in 54 days.
+    assert 350 < len(drawn.failures) < 490
+    assert sorted(one.time for one in drawn.failures) == [one.time for one in drawn.failures]
+
+
+def test_a_picture_has_the_share_of_nodes_that_trained() -> None:
+    found = simulate(8, trace(), Policy("p"), COST)
+    shares = column_shares(found, 10)
+    assert shares[0] == pytest.approx(1 - COST.init_s / HOUR)
+    assert shares[1:] == pytest.approx([1.0] * 9)
+
+
+def test_a_trace_is_read_from_a_file() -> None:
+    found = parse_trace(["# ours", "9 2-3 silent 2", "3.1 1 process 0  # first"], 8, 10 * HOUR)
+    assert found.failures == (
+        Failure(3.1 * HOUR, (1,), process=True),
+        Failure(9 * HOUR, (2, 3), silent=True, repair_s=2 * HOUR),
+    )
+
+
+@pytest.mark.parametrize("line", ["3 9 node 1", "3 1 burnt 1", "3 1 node", "x 1 node 1"])
+def test_an_unreadable_line_of_a_trace_is_named(line: str) -> None:
+    with pytest.raises(ValueError, match=r"line 2: .*HOURS MACHINE"):
+        parse_trace(["", line], 8, HOUR)
+
+
+def test_policies_are_read_from_text() -> None:
+    assert parse_policy(" mine : spares=3, shrink-after=60") == Policy("mine", spares=3, shrink_after=60.0)
+    with pytest.raises(ValueError, match="policy mine: 'x=1'; write FIELD=NUMBER with one of spares"):
+        parse_policy("mine: x=1")
+
+
+def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--nodes", "8", "--days", "1", "--mtbf-hours", "100", "--policies", "a: ; b: stage=9"]
+    assert main([*words, "--picture", str(tmp_path / "p.svg")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["POLICY", "a", "b"]
+    assert ElementTree.parse(tmp_path / "p.svg").getroot().tag.endswith("svg")
+    assert main([*words, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in told] == ["a", "b"]
+    assert 0 < told[0]["goodput"] < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policies", "a: stage=0"], "--policies: stage must be at least 1"),
+        (["--costs", "none"], "--costs none: not known, and no such file"),
+        (["--trace", "none"], "--trace none: No such file"),
+        (["--nodes", "0"], "--nodes must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    assert said in capsys.readouterr().err
