@@ -17,6 +17,7 @@ VERBS = {
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
+    "report": "what a run did and where its seconds went, also while it runs",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
