@@ -15,11 +15,9 @@ TRAINS = """
 import os, sys, time
 import torch
 import torch.distributed as dist
-from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import read_board
 from pathlib import Path
 
-in_worker.install(os.environ)
 shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
