@@ -18,6 +18,7 @@ VERBS = {
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "report": "what a run did and where its seconds went, also while it runs",
+    "top": "iterations, waiting, CPU and memory of each rank here; which one the others wait for",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
