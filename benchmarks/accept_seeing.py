@@ -21,25 +21,28 @@ PROVEN = {
     "culprit: a full pipe": [f"{PLANTED}::full pipe"],
     "culprit: deadlock by mismatched order": [f"{PLANTED}::mismatched order"],
     "culprit: a lock in a user's thread": [f"{PLANTED}::user's thread"],
+    "culprit: one slow rank (x 3)": ["tests/watch/test_slow_rank.py"],
     "no alarm: an evaluation that is only long": [f"{QUIET}::evaluation"],
     "no alarm: a save that is only long": [f"{QUIET}::save"],
     "the judgement: every cause, any order of ranks": ["tests/watch/test_standing.py"],
     "stacks: merged, folded, text, speedscope, SVG; properties": ["tests/watch/test_merge.py"],
     "stacks: dumps made before; faulthandler where ptrace is refused": ["tests/watch/test_dumps.py"],
     "ledger: no second twice, parts add up": ["tests/report/test_ledger.py"],
+    "slow ranks: named from how long each waits for the others": ["tests/watch/test_slow.py"],
+    "status --watch; top": ["tests/face/test_status_command.py", "tests/watch/test_slow_rank.py"],
     "report RUN -o md|json|html, also while it runs, also without its master": ["tests/report/test_report_verb.py"],
 }
 NOT_BUILT = (
-    "culprit: mismatched shapes, a dead data loader worker, swapped-out memory, a slow disk, a slow rank, a slow link, "
+    "culprit: mismatched shapes, a dead data loader worker, swapped-out memory, a slow disk, a slow link, "
     "a busy neighbour, hangs before the first iteration, in the check, in a restore",
     "no false alarm in an hour of ordinary training",
     "stacks on a cluster by one command; timeline of the last iterations as a Chrome trace",
-    "slow ranks while training: named, with what is slow; policy",
+    "slow ranks while training: what is slow of it; the policy replace",
     "attribution: first cause among all ends, its evidence; kinds of errors in one table",
     "ledger: fourteen classes, names of ml-goodput-measurement, model second by second",
     "report of s3:// without its run folder",
     "the page in a headless Chromium at three widths",
-    "status --watch, top, ui",
+    "ui",
     "metrics: dashboard, alert rules, OpenTelemetry, trackers",
     "1,000 nodes x 10,000 iterations: report <= 10 s, <= 500 MB, page <= 5 MB",
 )

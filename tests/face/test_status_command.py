@@ -58,3 +58,18 @@ def test_an_unknown_run_or_step_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith("everstep status: ")
     assert error.count("\n") == 1
+
+
+def test_it_is_shown_again_until_somebody_stops_it(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("everstep.cli.status.time.sleep", nap)
+    assert main(["status", "r1", "--watch", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.count("u-train: Running") == len(naps) == 2

@@ -38,7 +38,7 @@ HANGS = {
     "SIGSTOP": ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 of 2 is stopped by a signal \(SIGSTOP\)"),
     "a blocked read": ("os.read(os.pipe()[0], 1)", r"rank 1 of 2 never entered .* blocked in read of a pipe"),
     "a full pipe": (
-        "os.write(os.pipe()[1], bytes(1 << 20))",
+        "_, end = os.pipe(); [os.write(end, bytes(1 << 16)) for _ in range(1000)]",
         r"rank 1 of 2 never entered .* blocked in write of a pipe",
     ),
     "mismatched order": (
