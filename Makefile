@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos accept-seeing
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -101,6 +101,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.node_check
+	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.brain
 	$(BIN)/python -m benchmarks.master
 	$(BIN)/python -m benchmarks.preprocess
@@ -123,6 +124,9 @@ accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, mea
 
 accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_cluster
+
+accept-seeing: $(READY)  ## every line about seeing hangs, stacks and seconds: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_seeing
 
 accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_hardening

@@ -20,6 +20,8 @@ VERBS = {
     "chaos": "let a fault happen to a training that is under way",
     "simulate": "thousands of nodes in virtual time: goodput of policies side by side",
     "status": "conditions, restarts, nodes and checkpoint of a job",
+    "report": "what a run did and where its seconds went, also while it runs",
+    "top": "iterations, waiting, CPU and memory of each rank here; which one the others wait for",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "convert": "turn another system's training job (ElasticJob, PyTorchJob...) into an Argo Workflow",

@@ -6,6 +6,7 @@ through its Workflow. If pods of its steps sit on a dead machine, the status say
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 
+CLEAR = "\x1b[2J\x1b[H"
+WATCH_EVERY_S = 2.0
+ENDS = ("Succeeded", "Failed")
+"""Conditions after which nothing changes any more."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 """The taint that declares a machine, and so its pods, shut down (Kubernetes, "Node Shutdowns")."""
 
@@ -27,6 +32,8 @@ class Status:
     """A run, and its train step if it has several."""
     output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
     """For people, or programs."""
+    watch: bool = False
+    """Show it again every two seconds, until Ctrl-C or the job's end."""
     namespace: Annotated[str, Flag("-n")] = ""
     """Namespace of the run, if it is on a cluster (kube context)."""
     runs: Path = Path("runs")
@@ -41,9 +48,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Status) -> int:
     """Print the status; returns the exit code. Raises BadInput."""
-    status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
-    print(json.dumps(status, indent=1) if flags.output == "json" else text(status))
-    return 0
+    while True:
+        status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
+        shown = json.dumps(status, indent=1) if flags.output == "json" else text(status)
+        print(CLEAR + shown if flags.watch and sys.stdout.isatty() else shown, flush=True)
+        if not flags.watch or status["conditions"][-1]["type"] in ENDS:
+            return 0
+        try:
+            time.sleep(WATCH_EVERY_S)
+        except KeyboardInterrupt:
+            return 0
 
 
 def read(runs: Path, name: str) -> dict[str, Any]:

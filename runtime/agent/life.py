@@ -45,6 +45,8 @@ from everstep.runtime.protocol.messages import (
     WorkerExit,
 )
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
+from everstep.runtime.watch.board import Board, read_board
+from everstep.runtime.watch.find_workers import LocalWorker
 
 _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
@@ -115,7 +117,10 @@ class AgentLifecycle:
             settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start
         )
         self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored)
-        self._progress = ProgressMonitor(self.keeper, settings.slots, time.monotonic, known=settings.has_beacon)
+        self._progress = ProgressMonitor(
+            self.keeper, settings.slots, time.monotonic, settings.has_beacon,
+            lambda local_rank: read_board(board_path(resources.folder, local_rank)),
+        )  # fmt: skip
         self._link = LinkServer(
             settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
             self._on_report, self._on_fetched, self._on_unrestored, client.ask_shard,
@@ -341,12 +346,18 @@ class AgentLifecycle:
 
     async def _dump_stacks(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node while they hang."""
-        round_, first = self._talk.round, self._status.seat.first_rank if self._status.seat else 0
-        pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
-        boards = {rank: board_path(self._resources.folder, rank - first) for rank in pids}
-        name = f"stacks-{round_:06d}-{directive.number}.txt"
-        await write_stacks(pids, boards, directive.reason, name, self._dependencies)
-        await self._client.report_dumped(self._talk.dumped_message(directive))
+        name = f"stacks-{self._talk.round:06d}-{directive.number}.txt"
+        workers = [self._local_worker(local_rank, pid) for local_rank, pid in sorted(self._workers.pids().items())]
+        standings = await write_stacks(workers, directive.reason, name, self._dependencies)
+        shown = (self._progress.amend(workers[at].board.local_rank, one) for at, one in enumerate(standings))
+        await self._client.report_dumped(self._talk.dumped_message(directive, tuple(shown)))
+
+    def _local_worker(self, local_rank: int, pid: int) -> LocalWorker:
+        """The worker with its board, or with what is known without one."""
+        seat, path = self._status.seat, board_path(self._resources.folder, local_rank)
+        assert seat is not None, "workers have a seat"
+        known = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, self._settings.job)
+        return LocalWorker(self._settings.node, path, read_board(path) or known)
 
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(
@@ -355,7 +366,7 @@ class AgentLifecycle:
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
-        self._say("the script does not call everstep: it restarts from the beginning, and hangs are not detected")
+        self._say("the script does not call everstep: after a fault it restarts from the beginning")
         await asyncio.Event().wait()
 
     def _on_report(self, local_rank: int, report: Report) -> None:

@@ -1,24 +1,27 @@
-"""The stacks of a node's workers, as a log."""
+"""A look at a node's workers while they hang: their stacks, as a log, and where each of them stands."""
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
+
+import msgspec
 
 from everstep.runtime.agent.dependencies import Dependencies
-from everstep.runtime.watch.read_stacks import read_stacks
-from everstep.runtime.watch.stacks import RankStacks, as_text
+from everstep.runtime.watch.find_workers import LocalWorker
+from everstep.runtime.watch.looks import look
+from everstep.runtime.watch.stacks import as_text
+from everstep.runtime.watch.standing import Standing
 
 
 async def write_stacks(
-    pids: Mapping[int, int], boards: Mapping[int, Path], why: str, name: str, dependencies: Dependencies
-) -> list[RankStacks]:
-    """Read the stacks of these ranks, print them, keep them as a log of that name, and return them."""
-    dependencies.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
-    stacks = await read_stacks(pids, boards=boards)
-    text = "".join(map(as_text, stacks))
+    workers: Sequence[LocalWorker], why: str, name: str, dependencies: Dependencies
+) -> list[Standing]:
+    """Print the stacks of these workers and keep them as a log of that name. Returns where the workers stand."""
+    dependencies.say(f"stacks of ranks {', '.join(str(worker.board.rank) for worker in workers)}: {why}")
+    looks = await look(workers)
+    text = "".join(as_text(one.stacks) for one in looks)
     dependencies.say(text)
     try:
         await asyncio.to_thread(dependencies.keep_log, name, text.encode())
     except OSError as error:
         dependencies.say(f"{name} is not in the store: {error}")
-    return stacks
+    return [msgspec.structs.replace(one.standing, place=one.standing.place[:500]) for one in looks if one.standing]

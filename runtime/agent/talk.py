@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
+from everstep.runtime.watch.standing import Standing
 
 
 class MasterDialogue:
@@ -53,9 +54,9 @@ class MasterDialogue:
         """The announcement that the node leaves within `grace_s`."""
         return Leaving(self.node, reason, grace_s, self.life)
 
-    def dumped_message(self, directive: Directive) -> Dumped:
-        """The report that the stacks this directive asked for are written."""
-        return Dumped(self.node, self.round, directive.number)
+    def dumped_message(self, directive: Directive, standings: tuple[Standing, ...] = ()) -> Dumped:
+        """The report that the stacks this directive asked for are written, and where the ranks stand."""
+        return Dumped(self.node, self.round, directive.number, standings)
 
     def accept(self, directive: Directive | None) -> Action:
         """The action to carry out now; CONTINUE if there is nothing new.

@@ -31,6 +31,7 @@ from everstep.runtime.job.records import (
     DesiredChanged,
     FaultJudged,
     Forgotten,
+    HangExplained,
     HangOver,
     HangSeen,
     JobEnded,
@@ -236,6 +237,13 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
     return replace(state, avoided=avoided, judged=max(state.judged, record.round))
 
 
+def _apply_hang_explained(state: State, record: HangExplained) -> State:
+    if state.hang is None or record.round != state.hang.round:
+        raise UnlistedTransition(f"HangExplained in round {record.round}, but it does not hang")
+    hang = replace(state.hang, explanation=record.detail)
+    return replace(state, hang=hang, reason=f"round {record.round} hangs: {record.detail}")
+
+
 def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
     if state.round is None or record.round != state.round.number:
         raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it does not run")
@@ -403,6 +411,7 @@ _HANDLERS: dict[type, Callable[[State, Any], State]] = {
     WorkerFaulted: _apply_worker_faulted,
     FaultJudged: _apply_fault_judged,
     HangSeen: _apply_hang,
+    HangExplained: _apply_hang_explained,
     HangOver: _apply_hang,
     RoundFormed: _apply_round_formed,
     RoundBroken: _apply_round_broken,

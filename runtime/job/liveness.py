@@ -12,9 +12,16 @@ from collections.abc import Iterator
 
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
 from everstep.runtime.job.records import Reason
-from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.spec import Hang, JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.watch.standing import Standing
+
+LONG_PHASES = frozenset({"evaluation", "eval", "validation", "torch.save", "export"})
+"""Phases that may take long without a sign of progress, as scripts name them; the first and `torch.save` are seen from
+outside, too."""
+PACES = 10
+"""So many median iterations may pass before a node counts as standing still, if that is more than the time limit."""
 
 
 class Liveness:
@@ -39,7 +46,10 @@ class Liveness:
         self._moving: set[str] = set()
         self._moved = False
         """Whether any member has made progress in this round."""
-        self._dumped: set[str] = set()
+        self._working: set[str] = set()
+        """Nodes whose script shows no beacon of its own, computes, and waits for nobody."""
+        self._dumped: dict[str, tuple[Standing, ...]] = {}
+        """What the nodes that have written their stacks say about their ranks."""
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
         self._trained = 0
         self.rearm(state, now)
@@ -54,7 +64,7 @@ class Liveness:
         self._started_at = now
 
     def _forget_movements(self) -> None:
-        for names in (self._still, self._unmoved, self._moving):
+        for names in (self._still, self._unmoved, self._moving, self._working):
             names.clear()
 
     def is_late(self, beat: Heartbeat) -> bool:
@@ -83,6 +93,7 @@ class Liveness:
             (self._still, still and beat.moved),
             (self._unmoved, still and not beat.moved),
             (self._moving, beat.moved and not still),
+            (self._working, beat.is_working),
         ):
             (names.add if within else names.discard)(beat.node)
 
@@ -112,14 +123,15 @@ class Liveness:
 
     def all_still(self, state: State, now: float) -> bool:
         """Whether the job hangs: every member that still trains has reported no progress for `hang.timeout_s`, or has
-        not reported to be in the round for `hang.start_timeout_s`."""
+        not reported to be in the round for `hang.start_timeout_s`. Not if all of them compute and none waits for
+        another: that may be an export, or a long evaluation, of a script that does not say so."""
         still = self._still
         if self._unmoved:
             still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
         late = now >= self._started_at + self._spec.hang.start_timeout_s
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
-        return self._includes_all_running(still, state)
+        return self._includes_all_running(still, state) and not self._includes_all_running(self._working, state)
 
     def start_deadline(self, now: float) -> float | None:
         """When members that have not reported to be in the round will count as standing still."""
@@ -139,13 +151,18 @@ class Liveness:
         """Begin to wait for stack dumps."""
         self._dumped.clear()
 
-    def record_dump(self, name: str) -> None:
-        """Note that this node has written its stacks."""
-        self._dumped.add(name)
+    def record_dump(self, name: str, standings: tuple[Standing, ...]) -> None:
+        """Note that this node has written its stacks, and where its ranks stand."""
+        self._dumped[name] = standings
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Where the ranks stand whose stacks are written."""
+        return [one for standings in self._dumped.values() for one in standings]
 
     def all_dumped(self, state: State) -> bool:
         """Whether all members that still train have written their stacks."""
-        return self._includes_all_running(self._dumped, state)
+        return self._includes_all_running(set(self._dumped), state)
 
     def _includes_all_running(self, names: set[str], state: State) -> bool:
         running = sum(
@@ -213,7 +230,21 @@ class Liveness:
 
 def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:
     """Whether no worker of the node has made progress for so long that the node may hang."""
-    return beat.still_s >= (spec.hang.timeout_s if beat.moved else spec.hang.start_timeout_s)
+    return beat.still_s >= hang_limit_s(beat, spec.hang)
+
+
+def hang_limit_s(beat: Heartbeat, hang: Hang) -> float:
+    """Seconds without progress from which a node counts as standing still.
+
+    A phase may have its own limit; otherwise long phases get that of a start, and iterations ten times their median.
+    """
+    if not beat.moved:
+        return hang.start_timeout_s
+    if beat.phase in hang.phases:
+        return hang.phases[beat.phase]
+    if beat.phase in LONG_PHASES:
+        return max(hang.timeout_s, hang.start_timeout_s)
+    return max(hang.timeout_s, PACES * beat.pace_s)
 
 
 def _training_nodes(state: State) -> Iterator[NodeState]:

@@ -284,7 +284,7 @@ def _on_stacks_dumped(tx: Transaction, event: StacksDumped) -> None:
     tx.mark_alive(node.name)
     report = event.dumped
     if tx.state.hang and report.round == node.round == tx.state.hang.round and report.directive == node.directive:
-        tx.liveness.record_dump(node.name)
+        tx.liveness.record_dump(node.name, report.standings)
 
 
 def _on_node_created(tx: Transaction, event: NodeCreated) -> None:

@@ -9,6 +9,7 @@ from everstep.runtime.job.records import (
     DesiredChanged,
     FaultJudged,
     Forgotten,
+    HangExplained,
     HangOver,
     HangSeen,
     JobEnded,
@@ -58,6 +59,9 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
             DesiredChanged,
         )
     },
-    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver, DataShardTaken, DataShardEnded)},
+    **{
+        (R, kind): R
+        for kind in (NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded)
+    },
     **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed, Forgotten)},
 }  # fmt: skip

@@ -212,6 +212,18 @@ class HangSeen(Fact, frozen=True, kw_only=True):
     """Seconds without progress, at least."""
     unmoved: bool = False
     """No rank has made progress in this round: the seconds count from the start of the workers."""
+    explanation: str = ""
+    """In the state: the sentence of HangExplained, once it is known."""
+
+
+class HangExplained(Fact, frozen=True, kw_only=True):
+    """Who keeps the others waiting, from where all ranks stand (`everstep.runtime.watch.standing`)."""
+
+    round: int
+    ranks: tuple[int, ...] = ()
+    """Empty: no rank in particular."""
+    detail: str
+    """One sentence."""
 
 
 class HangOver(Fact, frozen=True, kw_only=True):
@@ -347,6 +359,7 @@ Record = (
     | WorkerFaulted
     | FaultJudged
     | HangSeen
+    | HangExplained
     | HangOver
     | RoundFormed
     | RoundBroken

@@ -8,6 +8,7 @@ from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
     DesiredChanged,
+    HangExplained,
     HangOver,
     HangSeen,
     JobResult,
@@ -21,6 +22,7 @@ from everstep.runtime.job.state import State, round_number
 from everstep.runtime.job.stragglers import stragglers
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Transaction, WriteManifest
+from everstep.runtime.watch.standing import judge
 
 P = NodePhase
 _OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.REJOINING)
@@ -109,12 +111,22 @@ def _handle_hang(tx: Transaction) -> None:
     elif tx.liveness.any_moving(state):
         tx.record(HangOver(time=tx.now, round=number))
     elif tx.now >= state.hang.time + tx.spec.patience.dump_s or tx.liveness.all_dumped(state):
-        began = " since they were told to start" if state.hang.unmoved else ""
-        why = f"all ranks stood still for {state.hang.still_s:g} s{began}; their stacks are in the nodes' logs"
+        why = _explain_hang(tx, state.hang)
         if hang.policy is HangPolicy.RESTART:
             tx.break_round(Reason.HANG, why)
         elif hang.policy is HangPolicy.FAIL:
             tx.end_job(End(JobResult.FAILED, f"round {number} hung: {why}", exit_code=1))
+
+
+def _explain_hang(tx: Transaction, hang: HangSeen) -> str:
+    """Say once who keeps the others waiting; returns why the round is over."""
+    explanation = hang.explanation
+    if not explanation:
+        verdict = judge(tx.liveness.standings)
+        explanation = verdict.sentence
+        tx.record(HangExplained(time=tx.now, round=hang.round, ranks=verdict.ranks, detail=explanation))
+    began = " since they were told to start" if hang.unmoved else ""
+    return f"all ranks stood still for {hang.still_s:g} s{began}; {explanation}; their stacks are in the nodes' logs"
 
 
 def _resize_roles(tx: Transaction) -> None:

@@ -209,6 +209,9 @@ class Hang(msgspec.Struct, frozen=True):
     """How long no rank's beacon may change after progress in a round."""
     start_timeout_s: float = 1800.0
     """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes."""
+    phases: dict[str, float] = {}
+    """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
+    saves by torch.save may take `start_timeout_s`."""
 
 
 class Oom(msgspec.Struct, frozen=True):

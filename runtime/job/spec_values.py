@@ -90,6 +90,9 @@ _NAMES = _texts("a list of names", lambda text: text.split(","))
 _READERS: dict[Any, Reader] = {
     float: _as(Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)], "a number of seconds, 0 or more"),
     int: _as(int, "a whole number"), int | None: _as(int, "a whole number"), str: _as(str, "a text"),
+    dict[str, float]: _as(
+        dict[str, Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]], "seconds of phases, like {save: 600}"
+    ),
     tuple[str, ...]: _NAMES, tuple[int, ...]: _codes, tuple[NodeEvent, ...]: _events,
 }  # fmt: skip
 _OWN: dict[str, Reader] = {

@@ -92,7 +92,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="a job that calls everstep counts as hung when no rank makes progress for this long; "
+        help="a job counts as hung when no rank makes progress for this long, and for ten iterations; "
         "stacks are written (300)",
     )
     group.add_argument(

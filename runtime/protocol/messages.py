@@ -19,6 +19,8 @@ from enum import StrEnum
 
 import msgspec
 
+from everstep.runtime.watch.standing import Standing
+
 PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"
 """The master of another job answers 409 to every request that carries it."""
@@ -195,6 +197,10 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Whether any of them has made progress in this round."""
     has_beacon: bool = False
     """Whether their script is known to show progress at all."""
+    pace_s: float = 0.0
+    """The median of the newest iterations of the node's slowest worker, in seconds; 0: not known."""
+    is_working: bool = False
+    """The workers show no beacon of their own, compute, and wait for no other rank."""
     life: int = 0
     number: int = 0
     """Counts this agent's heartbeats, from 1; 0: not given."""
@@ -262,6 +268,8 @@ class Dumped(msgspec.Struct, frozen=True):
     round: int
     directive: int = 0
     """The number of the directive that asked."""
+    standings: tuple[Standing, ...] = ()
+    """Where its ranks stand."""
 
 
 class Persisted(msgspec.Struct, frozen=True):

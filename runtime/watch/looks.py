@@ -66,7 +66,7 @@ def standing_of(
         entered=board.entered,
         completed=board.completed,
         collective=board.collective,
-        counted_ago_s=round(now - board.sampled_at, 3) if board.sampled_at else None,
+        counted_ago_s=round(max(now - board.sampled_at, 0.0), 3) if board.sampled_at else None,
         process=after or ProcessState("X"),
         cpu=round(used, 3),
         place=place_of(stacks),

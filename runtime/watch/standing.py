@@ -108,6 +108,8 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     First what the kernel says of a process; then who is missing in the collective that others wait in; then who is in a
     different one; then, if all are in the same one, the network.
     """
+    if not standings:
+        return Verdict(Cause.NOBODY, (), "where its ranks stand is not known")
     ordered = sorted(standings, key=lambda one: one.rank)
     for rule in (_find_stopped, _find_missing, _find_mismatch, _find_stalled_network, _find_behind):
         if (verdict := rule(ordered)) is not None:

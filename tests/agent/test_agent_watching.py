@@ -45,9 +45,9 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
     assert beacons.observe()[:3] == (3, "backward", 0.0)
     now[0] = 110.0
     keeper.show(1, 4, "forward", 109.0)
-    assert beacons.observe() == (3, "forward", 0.0, True, True)
+    assert beacons.observe()[:5] == (3, "forward", 0.0, True, True)
     now[0] = 117.0
-    assert beacons.observe() == (3, "forward", 7.0, True, True)
+    assert beacons.observe()[:5] == (3, "forward", 7.0, True, True)
     keeper.show(0, 3, "backward", 116.0)
     assert beacons.observe().still_s == 0.0
 
@@ -119,7 +119,7 @@ def test_after_the_end_nobody_stands_still() -> None:
         beacons.observe()
     beacons.end()
     now[0] += 1000.0
-    assert beacons.observe() == (0, "", 0.0, False, True)
+    assert beacons.observe()[:5] == (0, "", 0.0, False, True)
 
 
 V1 = (

@@ -9,7 +9,21 @@ from everstep.cli.main import main
 
 @pytest.mark.parametrize("width", [60, 100, 160])
 @pytest.mark.parametrize(
-    "verb", ["", "launch", "check", "scale", "status", "checkpoint", "workflow", "chaos", "simulate"]
+    "verb",
+    [
+        "",
+        "launch",
+        "check",
+        "scale",
+        "status",
+        "report",
+        "top",
+        "stacks",
+        "checkpoint",
+        "workflow",
+        "chaos",
+        "simulate",
+    ],
 )
 def test_help_fits_the_terminal_except_for_examples(
     verb: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

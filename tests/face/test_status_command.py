@@ -74,3 +74,18 @@ def test_what_a_run_that_ended_at_once_has_lost_is_said(runs: Path) -> None:
     open_store(uri).put("jobs/u-train/telemetry/1.jsonl", b'{"iteration": 55, "loss": 1.0}\n')
     (said,) = end_nodes_of(runs / "r1", manifest)
     assert said.endswith("train: ended after iteration 55; the store has iteration 40, later ones are lost")
+
+
+def test_it_is_shown_again_until_somebody_stops_it(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("everstep.cli.status.time.sleep", nap)
+    assert main(["status", "r1", "--watch", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.count("u-train: Running") == len(naps) == 2

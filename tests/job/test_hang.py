@@ -4,9 +4,10 @@ import pytest
 
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
-from everstep.runtime.job.records import HangOver, HangSeen, JobResult, Reason, RoundBroken
+from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, JobResult, Reason, RoundBroken
 from everstep.runtime.job.spec import Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
+from everstep.runtime.watch.standing import Standing
 from tests.job.world import World, platform
 
 
@@ -162,3 +163,48 @@ def test_a_worker_without_a_beacon_is_never_taken_for_hanging() -> None:
         world.beat("worker-0-0", 0, still_s=0.0)
         world.beat("worker-1-0", 5, still_s=100.0)
     assert world.state.hang is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "pace_s", "limit_s"),
+    [
+        ("forward", 0.0, 60.0),
+        ("forward", 3.0, 60.0),
+        ("forward", 9.0, 90.0),
+        ("evaluation", 0.0, 1800.0),
+        ("torch.save", 0.0, 1800.0),
+        ("upload", 0.0, 600.0),
+    ],
+)
+def test_slow_iterations_and_phases_have_limits_of_their_own(phase: str, pace_s: float, limit_s: float) -> None:
+    world = World(platform({"worker": RoleSpec(1, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, phases={"upload": 600.0})))
+    world.join_all()
+    shown = {"phase": phase, "pace_s": pace_s}
+    world.beat("worker-0-0", 5, still_s=limit_s - 1, **shown)
+    assert world.state.hang is None
+    world.beat("worker-0-0", 5, still_s=limit_s, **shown)
+    assert world.state.hang is not None
+
+
+def test_ranks_that_compute_and_wait_for_nobody_do_not_hang_unless_another_waits() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
+    world.join_all()
+    for name in ("worker-0-0", "worker-1-0"):
+        world.beat(name, 5, still_s=61.0, is_working=True)
+    assert world.state.hang is None
+    world.beat("worker-1-0", 5, still_s=62.0)
+    assert world.state.hang is not None
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_round_is_broken() -> None:
+    world = hanging(HangPolicy.RESTART)
+    waits = Standing(0, 2, entered=7, completed=6, collective="all_reduce [3]")
+    absent = Standing(1, 2, entered=6, completed=6, place="f (a.py:1)")
+    for name, standing in (("worker-0-0", waits), ("worker-1-0", absent)):
+        number = world.state.nodes[name].directive
+        world.send(StacksDumped(Dumped(name, world.number, number, (standing,))))
+    explained, broken = world.records[-2:]
+    assert isinstance(explained, HangExplained)
+    assert (explained.ranks, explained.detail) == ((1,), "rank 1 of 2 never entered all_reduce #7; it is in f (a.py:1)")
+    assert isinstance(broken, RoundBroken)
+    assert explained.detail in broken.detail

@@ -1,5 +1,7 @@
 """A job in virtual time whose agents do what a test says; after each event what must always hold is checked."""
 
+from typing import Any
+
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
 from everstep.runtime.job.events import Event, HeartbeatSeen, Joined, Opened, StacksDumped, Tick, WorkerExited
 from everstep.runtime.job.fold import fold
@@ -165,9 +167,10 @@ class World:
             if self.names(NodePhase.REQUESTED, NodePhase.REJOINING) == waiting:
                 return
 
-    def beat(self, name: str, iteration: int = 0, still_s: float = 0.0) -> None:
+    def beat(self, name: str, iteration: int = 0, still_s: float = 0.0, **more: Any) -> None:
         life = self.agents.get(name, 0)
-        self.send(HeartbeatSeen(Heartbeat(name, self.number, iteration, still_s=still_s, moved=True, life=life)))
+        beat = Heartbeat(name, self.number, iteration, still_s=still_s, moved=True, life=life, **more)
+        self.send(HeartbeatSeen(beat))
 
     def dump(self, name: str) -> None:
         """The node has written its stacks as it was told."""

@@ -1,0 +1,98 @@
+"""What it costs that a script is watched from outside: `python -m benchmarks.watching`. Budget: <= 0.5 % of its time.
+
+Forks of one process train the same model with and without a board (hooks, counting thread, torch's
+flight recorder), in pairs. Compared is the CPU time of the median iteration, which a busy machine disturbs less than
+its wall-clock time; the result is the median over the pairs.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+BUDGET = 0.005
+ITERATIONS, FIRST = 400, 50
+"""Iterations of each fork, and those of them that do not count."""
+
+
+def cost_per_iteration(path: Path) -> float:
+    """CPU seconds of the median iteration of a DDP training in this process; with a board, if `path` is in a folder."""
+    import torch
+    import torch.distributed as dist
+
+    from everstep.runtime.watch import board, in_worker
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), board.VARIABLE: str(path)}
+    if path.name != "none":
+        in_worker.install(os.environ)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(384, 384) for _ in range(8)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters())
+    data, spent = torch.randn(64, 384), []
+    for _ in range(ITERATIONS):
+        began = time.process_time()
+        model(data).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append(time.process_time() - began)
+    if path.name != "none":
+        shown = board.read_board(path)
+        assert shown is not None
+        assert shown.iteration == ITERATIONS, "the hooks were installed"
+        assert shown.samples > 0, "the collectives were counted"
+    return statistics.median(spent[FIRST:])
+
+
+def measure(path: Path) -> float:
+    """The same in a fork of this process."""
+    answers, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(told, str(cost_per_iteration(path)).encode())
+        finally:
+            os._exit(0)
+    os.close(told)
+    with os.fdopen(answers) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return float(text)
+
+
+def overhead(pairs: int) -> tuple[float, float]:
+    """(Share of an iteration that watching costs, CPU seconds of an iteration without it): medians over the pairs."""
+    import torch  # noqa: F401 (the forks need it)
+
+    shares, plain = [], []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for number in range(pairs):
+            paths = [Path(folder, "none"), Path(folder, f"board-{number}")]
+            first, second = (measure(path) for path in (paths if number % 2 else paths[::-1]))
+            without, watched = (first, second) if number % 2 else (second, first)
+            shares.append(watched / without - 1)
+            plain.append(without)
+    return statistics.median(shares), statistics.median(plain)
+
+
+def main() -> None:
+    """Print the result; exit code 1 if the budget is exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.watching", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of trainings (default: 15)")
+    share, seconds = overhead(parser.parse_args().pairs)
+    word = "holds" if share <= BUDGET else "NOT"
+    print(f"watching a script: {share:+.2%} of iterations of {seconds * 1e3:.1f} ms CPU, budget {BUDGET:.1%}: {word}")
+    raise SystemExit(share > BUDGET)
+
+
+if __name__ == "__main__":
+    main()

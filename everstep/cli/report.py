@@ -1,0 +1,55 @@
+"""`everstep report RUN`: what a run did and where its seconds went, also while it runs and when its master is dead."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from everstep.cli.find_job import store_of
+from everstep.cli.run_views import read_workflow, run_folder
+from everstep.errors import BadInput
+from everstep.flags import Flag, add_action
+
+
+@dataclass(frozen=True)
+class Report:
+    """Show what a run did: steps, ledger, faults with their cost. From its folder, journal and telemetry alone."""
+
+    run: Annotated[str, Flag(metavar="RUN", is_positional=True)]
+    """A run of this machine."""
+    output: Annotated[Literal["md", "json", "html"], Flag("-o")] = "md"
+    """Markdown, data, or the page."""
+    runs: Path = Path("runs")
+    """Directory of the run folders."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_action(parser, Report, run)
+    parser.epilog = "examples: everstep report llama-finetune-x7k2; everstep report RUN -o html > report.html"
+
+
+def run(flags: Report) -> int:
+    """Print the report; returns the exit code. Raises BadInput."""
+    from everstep.runtime.report import read_run, render
+    from everstep.runtime.report.summary import markdown, summary
+    from everstep.runtime.store import StoreError, open_store
+
+    folder = run_folder(flags.runs, flags.run)
+    try:
+        store = open_store(store_of(read_workflow(folder)), read_only=True)
+        told, now = read_run(store, flags.run, folder=folder), time.time()
+    except (StopIteration, KeyError):
+        raise BadInput(f"{flags.run}: its workflow has no parameter `store`, so it has no report") from None
+    except StoreError as error:
+        raise BadInput(f"{flags.run}: {error}") from None
+    if flags.output == "html":
+        sys.stdout.write(render(told, now))
+    elif flags.output == "json":
+        print(json.dumps(summary(told, now), indent=1))
+    else:
+        sys.stdout.write(markdown(summary(told, now)))
+    return 0

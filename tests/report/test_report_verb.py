@@ -1,0 +1,48 @@
+"""`everstep report RUN`: from what a run left, whether it has ended or not."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from everstep.cli.main import main
+
+
+@pytest.fixture
+def runs(maker: ModuleType, tmp_path: Path) -> Path:
+    made = maker.full_run(tmp_path)
+    if made.folder.name != made.name:
+        made.folder.rename(made.folder.with_name(made.name))
+    folder = made.folder.with_name(made.name)
+    workflow = json.loads((folder / "workflow.json").read_text())
+    workflow.setdefault("spec", {})["arguments"] = {"parameters": [{"name": "store", "value": str(made.store)}]}
+    (folder / "workflow.json").write_text(json.dumps(workflow))
+    return folder.parent
+
+
+def test_the_ledger_of_a_run_adds_up_in_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "llama-finetune-x7k2", "-o", "json", "--runs", str(runs)]) == 0
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert sum(entry["share"] for entry in job["ledger"]) == pytest.approx(1.0)
+    assert job["iteration"] == 200
+    assert len(job["restarts"]) == 2
+
+
+def test_for_people_it_is_markdown_whose_cells_break_no_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "llama-finetune-x7k2", "--runs", str(runs)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# llama-finetune-x7k2: ")
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > 10
+    assert "<" not in "".join(tables)
+
+
+def test_the_page_can_be_printed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "llama-finetune-x7k2", "-o", "html", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.startswith("<!")
+
+
+def test_an_unknown_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
+    assert "no such run" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""What a board says of a script that knows nothing of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.runtime.watch.board import VARIABLE, Board, BoardWriter, read_board
+from everstep.runtime.watch.find_workers import local_workers
+from tests.forks import Forks
+
+TRAINS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from everstep.runtime.watch.board import read_board
+from pathlib import Path
+
+shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(7):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    other.step()
+assert shown().iteration == 7, shown()
+assert shown().pace_s > 0
+model.eval()
+assert shown().phase == "evaluation"
+model.train()
+assert shown().phase == ""
+class Watcher:
+    def write(self, data):
+        self.phase = shown().phase
+        return len(data)
+    def flush(self): pass
+file = Watcher()
+torch.save({"a": 1}, file)
+assert file.phase == "torch.save"
+assert shown().phase == ""
+if os.fork() == 0:
+    optimizer.step()
+    os._exit(0)
+os.wait()
+assert shown().iteration == 7, "a child of the script is not the script"
+deadline = time.monotonic() + 60
+while shown().completed < 7 and time.monotonic() < deadline:
+    time.sleep(0.05)
+assert shown().entered == shown().completed >= 7, shown()
+"""
+
+
+def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAINS)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "3", "EVERSTEP_JOB": "demo"}
+    environment = {**place, VARIABLE: str(tmp_path / "board-0")}
+    code = forks.run([str(tmp_path / "train.py"), str(tmp_path / "store")], environment, tmp_path / "out")
+    assert code == 0, (tmp_path / "out").read_text()
+    board = read_board(tmp_path / "board-0")
+    assert board is not None
+    assert (board.rank, board.world_size, board.round, board.job) == (0, 1, 3, "demo")
+
+
+def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
+    writer = BoardWriter(str(tmp_path / "board-1"), Board(7, 5, 8, 1, 2, "a job"))
+    writer.set_phase("evaluation", 10.0)
+    writer.finish_iteration(0.5, 11.0)
+    writer.finish_iteration(0.7, 12.0)
+    writer.set_collectives(9, 8, "all_reduce [3]", 13.0)
+    assert read_board(tmp_path / "board-1") == Board(
+        7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]", (0.5, 0.7)
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(512), b"EVSBRD99" + bytes(504)])
+def test_what_is_no_board_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "board-0").write_bytes(content)
+    assert read_board(tmp_path / "board-0") is None
+
+
+def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for number, pid in enumerate((ended.pid, os.getpid())):
+        folder = tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__"
+        folder.mkdir()
+        BoardWriter(str(folder / "board-0"), Board(pid, number, 2, 0, 1, "demo"))
+    (worker,) = local_workers(tmp_path)
+    assert (worker.node, worker.board.rank) == ("worker-0-1", 1)

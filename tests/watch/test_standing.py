@@ -1,0 +1,114 @@
+"""Who keeps the others waiting, from where all ranks stand."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.runtime.watch.standing import Cause, ProcessState, Standing, judge
+
+
+def waits(rank: int, number: int = 412, collective: str = "all_reduce [1024]", **more: object) -> Standing:
+    """A rank that waits in that collective."""
+    shown = {"place": "train (train.py:30)", "counted_ago_s": 0.1, **more}
+    return Standing(rank, 4, entered=number, completed=number - 1, collective=collective, **shown)  # type: ignore[arg-type]
+
+
+def absent(rank: int, state: str = "S", cpu: float = 0.0, **more: object) -> Standing:
+    """A rank that has not entered #412."""
+    process = ProcessState(state, wait_channel="folio_wait_bit", **more)  # type: ignore[arg-type]
+    return Standing(rank, 4, entered=411, completed=411, counted_ago_s=0.1, process=process, cpu=cpu,
+                    place="load (data_loader.py:88)")  # fmt: skip
+
+
+OTHERS = [waits(0), waits(1), waits(2)]
+
+
+@pytest.mark.parametrize(
+    ("culprit", "cause", "sentence"),
+    [
+        (absent(3), Cause.NEVER_ENTERED,
+         "rank 3 of 4 never entered all_reduce #412; it is in load (data_loader.py:88)"),
+        (absent(3, "R", 1.0), Cause.COMPUTES,
+         "rank 3 of 4 never entered all_reduce #412; it computes (1.0 cores) in load (data_loader.py:88)"),
+        (absent(3, "T"), Cause.STOPPED,
+         "rank 3 of 4 is stopped by a signal (SIGSTOP); it is in load (data_loader.py:88)"),
+        (absent(3, "D"), Cause.KERNEL,
+         "rank 3 of 4 is in an uninterruptible wait of the kernel (disk, network file system) at folio_wait_bit; "
+         "it is in load (data_loader.py:88)"),
+        (absent(3, "Z"), Cause.GONE, "rank 3 of 4 is dead; it is in load (data_loader.py:88)"),
+        (absent(3, call="read", file="/mnt/data/shard"), Cause.BLOCKED_FILE,
+         "rank 3 of 4 never entered all_reduce #412; it is blocked in read of /mnt/data/shard in "
+         "load (data_loader.py:88)"),
+        (absent(3, call="write", file="pipe:[12]"), Cause.BLOCKED_FILE,
+         "rank 3 of 4 never entered all_reduce #412; it is blocked in write of a pipe in load (data_loader.py:88)"),
+        (waits(3, collective="broadcast [1024]"), Cause.DIFFERENT_COLLECTIVE,
+         "rank 3 of 4 waits in broadcast #412 (train (train.py:30)), the others in all_reduce #412 "
+         "(train (train.py:30))"),
+        (waits(3, collective="all_reduce [7]"), Cause.DIFFERENT_SHAPE,
+         "rank 3 of 4 waits in all_reduce [7] #412 (train (train.py:30)), the others in all_reduce [1024] #412 "
+         "(train (train.py:30))"),
+        (waits(3, number=411), Cause.BEHIND, "rank 3 of 4 is still in all_reduce #411, which others have left"),
+    ],
+)  # fmt: skip
+def test_the_culprit_is_named_with_what_it_does(culprit: Standing, cause: Cause, sentence: str) -> None:
+    verdict = judge([*OTHERS, culprit])
+    assert (verdict.cause, verdict.ranks, verdict.sentence) == (cause, (3,), sentence)
+
+
+def test_a_rank_that_cannot_count_holds_the_interpreters_lock() -> None:
+    silent = Standing(3, 4, entered=411, completed=411, counted_ago_s=40.0, lock_holder="user", place="spin (own.py:3)")
+    verdict = judge([*OTHERS, silent])
+    assert verdict.sentence == (
+        "rank 3 of 4 never entered all_reduce #412; it holds the interpreter's lock (thread user) and is in "
+        "spin (own.py:3)"
+    )
+
+
+def test_if_all_are_in_the_same_collective_it_is_the_network() -> None:
+    verdict = judge([*OTHERS, waits(3)])
+    assert verdict.cause is Cause.NETWORK
+    assert "all 4 ranks are in all_reduce #412 and none is missing" in verdict.sentence
+
+
+def test_ranks_that_wait_for_nobody_are_not_blamed() -> None:
+    verdict = judge([absent(rank) for rank in range(4)])
+    assert (verdict.cause, verdict.ranks) == (Cause.NOBODY, ())
+
+
+def test_all_ranks_that_wait_for_the_disk_are_no_rank_of_their_own() -> None:
+    assert judge([absent(rank, "D") for rank in range(4)]).ranks == ()
+
+
+def test_without_standings_nobody_is_named() -> None:
+    assert judge([]).ranks == ()
+
+
+RANKS = st.lists(
+    st.builds(
+        Standing,
+        st.integers(0, 7),
+        st.just(8),
+        iteration=st.integers(0, 2),
+        entered=st.integers(0, 3),
+        completed=st.integers(0, 3),
+        collective=st.sampled_from(["", "all_reduce [3]", "broadcast [3]"]),
+        counted_ago_s=st.sampled_from([None, 0.1, 60.0]),
+        process=st.builds(ProcessState, st.sampled_from("RSDTZ")),
+        cpu=st.sampled_from([0.0, 1.0]),
+    ),
+    max_size=6,
+    unique_by=lambda one: one.rank,
+)
+
+
+@given(RANKS, st.randoms(use_true_random=False))
+def test_the_verdict_does_not_depend_on_the_order_and_names_ranks_that_exist(
+    standings: list[Standing], chance: random.Random
+) -> None:
+    mixed = [*standings]
+    chance.shuffle(mixed)
+    verdict = judge(standings)
+    assert judge(mixed) == verdict
+    assert set(verdict.ranks) <= {one.rank for one in standings}
