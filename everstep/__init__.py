@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from everstep.loader import ElasticSampler, loader
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
+    from everstep.reentry import main
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __version__ = VERSION
 __all__ = [
     "Batch", "Checkpointer", "Context", "ElasticSampler", "LocalFile", "__version__", "batches", "check_step", "init",
-    "loader", "parameter", "parameters", "phase", "report", "results", "shards", "submit",
+    "loader", "main", "parameter", "parameters", "phase", "report", "results", "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
 _DATA = {**dict.fromkeys(("ElasticSampler", "loader"), "everstep.loader"), "shards": "everstep.data_shards"}
-_MODULES = {**_PIPELINE, **_DATA, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
+_SCRIPT = {"LocalFile": "everstep.local_files", "main": "everstep.reentry", "results": "everstep.job_results"}
+_MODULES = {**_PIPELINE, **_DATA, **_SCRIPT}
 """Where a name is, if not in `everstep.training`."""
 
 

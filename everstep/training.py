@@ -20,6 +20,8 @@ from datetime import timedelta
 
 import torch
 
+from everstep.group_sockets import GroupSockets
+from everstep.kept import Kept
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
@@ -27,20 +29,28 @@ from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
 
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""torch's own default for gloo was 30 minutes: a peer that does not come in 10 is lost."""
 
-def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
+
+def init(seed: int = 0, timeout: timedelta = JOIN_TIMEOUT) -> Context:
     """Join the process group, greet the agent, and seed torch so that every rank builds the same model.
 
     The variables are torchrun's: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without WORLD_SIZE: a single process.
 
     Raises LinkError (the agent is gone) and whatever torch.distributed raises.
     """
-    context = context_from_environment()
+    return enter(seed, timeout)
+
+
+def enter(seed: int, timeout: timedelta, kept: Kept | None = None, sockets: GroupSockets | None = None) -> Context:
+    """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
+    context = context_from_environment(kept or Kept())
     ahead = map_segment_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
-        join(context.rank, "nccl" if context.device.type == "cuda" else "gloo", timeout)
+        join(context.rank, "nccl" if context.device.type == "cuda" else "gloo", timeout, sockets)
     torch.manual_seed(seed)
     begin(context, {"joined_at": time.time()}, ahead)
     return context
