@@ -107,6 +107,7 @@ class Survivors:
         channel.setblocking(False)
         survivor = self._channels[channel.fileno()] = _Survivor(channel)
         self._loop.add_reader(channel, self._read, survivor)
+        self._read(survivor)  # Its first message is there by now, and its round may end at once.
 
     def _read(self, survivor: _Survivor) -> None:
         try:
