@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom release docs reference picture liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-survivors lock licences sbom release docs reference picture liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -126,6 +126,9 @@ accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: 
 
 accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_hardening
+
+accept-survivors: $(READY)  ## every line that survivors promise: wanted, measured, holds or not (about 15 minutes)
+	$(BIN)/python -m benchmarks.accept_survivors
 
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)
