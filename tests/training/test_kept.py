@@ -1,9 +1,14 @@
 """What a worker keeps from round to round."""
 
+import random
+from pathlib import Path
+
 import pytest
 import torch
 
 from everstep.kept import Kept
+from everstep.runtime.agent.ports import free_port
+from tests.forks import Forks
 
 
 def build(size: int) -> torch.nn.Linear:
@@ -64,3 +69,13 @@ def test_what_belongs_to_a_process_group_is_refused_by_name() -> None:
 
     with pytest.raises(TypeError, match=r"Sharded.*build it anew"):
         Kept().keep(Sharded)
+
+
+@pytest.mark.long
+def test_a_kept_compiled_model_is_not_compiled_again_in_a_later_round(tmp_path: Path, forks: Forks) -> None:
+    script = Path(__file__).with_name("compiled_script.py")
+    places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    places["MASTER_PORT"] = str(free_port(random.Random()))
+    number = forks.start([str(script), str(tmp_path / "counts")], places, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "counts").read_text() == "[1, 1, 1]"
