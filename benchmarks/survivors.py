@@ -127,7 +127,8 @@ def growth(folder: Path, dataset: str) -> tuple[float, float]:
     finally:
         run.kill_all()
     lines = [line for line in run.telemetry() if "loss" in line]
-    formed = {r["round"]["number"]: r["round"]["world_size"] for r in run.records() if r["kind"] == "RoundFormed"}
+    rounds = [record["round"] for record in run.records() if record["kind"] == "RoundFormed"]
+    formed = {round_["number"]: len(round_["members"]["worker"]) for round_ in rounds}
     last = next(number for number, size in formed.items() if size == 3 and formed.get(number - 1) == 2)
     old, new = ([line for line in lines if line["round"] == number] for number in (last - 1, last))
     calm = statistics.median(line["seconds"] for line in old)
