@@ -24,7 +24,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
 from types import FrameType
-from typing import overload
+from typing import Any
 
 import torch.distributed as dist
 
@@ -35,7 +35,7 @@ from everstep.runtime.checkpoint.shard import stage
 from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.session import Context
-from everstep.training import JOIN_TIMEOUT, enter
+from everstep.training import enter
 
 Main = Callable[[Context], object]
 
@@ -53,13 +53,9 @@ class RoundOver(BaseException):
     """Leaves `main`: the round is over."""
 
 
-@overload
-def main(function: Main) -> Callable[[], None]: ...
-@overload
-def main(*, seed: int = 0, timeout: timedelta = JOIN_TIMEOUT) -> Callable[[Main], Callable[[], None]]: ...
 def main(
-    function: Main | None = None, *, seed: int = 0, timeout: timedelta = JOIN_TIMEOUT
-) -> Callable[[], None] | Callable[[Main], Callable[[], None]]:
+    function: Main | None = None, *, seed: int = 0, timeout: timedelta = timedelta(minutes=10)
+) -> Callable[..., Any]:
     """Decorate `main(job)`: it is called without arguments, and entered again in the same process in each round.
 
     It takes the place of `everstep.init`, whose arguments `seed` and `timeout` are. Call it in the main thread.

@@ -45,7 +45,7 @@ class Context:
     round: int
     link: Link | None = None
     """Connection to the node's agent; None in a plain `python script.py`."""
-    kept: Kept = field(default_factory=Kept, repr=False)
+    _kept: Kept = field(default_factory=Kept, repr=False)
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process has built. See `Kept`.
@@ -53,7 +53,7 @@ class Context:
         What is kept has to be in the checkpointed state, or to be always the same: it is left as the last round left
         it, except that gradients are cleared.
         """
-        return self.kept.keep(build, *args, **kwargs)
+        return self._kept.keep(build, *args, **kwargs)
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The weighted mean over all ranks, the same on each. Every rank must call it (one small all-reduce)."""

@@ -29,11 +29,8 @@ from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
 
-JOIN_TIMEOUT = timedelta(minutes=10)
-"""torch's own default for gloo was 30 minutes: a peer that does not come in 10 is lost."""
 
-
-def init(seed: int = 0, timeout: timedelta = JOIN_TIMEOUT) -> Context:
+def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     """Join the process group, greet the agent, and seed torch so that every rank builds the same model.
 
     The variables are torchrun's: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without WORLD_SIZE: a single process.
