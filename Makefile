@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos accept-seeing
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -139,6 +139,9 @@ accept-frameworks: $(READY)  ## every line about other frameworks, data and job 
 
 accept-chaos: $(READY)  ## every line about injected faults and the simulator: wanted, measured, holds or not (half an hour)
 	$(BIN)/python -m benchmarks.accept_chaos
+
+accept-survivors: $(READY)  ## every line that survivors promise: wanted, measured, holds or not (about 15 minutes)
+	$(BIN)/python -m benchmarks.accept_survivors
 
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)

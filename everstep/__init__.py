@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from everstep.loader import ElasticSampler, LoadedBatch, LoadedPart, loader
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
+    from everstep.reentry import main
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
 
 __version__ = VERSION
 __all__ = [
     "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
-    "__version__", "batches", "check_step", "init", "loader", "parameter", "parameters", "phase", "report", "results",
-    "shards", "submit",
+    "__version__", "batches", "check_step", "init", "loader", "main", "parameter", "parameters", "phase", "report",
+    "results", "shards", "submit",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
@@ -30,7 +31,8 @@ _DATA = {
     **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.loader"),
     **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
 }
-_MODULES = {**_PIPELINE, **_DATA, "LocalFile": "everstep.local_files", "results": "everstep.job_results"}
+_SCRIPT = {"LocalFile": "everstep.local_files", "main": "everstep.reentry", "results": "everstep.job_results"}
+_MODULES = {**_PIPELINE, **_DATA, **_SCRIPT}
 """Where a name is, if not in `everstep.training`."""
 
 

@@ -10,22 +10,31 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
+from everstep.group_sockets import GroupSockets
 from everstep.runtime.agent.tcp_store import restrict_torch_store
 
 _KNOCK_EVERY_S = 0.002
 
 
-def join(rank: int, backend: str, timeout: timedelta) -> None:
+def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | None = None) -> None:
     """Join the default group (MASTER_ADDR, MASTER_PORT as torchrun sets them); the process leaves it at exit.
 
-    Raises whatever torch.distributed raises.
+    `sockets` notes the group's sockets. Raises whatever torch.distributed raises.
     """
     restrict_torch_store()
     if rank and "MASTER_PORT" in os.environ:
         _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
-    dist.init_process_group(backend, timeout=timeout)
-    atexit.register(_leave)
+    with (sockets or GroupSockets()).watching():
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        # A port that the user chose may still be served by this process's store of an earlier round.
+        store = PrefixStore(f"everstep/{os.environ.get('EVERSTEP_ROUND', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    atexit.unregister(leave)
+    atexit.register(leave)
 
 
 def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
@@ -45,7 +54,8 @@ def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
             return  # Waiting cannot help: torch reports what is wrong.
 
 
-def _leave() -> None:
+def leave() -> None:
+    """Leave every group."""
     if dist.is_initialized():
         dist.destroy_process_group()
         _wait_for_gloo()

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from everstep.kept import Kept, P, T
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify_shards
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
@@ -46,6 +47,15 @@ class Context:
     round: int
     link: Link | None = None
     """Connection to the node's agent; None in a plain `python script.py`."""
+    _kept: Kept = field(default_factory=Kept, repr=False)
+
+    def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process has built. See `Kept`.
+
+        What is kept has to be in the checkpointed state, or to be always the same: it is left as the last round left
+        it, except that gradients are cleared.
+        """
+        return self._kept.keep(build, *args, **kwargs)
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The weighted mean over all ranks, the same on each. Every rank must call it (one small all-reduce)."""
@@ -73,6 +83,13 @@ class Session:
     """So many losses in a row were not finite."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
+
+    def begin_round(self, context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
+        """Begin a later round. What the script made for the one before, it makes again."""
+        self.context, self.checkpointer, self.iteration, self.ahead = context, None, 0, ahead
+        self.pending = dict(facts)
+        if self.loop is not None:
+            self.loop.begin_round()
 
     def beacon(self, name: str) -> None:
         if self.checkpointer is not None:
@@ -124,13 +141,17 @@ class OwnLoop:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._reports_first: bool | None = None
+        self.begin_round()
+        atexit.register(self._end_at_exit)
+
+    def begin_round(self) -> None:
+        """The loop begins, again perhaps."""
         self._began = time.perf_counter()
         self._seconds = 0.0
         """Of the newest saved iteration."""
         self._is_open = False
         """It was saved, and its report is not sent yet."""
-        self._reports_first: bool | None = None
-        atexit.register(self._end_at_exit)
 
     def on_report(self) -> None:
         """The script reports."""
@@ -164,8 +185,12 @@ _ZERO = {"EVERSTEP_KEEP_LAST": "keeps all checkpoints", "EVERSTEP_PERSIST_INTERV
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
-    """Create the session. `facts` are sent with its first report; for `ahead` see `mapped_ahead`."""
+    """Create the session, or begin a round of it. `facts` are sent with its first report; for `ahead` see
+    `map_segment_ahead`."""
     global _session
+    if _session is not None:
+        _session.begin_round(context, facts, ahead)
+        return
     _session = Session(context, pending=dict(facts), ahead=ahead)
     _session.loop = OwnLoop(_session)
 
@@ -177,14 +202,14 @@ def current(name: str) -> Session:
     return _session
 
 
-def context_from_environment() -> Context:
+def context_from_environment(kept: Kept) -> Context:
     """This worker's place according to its environment; says hello to the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
-    return Context(rank, world_size, local_rank, device, round_, Link.from_environment())
+    return Context(rank, world_size, local_rank, device, round_, Link.from_environment(), kept)
 
 
 class Checkpoints:
@@ -197,7 +222,7 @@ class Checkpoints:
         """
         global _session
         if _session is None:
-            _session = Session(context_from_environment())
+            _session = Session(context_from_environment(Kept()))
         self.session = _session
         self.alone = None if _session.context.link else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
 

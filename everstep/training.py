@@ -20,6 +20,8 @@ from datetime import timedelta
 
 import torch
 
+from everstep.group_sockets import GroupSockets
+from everstep.kept import Kept
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
@@ -35,12 +37,17 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 
     Raises LinkError (the agent is gone) and whatever torch.distributed raises.
     """
-    context = context_from_environment()
+    return enter(seed, timeout)
+
+
+def enter(seed: int, timeout: timedelta, kept: Kept | None = None, sockets: GroupSockets | None = None) -> Context:
+    """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
+    context = context_from_environment(kept or Kept())
     ahead = map_segment_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
-        join(context.rank, "nccl" if context.device.type == "cuda" else "gloo", timeout)
+        join(context.rank, "nccl" if context.device.type == "cuda" else "gloo", timeout, sockets)
     torch.manual_seed(seed)
     begin(context, {"joined_at": time.time()}, ahead)
     return context

@@ -31,6 +31,7 @@ class Public:
 WORKER = (("runtime/checkpoint/worker/checkpointer.py", "Checkpointer"),)
 SCRIPT = (
     Public("init", "everstep/training.py"),
+    Public("main", "everstep/reentry.py"),
     Public("Context", "everstep/session.py"),
     Public("batches", "everstep/training.py"),
     Public("Batch", "everstep/token_batches.py"),

@@ -44,6 +44,7 @@ from everstep.runtime.protocol.messages import (
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.watch.board import Board, read_board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -133,6 +134,7 @@ class AgentLifecycle:
 
     async def open(self) -> None:
         """Listen for workers."""
+        self._workers.open(self._resources.folder / SOCKET_NAME)
         await self._link.open(self._resources.folder / "link")
 
     async def close(self) -> None:
@@ -198,14 +200,15 @@ class AgentLifecycle:
             end = await self._run_round(seat)
             self._link.end_round()
             self._progress.end()
-            self._workers.signal_all(signal.SIGKILL)
+            self._workers.end_round(seat.round)
             if end is not None:
                 self._status.failures.append(end)
                 await self._report_fault(seat, end)
 
     async def _clear_last_round(self) -> None:
-        """Wait until the last round's workers are dead, then free the slots they were writing."""
-        await self._workers.wait_until_gone()
+        """Wait until the last round's workers are dead or have left it, then free the slots they were writing."""
+        for line in await self._workers.wait_until_free():
+            self._say(line)
         if self._talk.round:
             for local_rank in range(self._settings.slots):
                 self.keeper.worker_died(local_rank)
@@ -262,7 +265,10 @@ class AgentLifecycle:
         self._progress.begin()
         self._oom.rose_since_last_call()
         self._status.failures = []
-        self._workers.start(seat.round, worker_specs(self._settings, seat, self._outputs, self._resources.folder))
+        specs = worker_specs(self._settings, seat, self._outputs, self._resources.folder)
+        again = self._workers.start(seat.round, seat.restore is not None, specs)
+        if again:
+            self._dependencies.note(f"round {seat.round}: local ranks {again} go on in their processes")
         running = slots
         while True:
             event = await self._events.get()

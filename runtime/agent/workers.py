@@ -1,4 +1,7 @@
-"""The workers of one node: starts them together, watches them, ends them together."""
+"""The workers of one node: starts them together, watches them, ends them together.
+
+A worker that can leave a round (see `survivors`) is told when it is over, and seated again in the next one.
+"""
 
 import asyncio
 import json
@@ -11,6 +14,8 @@ from pathlib import Path
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from everstep.runtime.agent.output import LAST_WORDS, Output
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.survivors import Survivors
+from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound
 from everstep.runtime.system.processes import start_time
 
 
@@ -50,6 +55,8 @@ class _Worker:
     local_rank: int
     output: Output
     traceback: Path
+    last_output: Output | None = None
+    """Of the round before, until the worker writes to the new one."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -73,6 +80,13 @@ class Workers:
         self._server: ForkServer | None = None
         self._running: dict[int, _Worker] = {}
         self._last = 0
+        self._survivors = Survivors(self._on_seated)
+        self._leaving = frozenset[int]()
+        """Process ids of the workers that were told to leave the last round."""
+
+    def open(self, path: Path) -> None:
+        """Listen at the path for workers that can leave a round."""
+        self._survivors.open(path)
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
         """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
@@ -98,26 +112,77 @@ class Workers:
         pids = self._server.pids if self._server is not None else {}
         return {worker.local_rank: pids[number] for number, worker in self._running.items() if number in pids}
 
-    def start(self, round_: int, starts: Sequence[WorkerSpec]) -> None:
-        """Start one worker for each spec, in the order of local ranks. No worker may be running."""
-        assert not self._running, "the workers of the round before are alive"
+    def start(self, round_: int, restores: bool, starts: Sequence[WorkerSpec]) -> list[int]:
+        """Start one worker for each spec, in the order of local ranks; a worker that has left the round before takes
+        its seat instead. No other may be running. Returns the local ranks of those.
+
+        `restores`: the round starts from a saved state.
+        """
+        numbers = {worker.local_rank: number for number, worker in self._running.items()}
         for local_rank, start in enumerate(starts):
-            self._last += 1
-            traceback = Path(start.environment[TRACEBACK_VARIABLE])
-            traceback.unlink(missing_ok=True)
-            self._running[self._last] = _Worker(round_, local_rank, start.output, traceback)
+            Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
             try:
-                if self._server is None:
-                    raise ForkServerLost("no fork server")
-                own = () if start.command == self._command else start.command
-                spawn = Spawn(self._last, start.environment, own, tuple(start.cpus))
-                self._server.spawn(spawn, start.output.stdout, start.output.stderr)
-            except ForkServerLost:
-                pass  # Its loss ends all workers, including this one, which never started.
+                if local_rank in numbers:
+                    self._seat(numbers[local_rank], NextRound(round_, start.environment, restores), start)
+                else:
+                    self._spawn(round_, local_rank, start)
             finally:
                 start.output.close_descriptors()
         if self._server is None or not self._server.alive:
             self._on_lost()
+        return sorted(numbers)
+
+    def _spawn(self, round_: int, local_rank: int, start: WorkerSpec) -> None:
+        self._last += 1
+        self._running[self._last] = _Worker(
+            round_, local_rank, start.output, Path(start.environment[TRACEBACK_VARIABLE])
+        )
+        try:
+            if self._server is None:
+                raise ForkServerLost("no fork server")
+            own = () if start.command == self._command else start.command
+            spawn = Spawn(self._last, start.environment, own, tuple(start.cpus))
+            self._server.spawn(spawn, start.output.stdout, start.output.stderr)
+        except ForkServerLost:
+            pass  # Its loss ends all workers, including this one, which never started.
+
+    def _seat(self, number: int, seat: NextRound, start: WorkerSpec) -> None:
+        """Seat a worker again. If it is gone by now, the round has lost it."""
+        worker = self._running[number]
+        worker.round, worker.last_output, worker.output = seat.round, worker.output, start.output
+        pid = self._pid(number)
+        if not (pid and self._survivors.seat(pid, seat, start.output.stdout, start.output.stderr)) and self._server:
+            self._server.signal(number, signal.SIGKILL)
+
+    def end_round(self, round_: int) -> None:
+        """Tell the workers that can leave a round that it is over, and kill the others."""
+        self._leaving = self._survivors.end_round(round_)
+        if self._server is not None and self._server.alive:
+            for number in self._running:
+                if self._pid(number) not in self._leaving:
+                    self._server.signal(number, signal.SIGKILL)
+
+    async def wait_until_free(self) -> list[str]:
+        """Wait until each worker is dead or has left the round. Kills those that do not leave it in time; returns lines
+        for the log."""
+        left = await self._survivors.wait_until_left(self._leaving)
+        late = [number for number in self._running if self._pid(number) in self._leaving - left]
+        for number in late:
+            if self._server is not None and self._server.alive:
+                self._server.signal(number, signal.SIGKILL)
+        lines = [
+            f"local rank {self._running[number].local_rank} did not leave the round within {LEAVE_S:g} s: "
+            "it is started anew"
+            for number in late
+        ]
+        for number, worker in list(self._running.items()):
+            if self._pid(number) not in left:
+                await worker.dead.wait()
+        return lines
+
+    def _pid(self, number: int) -> int:
+        """The process id of a live worker; 0 until it is known."""
+        return self._server.pids.get(number, 0) if self._server is not None else 0
 
     def signal_all(self, signum: int) -> None:
         """Send the signal to the process group of every live worker."""
@@ -150,6 +215,7 @@ class Workers:
 
     async def close(self) -> None:
         """End the fork server and the remaining workers."""
+        self._survivors.close()
         if self._server is not None and self._server.alive:
             await self._server.close()
         self._on_lost()
@@ -169,8 +235,17 @@ class Workers:
         if worker := self._running.get(forked.id):
             self._on_start(worker.local_rank, forked.pid)
 
+    def _on_seated(self, pid: int) -> None:
+        for number, worker in self._running.items():
+            if self._pid(number) == pid and worker.last_output is not None:
+                worker.last_output.close()
+                worker.last_output = None
+                self._on_start(worker.local_rank, pid)
+
     def _on_exited(self, exited: Exited) -> None:
         worker = self._running.pop(exited.id)
+        if worker.last_output is not None:
+            worker.last_output.close()
         worker.output.close()
         worker.dead.set()
         file = worker.output.error_file

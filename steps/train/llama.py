@@ -68,14 +68,14 @@ def learning_rate(iteration: int, peak: float, warmup: int, iterations: int) -> 
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def main() -> None:
-    """Train to the last iteration, from the newest checkpoint if there is one."""
+@everstep.main
+def main(job: everstep.Context) -> None:
+    """Train to the last iteration, from the newest checkpoint if there is one. Entered again after each fault."""
     options = arguments()
     torch.use_deterministic_algorithms(True)
-    job = everstep.init()
-    data = open_dataset(options.dataset)
+    data = job.keep(open_dataset, options.dataset)
 
-    model = build_model(options.model, data.vocab_size, options.seed, data.eod)
+    model = job.keep(build_model, options.model, data.vocab_size, options.seed, data.eod)
     model.to(job.device)  # pyright: ignore[reportArgumentType] (transformers' signature hides torch's)
     replica = DistributedDataParallel(model) if torch.distributed.is_initialized() else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)

@@ -54,7 +54,7 @@ def run_worker(
                 output = NodeLog(log, folder).open(0, 0)
                 told = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
                 told[ERROR_FILE_VARIABLE] = output.error_file
-                workers.start(1, [WorkerSpec(told, tuple(own or command), output, cpus)])
+                workers.start(1, False, [WorkerSpec(told, tuple(own or command), output, cpus)])
                 return await ends.get(), said
         finally:
             await workers.close()
@@ -294,7 +294,9 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
                 told = [
                     {TRACEBACK_VARIABLE: str(tmp_path / f"traceback-{rank}"), "MORE": padding} for rank in range(many)
                 ]
-                workers.start(1, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)])
+                workers.start(
+                    1, False, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)]
+                )
                 assert sorted([await forked.get() for _ in range(many)]) == list(range(many))
                 workers.signal_all(signal.SIGKILL)
                 return [await ends.get() for _ in range(many)]

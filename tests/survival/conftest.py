@@ -54,10 +54,12 @@ def flags(dataset: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.fixture
-def training(tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
-    """A training in a folder of its own; whatever a failed test leaves is ended."""
-    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags)
+@pytest.fixture(params=["anew", pytest.param("survive", marks=pytest.mark.long)])
+def training(request: pytest.FixtureRequest, tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
+    """A training in a folder of its own, whose workers start anew in each round, or survive; whatever a failed test
+    leaves is ended."""
+    script = {"script-args": "--survive"} if request.param == "survive" else {}
+    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags | script)
     yield step
     step.kill_all()
 

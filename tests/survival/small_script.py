@@ -5,6 +5,8 @@ It uses none of torch's own ways to step, nor its switch for deterministic algor
 """
 
 import argparse
+import os
+import sys
 import threading
 
 import torch
@@ -47,20 +49,30 @@ class Momentum:
             velocity.copy_(state[str(number)])
 
 
-def main() -> None:
-    """Train to the last iteration, from the newest checkpoint if there is one."""
+def build(vocabulary: int, seed: int) -> tuple[torch.nn.Module, Momentum]:
+    """The model and its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(vocabulary, 32), torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, vocabulary)
+    )
+    return model, Momentum(model)
+
+
+def arguments() -> argparse.Namespace:
+    """The flags that the step passes, and how the script lives."""
     parser = argparse.ArgumentParser()
     for name in ("iterations", "sequence-length", "global-batch", "seed"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dataset")
-    options, _ = parser.parse_known_args()
-    job = everstep.init()
-    torch.manual_seed(options.seed)
-    vocabulary = open_dataset(options.dataset).vocab_size
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(vocabulary, 32), torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, vocabulary)
-    )
-    momentum = Momentum(model)
+    parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
+    return parser.parse_known_args()[0]
+
+
+def train(job: everstep.Context) -> None:
+    """Train to the last iteration, from the newest checkpoint if there is one."""
+    options = arguments()
+    print(f"process {os.getpid()} is rank {job.rank} of {job.world_size} in round {job.round}", file=sys.stderr)
+    model, momentum = job.keep(build, open_dataset(options.dataset).vocab_size, options.seed)
     batches = everstep.batches(
         options.dataset,
         sequence_length=options.sequence_length,
@@ -82,4 +94,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if arguments().survive:
+        everstep.main(train)()
+    else:
+        train(everstep.init())

@@ -1,0 +1,72 @@
+"""`make accept-survivors`: what is promised of workers that keep their processes: wanted, measured, holds or not.
+
+    python -m benchmarks.accept_survivors --kills 200 --ranks 2 4
+
+Exit code 1 if a line does not hold. Times are measured here, by `benchmarks/survivors.py`; the rest is proven by tests.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import survivors
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from benchmarks.recovery import make_dataset
+
+SURVIVAL, AGENT, TRAINING = "tests/survival/", "tests/agent/test_survivors.py", "tests/training/"
+KILLS, GROWTH = "kill -9 of a rank -> next iteration", "growth from 2 ranks to 3"
+PROVEN = {
+    "a script that survives passes the fault tests of one that does not": (
+        f"{SURVIVAL}test_training_survives.py::survive",
+    ),
+    "only the lost rank is made anew; equal weights": (f"{SURVIVAL}test_survivors.py::alone",),
+    "50 rounds: descriptors, threads, shared memory, memory flat": (f"{SURVIVAL}test_survivors.py::fifty",),
+    "a worker that does not leave within 2 s is killed and forked": (f"{AGENT}::killed",),
+    "a collective, torch's store and a group that is being made are left at once": (
+        f"{TRAINING}test_group_sockets.py",
+    ),
+    "what is kept, and when it is built anew": (f"{TRAINING}test_kept.py",),
+}  # fmt: skip
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """The selected lines: the figures first, with the machine to themselves."""
+    if is_asked(KILLS, options.words) or is_asked(GROWTH, options.words):
+        with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
+            folder = Path(name)
+            dataset = options.dataset or make_dataset(folder)
+            if is_asked(KILLS, options.words):
+                yield from kill_lines(folder, dataset, options)
+            if is_asked(GROWTH, options.words):
+                stop, _ = survivors.growth(folder, dataset)
+                wanted = f"<= {survivors.GROWTH_S:g} s"
+                yield Line(f"{GROWTH}: what the others lose", wanted, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
+    yield from prove(PROVEN, options)
+
+
+def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Iterator[Line]:
+    """Both ways to live, for each number of ranks."""
+    for one in survivors.measure(folder, dataset, options.kills, options.ranks):
+        what, told = f"{KILLS}, {one.ranks} ranks, {options.kills} kills", survivors.describe(one)
+        if not one.survives:
+            yield Line(f"{what}, all anew", "told", told, True)
+            continue
+        wanted = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
+        yield Line(what, wanted, told, max(one.seconds) <= one.budget_s)
+        yield Line(f"{one.ranks} ranks: iterations computed again", "0", str(one.lost), one.lost == 0)
+        kept = f"{one.kept} of {one.expected}"
+        yield Line(f"{one.ranks} ranks: processes kept", "all", kept, one.kept == one.expected)
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--dataset", default="", help="a token dataset; default: made here")
+    judge(lines(parse_options(parser, [KILLS, GROWTH, *PROVEN])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The TCP sockets that torch opened for the process groups of this round. Cutting them ends every wait for a peer.
+
+gloo's own `abort` leaves a collective waiting for a peer that is alive but does not come (torch 2.15), and torch's
+store has no abort at all. When their sockets are shut down, what waits at them raises within a millisecond.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_HELPER = "_new_process_group_helper"
+"""Every group of torch.distributed is made in this function, from 1.8 to 2.15."""
+
+
+class GroupSockets:
+    """Notes which sockets appear while a group is made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inodes = set[str]()
+        self._present: set[str] | None = None
+        """Those that were there before the group that is being made."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The sockets that are opened within the block are a group's. Blocks may be nested."""
+        if self._present is not None:
+            yield
+            return
+        self._present = set(_sockets())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inodes |= set(_sockets()) - self._present
+                self._present = None
+
+    def watch_new_groups(self) -> None:
+        """Do this for every group that the script makes, too."""
+        make: Callable[..., Any] | None = getattr(distributed_c10d, _HELPER, None)
+        if make is None or hasattr(make, "__wrapped__"):
+            return
+
+        @wraps(make)
+        def make_watched(*arguments: Any, **named: Any) -> Any:
+            with self.watching():
+                return make(*arguments, **named)
+
+        setattr(distributed_c10d, _HELPER, make_watched)
+
+    def cut(self) -> None:
+        """Shut them down, and abort the groups of other backends. Called in any thread."""
+        with self._lock:
+            wanted, present = set(self._inodes), self._present
+        for inode, file in _sockets().items():
+            if inode in wanted or (present is not None and inode not in present):
+                _shut_down(file)
+        _abort_groups()
+
+    def forget(self) -> None:
+        """The groups are gone."""
+        with self._lock:
+            self._inodes.clear()
+
+
+def _sockets() -> dict[str, int]:
+    """This process's sockets: name of the inode -> file descriptor."""
+    found: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if (target := os.readlink(f"/proc/self/fd/{name}")).startswith("socket:"):
+                found[target] = int(name)
+    return found
+
+
+def _shut_down(file: int) -> None:
+    """Shut a TCP connection down. A listener is left: gloo ends the process when its own fails."""
+    with suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+        is_tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+        if is_tcp and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _abort_groups() -> None:
+    """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)"""
+    if not dist.is_initialized():
+        return
+    for group, (backend, _) in list(distributed_c10d._world.pg_map.items()):
+        if backend != "gloo":
+            with suppress(RuntimeError, AttributeError):
+                group.abort()

@@ -1,0 +1,89 @@
+"""What a worker keeps from round to round: models, compiled code, data readers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    value: Any
+    plain: str
+    """The plain ones among the arguments that it was built with."""
+    random: torch.Tensor
+    """torch's random state when it was built."""
+
+
+class Kept:
+    """The values that one process has built, by builder and by its how manieth call of the round it is."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._calls = Counter[str]()
+
+    def begin_round(self, restores: bool) -> None:
+        """Begin a round. If it restores no state, drop everything: it may have been trained."""
+        self._calls.clear()
+        if not restores:
+            self._entries.clear()
+
+    def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`build(*args, **kwargs)`, or what an earlier round's call has built, without its gradients.
+
+        It is built again if a number or text among the arguments is another. torch's random state is afterwards as
+        `build` left it, so that old and new processes go on alike. Raises TypeError for what belongs to one round's
+        process group.
+        """
+        name = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', type(build).__name__)}"
+        self._calls[name] += 1
+        key, plain = (name, self._calls[name]), _plain(args, kwargs)
+        entry = self._entries.get(key)
+        if entry is None or entry.plain != plain:
+            self._entries.pop(key, None)  # Free it first: there may not be room for two.
+            value = build(*args, **kwargs)
+            _require_no_group(value, name)
+            self._entries[key] = entry = _Entry(value, plain, torch.get_rng_state())
+        else:
+            _clear_gradients(entry.value)
+            torch.set_rng_state(entry.random)
+        return entry.value
+
+
+def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return repr([(name, value) for name, value in [*enumerate(args), *kwargs.items()] if isinstance(value, _PLAIN)])
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """The value, or what is in it if it is a list, tuple or dict."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _parts(one)
+    else:
+        yield value
+
+
+def _clear_gradients(value: Any) -> None:
+    """A round may have ended between backward and zero_grad."""
+    for part in _parts(value):
+        if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+            part.zero_grad(set_to_none=True)
+
+
+def _require_no_group(value: Any, name: str) -> None:
+    for part in _parts(value):
+        if isinstance(part, torch.nn.Module):
+            for module in part.modules():
+                if isinstance(module, DistributedDataParallel):
+                    raise TypeError(f"keep({name}): DistributedDataParallel belongs to one round; keep the model in it")
+            if any(hasattr(parameter, "device_mesh") for parameter in part.parameters()):
+                raise TypeError(f"keep({name}): a sharded model belongs to one round; build it anew in each")

@@ -1,0 +1,198 @@
+"""`@everstep.main`: a script's main function that is entered again in each round, in the same process.
+
+    @everstep.main
+    def main(job):
+        model = job.keep(build_model)
+
+When a round ends, a thread hears it from the agent, cuts the process groups' sockets, and interrupts the main thread,
+which leaves `main` by an exception. Without an agent `main` is entered once.
+
+Invariant: the worker says Left when no code of the round can write a slot or a kept tensor any more. So the main thread
+is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import,
+which would stay half done.
+"""
+
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from everstep.group_sockets import GroupSockets
+from everstep.kept import Kept
+from everstep.process_group import leave
+from everstep.runtime.checkpoint.shard import stage
+from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
+from everstep.runtime.protocol.worker_link import LinkError
+from everstep.session import Context
+from everstep.training import enter
+
+Main = Callable[[Context], object]
+
+_SIGNAL = signal.SIGRTMIN + 9
+"""Interrupts the main thread. Hardly any library uses a real-time signal."""
+_KNOCK_EVERY_S = 0.02
+_RAISE_AGAIN_S = 0.5
+"""Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
+_PEER_LOST_S = 5.0
+"""A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
+_FINISH_FIRST = (os.path.dirname(stage.__file__), "<frozen importlib")
+
+
+class RoundOver(BaseException):
+    """Leaves `main`: the round is over."""
+
+
+def main(
+    function: Main | None = None, *, seed: int = 0, timeout: timedelta = timedelta(minutes=10)
+) -> Callable[..., Any]:
+    """Decorate `main(job)`: it is called without arguments, and entered again in the same process in each round.
+
+    It takes the place of `everstep.init`, whose arguments `seed` and `timeout` are. Call it in the main thread.
+    """
+    if function is None:
+        return lambda function: _decorate(function, seed, timeout)
+    return _decorate(function, seed, timeout)
+
+
+def _decorate(function: Main, seed: int, timeout: timedelta) -> Callable[[], None]:
+    @wraps(function)
+    def run() -> None:
+        link = SurvivorLink.from_environment()
+        if link is None:
+            function(enter(seed, timeout))
+            return
+        rounds = _Rounds(link)
+        while not rounds.run(lambda: function(enter(seed, timeout, rounds.kept, rounds.sockets))):
+            rounds.leave()
+            rounds.take_seat()
+
+    return run
+
+
+class _Rounds:
+    """The rounds of this process."""
+
+    def __init__(self, link: SurvivorLink) -> None:
+        self.kept, self.sockets = Kept(), GroupSockets()
+        self._link = link
+        self._round = int(os.environ["EVERSTEP_ROUND"])
+        self._inside = False
+        """Is the main thread in the script's function?"""
+        self._raised_at = -_RAISE_AGAIN_S
+        self._over, self._cut, self._left = threading.Event(), threading.Event(), threading.Event()
+        """Of the present round: the agent has said that it is over; its sockets are cut; the main thread has left."""
+        self._seats: queue.SimpleQueue[tuple[NextRound, list[int]] | None] = queue.SimpleQueue()
+        self.sockets.watch_new_groups()
+        gc.freeze()  # Collections between two rounds then visit only what the rounds have made.
+        signal.signal(_SIGNAL, self._interrupt)
+        threading.Thread(target=self._listen, name="everstep-rounds", daemon=True).start()
+
+    def run(self, function: Callable[[], object]) -> bool:
+        """Returns whether the function has returned; if not, the round is over. Raises the function's own errors."""
+        self._inside = True
+        try:
+            function()
+        except BaseException as error:
+            self._inside = False
+            if not self._is_round_over(error):
+                raise
+            _release_frames(error)
+            return False
+        finally:
+            self._inside = False
+        return True
+
+    def leave(self) -> None:
+        """Say that the round is left, and release what belongs to it."""
+        self._left.set()
+        self._link.send(Left(self._round))
+        self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
+        gc.collect()
+        leave()
+        self.sockets.forget()
+
+    def take_seat(self) -> None:
+        """Wait for the next round; take on its environment and its output. Raises LinkError: the agent is gone."""
+        given = self._seats.get()
+        if given is None:
+            raise LinkError("the agent of this node is gone")
+        seat, files = given
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for stream, file in enumerate(files, start=1):
+            os.dup2(file, stream)
+            os.close(file)
+        os.environ.update(seat.environment)
+        self.kept.begin_round(seat.restores)
+        self._link.send(Seated(seat.round))
+
+    def _is_round_over(self, error: BaseException) -> bool:
+        return self._over.is_set() or (_is_peer_lost(error) and self._over.wait(_PEER_LOST_S))
+
+    def _listen(self) -> None:
+        """In a thread."""
+        while received := self._link.receive():
+            message, files = received
+            match message:
+                case RoundEnded():
+                    self._over.set()
+                    self.sockets.cut()
+                    self._cut.set()
+                    while not self._left.wait(_KNOCK_EVERY_S):
+                        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                case NextRound(round_):
+                    for event in (self._over, self._cut, self._left):
+                        event.clear()
+                    self._round = round_
+                    self._seats.put((message, files))
+        self._seats.put(None)
+
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        """Leave the script's function, unless something has to be finished first: then at a later signal."""
+        now = time.monotonic()
+        if not self._inside or not self._over.is_set() or now < self._raised_at + _RAISE_AGAIN_S:
+            return
+        if frame is None or frame.f_code.co_filename == __file__ or _has_to_finish(frame):
+            return
+        self._raised_at = now
+        raise RoundOver(f"round {self._round} is over")
+
+
+def _has_to_finish(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_FINISH_FIRST):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_peer_lost(error: BaseException | None) -> bool:
+    """Whether the error may come from the end of a peer or of the round."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        text = str(error)
+        if isinstance(error, ConnectionError | dist.DistError) or (
+            isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "Connection"))
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Let go of the round's variables, which the tracebacks hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__, error = None, error.__cause__ or error.__context__

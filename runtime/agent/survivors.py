@@ -1,0 +1,142 @@
+"""Workers that outlive a round: those whose script is entered again (`everstep.main`) instead of started again.
+
+When a round is over, they are told at once. Each leaves its iteration and says so, or is killed. In the next round a
+worker that left gets its seat in the same process.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep.runtime.protocol.survivor_link import (
+    LARGEST_PACKET,
+    LEAVE_S,
+    Left,
+    NextRound,
+    RoundEnded,
+    Seated,
+    Survive,
+    decode_from_worker,
+    encode,
+)
+
+_BACKLOG = 128
+
+
+@dataclass
+class _Survivor:
+    channel: socket.socket
+    pid: int = 0
+    """0 until it has said who it is."""
+    round: int = 0
+    """The newest round that it has a seat in."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has left that round, or is gone."""
+
+
+class Survivors:
+    """The connections of one node's survivors, on an event loop.
+
+    Invariant: a worker is seated again only if it has said that it left the round before.
+    """
+
+    def __init__(self, on_seated: Callable[[int], None]) -> None:
+        """`on_seated` gets the pid of a worker that has taken its seat."""
+        self._loop = asyncio.get_running_loop()
+        self._on_seated = on_seated
+        self._listener: socket.socket | None = None
+        self._channels: dict[int, _Survivor] = {}
+        """By file descriptor."""
+
+    def open(self, path: Path) -> None:
+        """Listen at the path."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(_BACKLOG)
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Stop listening, and disconnect all."""
+        for survivor in list(self._channels.values()):
+            self._drop(survivor)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def end_round(self, round_: int) -> frozenset[int]:
+        """Tell the survivors of this round that it is over. Returns their pids: they may live for LEAVE_S."""
+        told = set[int]()
+        for survivor in list(self._channels.values()):
+            if survivor.pid and survivor.round == round_ and self._send(survivor, RoundEnded(round_)):
+                told.add(survivor.pid)
+        return frozenset(told)
+
+    async def wait_until_left(self, pids: frozenset[int]) -> frozenset[int]:
+        """Wait for these to leave the round; returns those that have, and are connected."""
+        present = [survivor for survivor in self._channels.values() if survivor.pid in pids]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                for survivor in present:
+                    await survivor.left.wait()
+        return frozenset(
+            survivor.pid for survivor in self._channels.values() if survivor.pid in pids and survivor.left.is_set()
+        )
+
+    def seat(self, pid: int, seat: NextRound, stdout: int, stderr: int) -> bool:
+        """Give a worker that has left its round a seat in another one. Returns whether it could be told."""
+        for survivor in self._channels.values():
+            if survivor.pid == pid and survivor.left.is_set():
+                survivor.left.clear()
+                survivor.round = seat.round
+                return self._send(survivor, seat, stdout, stderr)
+        return False
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            channel, _ = self._listener.accept()
+        except OSError:  # Gone again, or no descriptor is free.
+            return
+        channel.setblocking(False)
+        survivor = self._channels[channel.fileno()] = _Survivor(channel)
+        self._loop.add_reader(channel, self._read, survivor)
+        self._read(survivor)  # Its first message is there by now, and its round may end at once.
+
+    def _read(self, survivor: _Survivor) -> None:
+        try:
+            packet = survivor.channel.recv(LARGEST_PACKET)
+            message = decode_from_worker(packet) if packet else None
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.DecodeError):
+            message = None
+        match message:
+            case Survive(pid, round_):
+                survivor.pid, survivor.round = pid, round_
+            case Left(round_) if round_ == survivor.round:
+                survivor.left.set()
+            case Seated():
+                self._on_seated(survivor.pid)
+            case None:
+                self._drop(survivor)
+
+    def _send(self, survivor: _Survivor, message: RoundEnded | NextRound, *files: int) -> bool:
+        try:
+            socket.send_fds(survivor.channel, [encode(message)], files)
+        except OSError:
+            self._drop(survivor)
+            return False
+        return True
+
+    def _drop(self, survivor: _Survivor) -> None:
+        if self._channels.pop(survivor.channel.fileno(), None):
+            self._loop.remove_reader(survivor.channel)
+            survivor.channel.close()
+            survivor.left.set()

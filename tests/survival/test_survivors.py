@@ -1,0 +1,70 @@
+"""Workers that keep their processes when a peer dies: what is kept, what is made anew, what is left behind."""
+
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.harness import TrainStep, kill, tensors
+
+
+def processes(training: TrainStep) -> dict[int, dict[int, int]]:
+    """For each round: rank -> process id, as the workers said."""
+    found = defaultdict[int, dict[int, int]](dict)
+    for path in (training.folder / "logs").glob("*.log"):
+        for pid, rank, round_ in re.findall(r"process (\d+) is rank (\d+) of \d+ in round (\d+)", path.read_text()):
+            found[int(round_)][int(rank)] = int(pid)
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("training", ["survive"], indirect=True)
+def test_a_killed_worker_alone_is_made_anew_and_changes_no_weight(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.arm("checkpoint.mid_copy,iteration=33,rank=1=kill;train.iteration,iteration=41,rank=0=kill")
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert training.fired_points() == ["checkpoint.mid_copy", "train.iteration"]
+    first, second, third = processes(training).values()
+    assert first[0] == second[0]
+    assert second[1] != first[1]
+    assert second[1] == third[1]
+    assert third[0] != second[0]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+class Residue(NamedTuple):
+    """What a process and its job hold."""
+
+    files: int
+    threads: int
+    memory: int
+    """Resident, in MiB."""
+    segments: int
+
+
+def residue(training: TrainStep, process: psutil.Process) -> Residue:
+    return Residue(process.num_fds(), process.num_threads(), process.memory_info().rss >> 20, len(training.segments()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("training", ["survive"], indirect=True)
+def test_fifty_rounds_leave_no_descriptor_thread_or_memory_in_a_survivor(training: TrainStep) -> None:
+    training.flags = {**training.flags, "iterations": "1000000"}
+    training.start()
+    training.wait_iteration(5)
+    survivor, _ = training.workers()
+    found = []
+    for _ in range(50):
+        kill(training.workers()[1])
+        training.wait_iteration(training.iteration() + 4)
+        found.append(residue(training, survivor))
+    assert training.workers()[0].pid == survivor.pid
+    assert len(processes(training)) > 50
+    settled, last = found[9:19], found[-10:]
+    assert min(one.files for one in last) <= max(one.files for one in settled)
+    assert min(one.threads for one in last) <= max(one.threads for one in settled)
+    assert min(one.segments for one in last) <= max(one.segments for one in settled)
+    assert min(one.memory for one in last) <= max(one.memory for one in settled) + 16, found
