@@ -108,9 +108,9 @@ def test_a_pod_has_time_to_save_until_it_is_terminated_a_second_time(first: str)
     engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
     engine.handle(PodStarted(0.0, "w.a(0)", 7, 7))
     engine.handle(ShutdownAsked(1.0, first))
-    assert not engine.kills["w.a(0)"].at_once
+    assert not engine.state.kills["w.a(0)"].at_once
     engine.handle(ShutdownAsked(2.0, "Terminate"))
-    assert engine.kills["w.a(0)"].at_once
+    assert engine.state.kills["w.a(0)"].at_once
 
 
 def run_to_end(engine: Engine, now: float) -> list[str]:
