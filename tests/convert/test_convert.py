@@ -231,7 +231,16 @@ def test_a_converted_job_runs_here_with_a_stand_in_for_its_image(tmp_path: Path)
     everstep = [sys.executable, "-m", "everstep.cli.main"]
     with open(tmp_path / "workflow.yaml", "w") as out:
         subprocess.run([*everstep, "convert", str(tmp_path / "job.yaml")], stdout=out, check=True)
-    command = [*everstep, "workflow", "run", "workflow.yaml", "-n", "converted", "-p", f"store={tmp_path / 'store'}"]
+    command = [
+        *everstep,
+        "workflow",
+        "run",
+        "workflow.yaml",
+        "--name",
+        "converted",
+        "-p",
+        f"store={tmp_path / 'store'}",
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     logs = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
