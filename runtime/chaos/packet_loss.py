@@ -65,8 +65,11 @@ def enter(group: Path, pid: int) -> None:
 
 
 def remove(group: Path) -> None:
-    """Remove it, if no process is in it any more."""
+    """Remove it; processes that are still in it go back to the group above."""
     with suppress(OSError):
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                enter(group.parent, int(pid))
         group.rmdir()
 
 

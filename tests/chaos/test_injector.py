@@ -98,6 +98,16 @@ def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
     assert not group.exists()
 
 
+def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.Popen[bytes]) -> None:
+    if why := packet_loss.refusal():
+        pytest.skip(why)
+    group = packet_loss.make_group(f"everstep-test-{os.getpid()}")
+    packet_loss.enter(group, node.pid)
+    packet_loss.remove(group)
+    assert not group.exists()
+    assert node.poll() is None
+
+
 def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "--kind", "flood"]) == 2
     assert "--kind flood: not known; use crash" in capsys.readouterr().err
