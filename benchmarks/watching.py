@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 BUDGET = 0.005
-ITERATIONS, FIRST = 400, 50
+ITERATIONS, FIRST = 200, 50
 """Iterations of each fork, and those of them that do not count."""
 
 
@@ -71,7 +71,7 @@ def measure(path: Path) -> float:
 
 def overhead(pairs: int) -> tuple[float, float]:
     """(Share of an iteration that watching costs, CPU seconds of an iteration without it): medians over the pairs."""
-    import torch  # noqa: F401 (the forks need it)
+    import torch._dynamo  # noqa: F401 (the first optimizer of each fork would import it)
 
     shares, plain = [], []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
