@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from everstep.errors import BadInput
-from everstep.runtime.data.code import put_code
 from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store.code import put_code
 
 C = TypeVar("C")
 MODEL_KINDS = (".safetensors", ".json", ".txt", ".model", ".jinja")

@@ -34,13 +34,15 @@ from everstep.process_group import leave
 from everstep.runtime.checkpoint.shard import stage
 from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
 from everstep.runtime.protocol.worker_link import LinkError
+from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board import STACK_SIGNAL
 from everstep.session import Context
 from everstep.training import enter
 
 Main = Callable[[Context], object]
 
-_SIGNAL = signal.SIGRTMIN + 9
-"""Interrupts the main thread. Hardly any library uses a real-time signal."""
+_SIGNAL = STACK_SIGNAL + 1
+"""Interrupts the main thread. Libraries use the first real-time signals."""
 _KNOCK_EVERY_S = 0.02
 _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
@@ -134,6 +136,7 @@ class _Rounds:
             os.dup2(file, stream)
             os.close(file)
         os.environ.update(seat.environment)
+        in_worker.begin_round(os.environ)
         self.kept.begin_round(seat.restores)
         self._link.send(Seated(seat.round))
 

@@ -22,8 +22,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
-from everstep.runtime.data.code import is_code_address
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store.code import is_code_address
 from everstep.runtime.system import atomic
 
 TERMINATED = 128 + signal.SIGTERM

@@ -23,7 +23,6 @@ from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
@@ -32,6 +31,7 @@ from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.store import Store, StoreError, open_store
+from everstep.runtime.store.code import fetch_code, is_code_address
 
 
 async def _run(settings: Settings, persist_interval: int) -> int:

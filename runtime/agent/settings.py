@@ -10,7 +10,7 @@ from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
-from everstep.runtime.data.code import is_code_address
+from everstep.runtime.store.code import is_code_address
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),

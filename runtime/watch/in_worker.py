@@ -70,6 +70,12 @@ def install(environment: Mapping[str, str]) -> None:
         sys.meta_path.insert(0, _AfterImport(waiting))
 
 
+def begin_round(environment: Mapping[str, str]) -> None:
+    """This process goes on in another round, and its board begins anew."""
+    if _watch is not None and (board := make_board(environment)) is not None:
+        _watch.begin_round(board)
+
+
 def set_phase(name: str) -> None:
     """Say what this worker does now."""
     if _watch is not None:
@@ -103,6 +109,9 @@ class _Watch:
         self._sampler: threading.Thread | None = None
         self.is_child = False
         self.answers: Any = None
+
+    def begin_round(self, board: BoardWriter) -> None:
+        self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
 
     def set_phase(self, name: str) -> None:
         if not self.is_child and name != self._phase:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.data.code import script_name
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
+from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.evaluate.checkpoint import NotALlamaError, read, read_manifest
 from everstep.steps.evaluate.config import Config

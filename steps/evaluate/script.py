@@ -5,9 +5,9 @@ import subprocess
 import sys
 from typing import Any
 
-from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.data.results import read_results
 from everstep.runtime.store import open_store
+from everstep.runtime.store.code import fetch_code, is_code_address
 from everstep.steps.entry import StepError
 from everstep.steps.evaluate.config import Config
 from everstep.steps.model import directory

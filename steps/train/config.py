@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
-from everstep.runtime.data.code import fetch_code, is_code_address
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, open_store
+from everstep.runtime.store.code import fetch_code, is_code_address
 from everstep.steps.entry import StepError, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY

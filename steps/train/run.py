@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from everstep.runtime.data.code import script_name
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
 from everstep.steps.progress import write_for_argo

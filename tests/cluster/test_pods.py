@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from everstep.runtime.platform import NodeRequest
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
+from everstep.runtime.platform.kubernetes.api import bearer_from
 from everstep.runtime.platform.kubernetes.platform import shared_token
 from everstep.runtime.platform.kubernetes.workflow import is_over_for_good
 from tests.cluster import images, layout, plane
@@ -48,7 +50,8 @@ def play(cluster: Cluster, tmp_path: Path) -> Callable[[Callable[[KubeApi], Awai
     """Runs a story that asks the API as the pods of a pipeline do."""
     token = tmp_path / "token"
     token.write_text(cluster.kubectl("create", "token", OF_TRAINING))
-    access = Access(layout.API, layout.NAMESPACE, token, plane.KEYS / "apiserver.crt")
+    trusted = ssl.create_default_context(cafile=plane.KEYS / "apiserver.crt")
+    access = Access(layout.API, layout.NAMESPACE, bearer_from(token), trusted)
 
     def play(story: Callable[[KubeApi], Awaitable[None]]) -> None:
         async def run_story() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from everstep.errors import BadInput
 from everstep.local_files import LocalFile, project_files, with_addresses
-from everstep.runtime.data.code import ARCHIVE, fetch_code, is_code_address, script_name
 from everstep.runtime.store import fetch_folder, open_store
+from everstep.runtime.store.code import ARCHIVE, fetch_code, is_code_address, script_name
 from everstep.runtime.text import find_files
 from everstep.steps.preprocess.tokenizer_files import find_tokenizer
 from everstep.steps.train import Config as Train

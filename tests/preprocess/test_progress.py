@@ -14,9 +14,10 @@ from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.job import complete_results, first_read_time, require_all
 from everstep.steps.preprocess.plan import shards
-from everstep.steps.preprocess.progress import ARGO_FILE, Done, Total, progress_line, read_done, show_progress
+from everstep.steps.preprocess.progress import Done, Total, progress_line, read_done, show_progress
 from everstep.steps.preprocess.shard import REFUSAL_KEY, ShardRefusal, ShardResult
 from everstep.steps.preprocess.workspace import COUNTS
+from everstep.steps.progress import ARGO_FILE
 from tests.harness import wait_until
 
 

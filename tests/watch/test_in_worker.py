@@ -15,6 +15,7 @@ TRAINS = """
 import os, sys, time
 import torch
 import torch.distributed as dist
+from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import read_board
 from pathlib import Path
 
@@ -51,6 +52,12 @@ deadline = time.monotonic() + 60
 while shown().completed < 7 and time.monotonic() < deadline:
     time.sleep(0.05)
 assert shown().entered == shown().completed >= 7, shown()
+os.environ.update(RANK="1", WORLD_SIZE="2", EVERSTEP_ROUND="4")
+in_worker.begin_round(os.environ)
+now = shown()
+assert (now.rank, now.world_size, now.round, now.iteration) == (1, 2, 4, 0), now
+optimizer.step()
+assert shown().iteration == 1, "the process is watched in its next round, too"
 """
 
 
