@@ -37,18 +37,8 @@ sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
 release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums (VERSION=1.2.3: must be that)
 	$(BIN)/python -m supply.release build/release $(VERSION)
 
-# The site needs 100 MB of packages, not the 7 GB of training: it has an environment of its own.
-DOCS := build/docs-venv
-$(DOCS)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(DOCS)
-	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(DOCS)/pip.txt
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(DOCS)/pip.txt
-	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/docs.txt
-	$(DOCS)/bin/python -m pip install --quiet --require-hashes -c constraints.txt -r $(DOCS)/docs.txt
-	@touch $@
-
-docs: $(DOCS)/.ready  ## the site, in build/site; a broken link or a warning is an error
-	$(DOCS)/bin/sphinx-build --quiet --fail-on-warning --nitpicky --fresh-env --jobs auto docs build/site
+docs: $(READY)  ## the site, in build/site; a broken link or a warning is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --nitpicky --fresh-env --jobs auto docs build/site
 	@echo "build/site/index.html"
 
 reference: $(READY)  ## the pages of docs/reference, from the code

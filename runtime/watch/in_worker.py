@@ -57,7 +57,8 @@ def install(environment: Mapping[str, str]) -> None:
         answers = stack_file(Path(environment[VARIABLE])).open("w")
         faulthandler.register(STACK_SIGNAL, answers, all_threads=True)
         watch.answers = answers  # faulthandler needs it open.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _RECORDS)
+    if "TORCH_FR_BUFFER_SIZE" not in os.environ:
+        os.putenv("TORCH_FR_BUFFER_SIZE", _RECORDS)  # For torch's C++ alone: the script sees what torchrun gives it.
     os.register_at_fork(after_in_child=_forget)
     hooks: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": watch.hook_optimizers,

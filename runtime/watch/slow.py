@@ -5,14 +5,14 @@ A rank's own time is what it does not spend there.
 """
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from everstep.runtime.watch.board import Board
 from everstep.runtime.watch.merge import fold_ranks
 
 SLOW_FACTOR = 1.5
-"""A straggler's own time is more than this many times the others' median."""
+"""A straggler's own time is more than this many times the median of all."""
 _FEWEST_SAMPLES = 10
 
 
@@ -37,14 +37,15 @@ def pace(before: Board, after: Board, seconds: float) -> Pace:
 
 
 def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
-    """The ranks whose own time is more than SLOW_FACTOR times the median of the others'."""
+    """The ranks whose own time is more than SLOW_FACTOR times the median of all: never more than half of them.
+
+    The median is the lower one, so that of two ranks one can be slow.
+    """
     known = [one for one in paces if one.own_s > 0]
-    slow = []
-    for one in known:
-        others = [other.own_s for other in known if other is not one]
-        if others and one.own_s > SLOW_FACTOR * median(others):
-            slow.append(one)
-    return slow
+    if not known:
+        return []
+    usual = median_low(one.own_s for one in known)
+    return [one for one in known if one.own_s > SLOW_FACTOR * usual]
 
 
 def sentence(paces: Sequence[Pace]) -> str:

@@ -70,7 +70,7 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
     assert code == 0, (tmp_path / "out").read_text()
     board = read_board(tmp_path / "board-0")
     assert board is not None
-    assert (board.rank, board.world_size, board.round, board.job) == (0, 1, 3, "demo")
+    assert (board.rank, board.world_size, board.round, board.job) == (1, 2, 4, "demo")
 
 
 def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
