@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from everstep.cli import run_ends, run_views, runs_there
+from everstep.cli import run_ends, run_requests, run_views, runs_there
 from everstep.cli.workflow_flags import (
     Delete,
     Get,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
     from everstep.runtime.workflow.lint.findings import Finding
     from everstep.runtime.workflow.manifest.files import LoadedWorkflow
-    from everstep.runtime.workflow.run.control_requests import ControlRequest
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
 STOPPED = 130
@@ -315,47 +314,12 @@ def _resubmit(flags: Resubmit) -> int:
     return _execute(manifest, generated_name(base), flags.runs.absolute(), stored)
 
 
-def _send_request(flags: OneRun, verb: str, wish: "ControlRequest") -> int:
-    from everstep.runtime.workflow.run.control_requests import ControlRequestError, submit_request, take_refusal
-    from everstep.runtime.workflow.run.run_folder import launcher_pid
-
-    folder = run_views.run_folder(flags.runs, flags.name)
-    holder = launcher_pid(folder)
-    if holder is None:
-        raise BadInput(f"{flags.name}: no process runs it; `everstep workflow resume {flags.name}` resumes it")
-    try:
-        request = submit_request(folder, wish)
-    except ControlRequestError as error:
-        raise BadInput(str(error)) from None
-    while request.exists():
-        if launcher_pid(folder) is None and _withdraw(folder, request):
-            raise BadInput(f"{flags.name}: process {holder} has already ended")
-        time.sleep(0.05)
-    if why := take_refusal(request):
-        raise BadInput(f"{flags.name}: {why}")
-    print(f"{flags.name}: asked process {holder} to {verb}", file=sys.stderr)
-    return 0
-
-
-def _withdraw(folder: Path, request: Path) -> bool:
-    """Remove the request, so that no later launcher follows it. False: a launcher has followed it, or will."""
-    from everstep.runtime.workflow import ManifestError
-    from everstep.runtime.workflow.run.run_folder import lock
-
-    try:
-        with lock(folder):
-            request.unlink()
-    except (ManifestError, FileNotFoundError):
-        return False
-    return True
-
-
 def _resume(flags: Resume) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
     from everstep.runtime.workflow.run.run_folder import launcher_pid
 
     if launcher_pid(run_views.run_folder(flags.runs, flags.name)) is not None:
-        return _send_request(flags, "resume", ControlRequest("resume", flags.node_field_selector))
+        return run_requests.send(flags.runs, flags.name, "resume", ControlRequest("resume", flags.node_field_selector))
     return _take_over(flags)
 
 
@@ -390,7 +354,8 @@ def _stop(flags: Stop) -> int:
         _refuse_there(flags, plain=not (flags.node_field_selector or flags.message))
         return runs_there.end(flags.namespace, flags.name, "stop")
     if flags.node_field_selector:
-        return _send_request(flags, "stop", ControlRequest("set", flags.node_field_selector, "Failed", flags.message))
+        wish = ControlRequest("set", flags.node_field_selector, "Failed", flags.message)
+        return run_requests.send(flags.runs, flags.name, "stop", wish)
     return _end(flags, "stop")
 
 
@@ -411,7 +376,7 @@ def _end(flags: OneRun, verb: Literal["stop", "terminate"]) -> int:
 
     folder = run_views.run_folder(flags.runs, flags.name)
     if launcher_pid(folder) is not None:
-        return _send_request(flags, verb, ControlRequest(verb))
+        return run_requests.send(flags.runs, flags.name, verb, ControlRequest(verb))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{flags.name}: has already ended: {status['phase']}")
@@ -425,6 +390,5 @@ def _set(flags: Set) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
 
     values = _parse_pairs(flags.output_parameter, "--output-parameter")
-    return _send_request(
-        flags, "set", ControlRequest("set", flags.node_field_selector, flags.phase, flags.message, values)
-    )
+    wish = ControlRequest("set", flags.node_field_selector, flags.phase, flags.message, values)
+    return run_requests.send(flags.runs, flags.name, "set", wish)

@@ -6,13 +6,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import load, packet_loss, set_aside
+from everstep.runtime.chaos import load, packet_loss, set_aside, victims
 from everstep.runtime.chaos.injector import Fault, Fired, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
@@ -117,7 +117,11 @@ class MachineInjector:
         found: list[psutil.Process] = []
 
         def find_workers() -> bool:
-            found[:] = [worker for server in _children(entry, AGENT_SERVER) for worker in _children_of(server)]
+            found[:] = [
+                worker
+                for server in victims.children_running(entry, AGENT_SERVER)
+                for worker in victims.children_of(server)
+            ]
             return bool(found)
 
         await self._progress.wait(find_workers, f"{entry.name} has a training process", SEEN_S)
@@ -126,26 +130,26 @@ class MachineInjector:
     async def _crash(self, fault: Fault) -> Fired:
         entry = await self._victim(fault)
         worker = self._chance.choice(await self._workers(entry))
-        return await _kill(fault.kind, entry.name, [worker])
+        return await victims.kill(fault.kind, entry.name, [worker])
 
     async def _kill_fork_server(self, fault: Fault) -> Fired:
         entry = await self._victim(fault)
-        servers = _children(entry, AGENT_SERVER)
+        servers = victims.children_running(entry, AGENT_SERVER)
         if not servers:
             raise NotPossibleError(f"{entry.name} has no fork server: its script is started as a plain process")
-        return await _kill(fault.kind, entry.name, servers)
+        return await victims.kill(fault.kind, entry.name, servers)
 
     async def _kill_node(self, fault: Fault) -> Fired:
         entry = await self._victim(fault)
-        return await _kill(fault.kind, entry.name, [psutil.Process(entry.pid)])
+        return await victims.kill(fault.kind, entry.name, [psutil.Process(entry.pid)])
 
     async def _kill_master(self, fault: Fault) -> Fired:
-        return await _kill(fault.kind, "", self._train_step())
+        return await victims.kill(fault.kind, "", self._train_step())
 
     async def _kill_everything(self, fault: Fault) -> Fired:
         agents = [psutil.Process(one.pid) for one in self._nodes()]
         below = [process for agent in agents for process in agent.children(recursive=True)]
-        return await _kill(fault.kind, "", [*self._train_step(), *agents, *below])
+        return await victims.kill(fault.kind, "", [*self._train_step(), *agents, *below])
 
     def _train_step(self) -> list[psutil.Process]:
         """The job's master. Raises NotFiredError."""
@@ -185,13 +189,15 @@ class MachineInjector:
             for process in processes:
                 process.suspend()
             deadline = time.monotonic() + STOP_S
-            while (stopped := sum(map(_stands_still, processes))) < len(processes) and time.monotonic() < deadline:
+            stopped = 0
+            while stopped < len(processes) and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
+                stopped = sum(map(victims.stands_still, processes))
             if not stopped:
                 raise NotFiredError(f"SIGSTOP, and no process of {entry.name} stands still")
             await asyncio.sleep(fault.seconds)
         finally:
-            _resume(processes)
+            victims.resume(processes)
         return Fired(fault.kind, entry.name, moment, f"{stopped} processes were stopped for {fault.seconds:g} s")
 
     async def _slow_down(self, fault: Fault) -> Fired:
@@ -202,14 +208,14 @@ class MachineInjector:
                 for worker in workers:
                     worker.suspend()
                 await asyncio.sleep(fault.share * PERIOD_S)
-                _resume(workers)
+                victims.resume(workers)
                 times += 1
                 await asyncio.sleep((1 - fault.share) * PERIOD_S)
         except psutil.NoSuchProcess:
             if not times:
                 raise
         finally:
-            _resume(workers)
+            victims.resume(workers)
         return Fired(fault.kind, entry.name, moment, f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s")
 
     async def _fail_check(self, fault: Fault) -> Fired:
@@ -226,7 +232,7 @@ class MachineInjector:
                 raise NotFiredError(f"{killed} measurements were killed, and no node was found faulty")
             for entry in self._nodes():
                 chosen = chosen or [entry.name]
-                for process in _children(entry, MEASUREMENTS) if entry.name in chosen else ():
+                for process in victims.children_running(entry, MEASUREMENTS) if entry.name in chosen else ():
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                         killed, moment = killed + 1, moment or time.time()
@@ -244,11 +250,11 @@ class MachineInjector:
                 "nodes that were watched from their start, as pipelines/chaos_drill.py does it"
             )
         address = self._progress.state().address
-        if not await _can_connect(group, address):
+        if not await victims.can_connect(group, address):
             raise NotFiredError(f"the master at {address} was out of reach before")
         with packet_loss.cut_off(group):
             moment = time.time()
-            if await _can_connect(group, address):
+            if await victims.can_connect(group, address):
                 raise NotFiredError(f"{address} can still be reached")
             while time.time() < moment + fault.seconds and entry.is_alive():
                 await asyncio.sleep(LOOK_S)
@@ -268,11 +274,11 @@ class MachineInjector:
         group, moment = self._memory_group(entry), time.time()
         for worker in await self._workers(entry):  # Anybody may raise it; to lower that of the filler needs rights.
             Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST))
-        filling = await _start_load("memory", "1.5", f"{SEEN_S}", str(group))
+        filling = await victims.start_load("memory", "1.5", f"{SEEN_S}", str(group))
         try:
             fired = await self._seen(fault.kind, entry.name, moment, FaultJudged, NodeLost)
         finally:
-            await _end(filling)
+            await victims.end(filling)
         if "memory" not in fired.evidence:
             raise NotFiredError(f"the kernel killed nobody for lack of memory: {fired.evidence}")
         return fired
@@ -280,7 +286,7 @@ class MachineInjector:
     async def _fill_memory(self, fault: Fault) -> Fired:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
-        filling = await _start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
+        filling = await victims.start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
         assert filling.stdout, "asked for a pipe"
         line = (await filling.stdout.readline()).decode().split()
         await filling.wait()
@@ -291,7 +297,7 @@ class MachineInjector:
 
     async def _load_cpu(self, fault: Fault) -> Fired:
         cores, moment = len(os.sched_getaffinity(0)), time.time()
-        burning = [await _start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
+        burning = [await victims.start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
         before = psutil.cpu_times()
         await asyncio.gather(*(one.wait() for one in burning))
         after = psutil.cpu_times()
@@ -340,79 +346,3 @@ class MachineInjector:
             moment = time.time()
             await asyncio.sleep(fault.seconds)
         return Fired(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")
-
-
-def _children_of(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return process.children()
-    return []
-
-
-def _children(entry: Registration, module: str) -> list[psutil.Process]:
-    """The node's child processes that run that module."""
-    found = []
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(entry.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if module in child.cmdline():
-                    found.append(child)
-    return found
-
-
-def _stands_still(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_STOPPED
-    return False
-
-
-def _resume(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.resume()
-
-
-async def _kill(kind: Kind, node: str, processes: list[psutil.Process]) -> Fired:
-    """SIGKILL of all. Raises NotFiredError if any of them still runs after 10 s."""
-    moment = time.time()
-    for number, process in enumerate(processes):
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            if not number:
-                raise
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 10)
-    left = [process.pid for process in alive if _runs(process)]
-    if left:
-        raise NotFiredError(f"SIGKILL, and {left} still run")
-    what = f"process {processes[0].pid}" if len(processes) == 1 else f"{len(processes)} processes"
-    return Fired(kind, node, moment, f"SIGKILL of {what}; ended")
-
-
-def _runs(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _in_group(group: Path, *words: str) -> Iterator[str]:
-    """The command line that runs those words in that control group."""
-    yield from ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *words)
-
-
-async def _can_connect(group: Path, address: str) -> bool:
-    """Does a process in the group reach that address?"""
-    host, _, port = address.rpartition(":")
-    words = _in_group(group, sys.executable, "-m", load.__name__, "connect", host, port)
-    return await (await asyncio.create_subprocess_exec(*words)).wait() == 0
-
-
-async def _start_load(*words: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", load.__name__, *words, stdout=asyncio.subprocess.PIPE
-    )
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

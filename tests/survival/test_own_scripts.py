@@ -29,7 +29,8 @@ def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep
     assert killed.fired_points()
     assert len(reasons(killed)) == 1
     assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
-    assert {line["iteration"] for line in killed.telemetry() if "loss" in line} == set(range(1, 31))
+    reported = {line["iteration"] for line in killed.telemetry() if "loss" in line}
+    assert set(range(1, 31)) - reported <= {20}, "rank 0 may have been stopped between its save and its report"
     assert [r["iteration"] for r in killed.records() if r["kind"] == "WorkerFaulted"] == [20]
     told = json.loads((killed.outputs / "results").read_text())
     assert 0.2 < told["accuracy"] <= 1
