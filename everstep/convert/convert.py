@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,27 @@ def convert(text: str, file: str) -> Conversion:
         for path in fields.unread()
     ]
     image = f"{file}: image {job.roles[0].pod.image}: it must have Everstep installed; or give your own with --image"
-    return Conversion(job.name, arguments, job.roles[0].pod, (*lost, *more, image))
+    return Conversion(job.name, arguments, job.roles[0].pod, (*lost, *_unlike_the_first(job.roles, file), *more, image))
+
+
+def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
+    """What other roles' pods have and the first role's has not: all nodes of a job get one pod template."""
+    first = _pod_fields(roles[0])
+    for role in roles[1:]:
+        own = _pod_fields(role)
+        for name in sorted(name for name in {*first, *own} if first.get(name) != own.get(name)):
+            what = "its own" if name in own else "no"
+            yield (
+                f"{file}: {role.name} has {what} {name}: no counterpart; nearest: that of {roles[0].name}, which all "
+                "roles get"
+            )
+
+
+def _pod_fields(role: Role) -> dict[str, Any]:
+    """The fields of a role's pod, but for its command and its resources, which each role keeps."""
+    pod = role.pod
+    container = {name: value for name, value in pod.container.items() if name != "resources"}
+    return {"image": pod.image, **container, **pod.template, **pod.spec}
 
 
 def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, Any]:

@@ -82,6 +82,22 @@ def test_roles_keep_their_commands_resources_and_policies() -> None:
     assert (launcher["restartPolicy"], trainer["restartPolicy"]) == ("OnNodeFailWithExitCode", "OnNodeFail")
 
 
+def test_what_other_roles_pods_have_alone_is_listed() -> None:
+    text = (JOBS / "parameter_servers.yaml").read_text()
+    assert not [note for note in convert(text, "j.yaml").notes if "which all roles get" in note]
+    one = 'containers: [{image: "registry.example/tf:1", command: [python, -m, trainer]}]'
+    other = (
+        'containers: [{image: "registry.example/tf:2", command: [python, -m, trainer], env: [{name: A, value: "1"}]}]'
+    )
+    assert one in text
+    notes = convert(text.replace(one, other), "j.yaml").notes
+    nearest = "no counterpart; nearest: that of chief, which all roles get"
+    assert [note for note in notes if note.endswith(nearest)] == [
+        f"j.yaml: worker has its own env: {nearest}",
+        f"j.yaml: worker has its own image: {nearest}",
+    ]
+
+
 def test_sizes_of_each_kind() -> None:
     volcano = arguments_of("volcano_job")
     assert (volcano["gang"], volcano["queue"]) == ("volcano", "default")
