@@ -24,11 +24,11 @@ PROVEN = {
     "culprit: one slow rank (x 3)": ["tests/watch/test_slow_rank.py"],
     "no alarm: an evaluation that is only long": [f"{QUIET}::evaluation"],
     "no alarm: a save that is only long": [f"{QUIET}::save"],
-    "the judgement: every cause, any order of ranks": ["tests/watch/test_standing.py"],
+    "the judgement: every cause, any order of ranks": ["tests/watch/test_hang_culprit.py"],
     "stacks: merged, folded, text, speedscope, SVG; properties": ["tests/watch/test_merge.py"],
     "stacks: dumps made before; faulthandler where ptrace is refused": ["tests/watch/test_dumps.py"],
     "ledger: no second twice, parts add up": ["tests/report/test_ledger.py"],
-    "slow ranks: named from how long each waits for the others": ["tests/watch/test_slow.py"],
+    "slow ranks: named from how long each waits for the others": ["tests/watch/test_slow_ranks.py"],
     "status --watch; top": ["tests/face/test_status_command.py", "tests/watch/test_slow_rank.py"],
     "report RUN -o md|json|html, also while it runs, also without its master": ["tests/report/test_report_verb.py"],
 }

@@ -13,7 +13,7 @@ from everstep.flags import Flag, add_action
 
 if TYPE_CHECKING:
     from everstep.runtime.watch.find_workers import LocalWorker
-    from everstep.runtime.watch.slow import Pace
+    from everstep.runtime.watch.slow_ranks import Pace
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _cpu_s(workers: "list[LocalWorker]") -> dict[int, float]:
 
 def table(before: "list[LocalWorker]", after: "list[LocalWorker]", cpu_before: dict[int, float], seconds: float) -> str:
     """One look as text."""
-    from everstep.runtime.watch.slow import pace, sentence
+    from everstep.runtime.watch.slow_ranks import pace, sentence
 
     boards = {worker.board.rank: worker.board for worker in before}
     paces = [pace(boards.get(worker.board.rank, worker.board), worker.board, seconds) for worker in after]

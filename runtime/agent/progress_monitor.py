@@ -9,8 +9,8 @@ import msgspec
 
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.watch.board import Board
+from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.process_state import process_state
-from everstep.runtime.watch.standing import Standing
 
 _WORKING_CORES = 0.05
 """CPU that a worker uses at least if it computes."""

@@ -7,9 +7,9 @@ import msgspec
 
 from everstep.runtime.agent.dependencies import Dependencies
 from everstep.runtime.watch.find_workers import LocalWorker
+from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.looks import look
 from everstep.runtime.watch.stacks import as_text
-from everstep.runtime.watch.standing import Standing
 
 
 async def write_stacks(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
-from everstep.runtime.watch.standing import Standing
+from everstep.runtime.watch.hang_culprit import Standing
 
 
 class MasterDialogue:

@@ -9,7 +9,7 @@ failure counts as 3600 s, and a straggler is (strictly) slower than twice the me
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.runtime.job.stragglers import slow_threshold_s
+from everstep.runtime.job.slow_checks import slow_threshold_s
 
 FAILED_S = 3600.0
 """The value of a failed or unfinished measurement, in seconds."""

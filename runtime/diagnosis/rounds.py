@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.runtime.diagnosis.evidence import Evidence, Round, weigh
-from everstep.runtime.job.stragglers import SLOW_FACTOR
+from everstep.runtime.job.slow_checks import SLOW_FACTOR
 
 ROUNDS = 3
 ROUNDS_OF_THREE = 4

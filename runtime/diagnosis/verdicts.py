@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from everstep.runtime.diagnosis.evidence import Evidence, Round, weigh
-from everstep.runtime.job.stragglers import SLOW_FACTOR, slow_threshold_s
+from everstep.runtime.job.slow_checks import SLOW_FACTOR, slow_threshold_s
 
 
 class Health(StrEnum):

@@ -15,7 +15,7 @@ from everstep.runtime.job.records import Reason
 from everstep.runtime.job.spec import Hang, JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Heartbeat
-from everstep.runtime.watch.standing import Standing
+from everstep.runtime.watch.hang_culprit import Standing
 
 LONG_PHASES = frozenset({"evaluation", "eval", "validation", "torch.save", "export"})
 """Phases that may take long without a sign of progress, as scripts name them; the first and `torch.save` are seen from

@@ -217,7 +217,7 @@ class HangSeen(Fact, frozen=True, kw_only=True):
 
 
 class HangExplained(Fact, frozen=True, kw_only=True):
-    """Who keeps the others waiting, from where all ranks stand (`everstep.runtime.watch.standing`)."""
+    """Who keeps the others waiting, from where all ranks stand (`everstep.runtime.watch.hang_culprit`)."""
 
     round: int
     ranks: tuple[int, ...] = ()

@@ -17,12 +17,12 @@ from everstep.runtime.job.records import (
     Reason,
     RoundFormed,
 )
+from everstep.runtime.job.slow_checks import stragglers
 from everstep.runtime.job.spec import HangPolicy, StragglerPolicy
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.job.stragglers import stragglers
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Transaction, WriteManifest
-from everstep.runtime.watch.standing import judge
+from everstep.runtime.watch.hang_culprit import judge
 
 P = NodePhase
 _OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.REJOINING)

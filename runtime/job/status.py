@@ -5,8 +5,8 @@ from typing import Any
 
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.rounds import rank_order
+from everstep.runtime.job.slow_checks import stragglers
 from everstep.runtime.job.state import State
-from everstep.runtime.job.stragglers import stragglers
 
 
 def job_status(state: State) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
-from everstep.runtime.watch.standing import Standing
+from everstep.runtime.watch.hang_culprit import Standing
 
 PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"

@@ -9,12 +9,12 @@ import msgspec
 
 from everstep.runtime.watch.board import Board, read_board
 from everstep.runtime.watch.find_workers import LocalWorker
+from everstep.runtime.watch.hang_culprit import ProcessState, Standing, judge
 from everstep.runtime.watch.merge import is_users, merge, odd_ones, text
 from everstep.runtime.watch.pictures import speedscope, svg
 from everstep.runtime.watch.process_state import process_state
 from everstep.runtime.watch.read_stacks import read_stacks
 from everstep.runtime.watch.stacks import RankStacks, as_text, python_only
-from everstep.runtime.watch.standing import ProcessState, Standing, judge
 
 _APART_S = 0.5
 """Between two looks at a process, which show whether it uses the CPU."""

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from everstep.runtime.watch.standing import ProcessState
+from everstep.runtime.watch.hang_culprit import ProcessState
 
 _FILE_CALLS = {"0": "read", "1": "write"} if os.uname().machine == "x86_64" else {}
 """By their numbers in linux/arch/x86/entry/syscalls/syscall_64.tbl."""

@@ -4,7 +4,7 @@ import pytest
 
 from everstep.runtime.diagnosis.evidence import Measurement, Round
 from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, judge, nodes_with, usable_count
-from everstep.runtime.job.stragglers import slow_threshold_s
+from everstep.runtime.job.slow_checks import slow_threshold_s
 from tests.diagnosis.simulated import check, names
 
 

@@ -7,7 +7,7 @@ from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
 from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, JobResult, Reason, RoundBroken
 from everstep.runtime.job.spec import Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
-from everstep.runtime.watch.standing import Standing
+from everstep.runtime.watch.hang_culprit import Standing
 from tests.job.world import World, platform
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.watch.board import Board
-from everstep.runtime.watch.slow import pace, sentence, slow_ranks
+from everstep.runtime.watch.slow_ranks import pace, sentence, slow_ranks
 
 
 def rank(number: int, samples: int, waits: int, iteration: int = 30, pid: int = 7) -> Board:

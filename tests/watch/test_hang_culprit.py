@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.watch.standing import Cause, ProcessState, Standing, judge
+from everstep.runtime.watch.hang_culprit import Cause, ProcessState, Standing, judge
 
 
 def waits(rank: int, number: int = 412, collective: str = "all_reduce [1024]", **more: object) -> Standing:
