@@ -20,6 +20,7 @@ from everstep.runtime.net import token_gate as gates
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import MOST_ACCEPTS, TELL_S, RateLimitedLog, TokenGate, listen, server_of
 from tests.credentials import credentials
+from tests.harness import PATIENCE_S
 from tests.hostile import AT_TLS, KINDS, Crowd
 from tests.master.shell import TroubledStore, in_virtual_time
 
@@ -232,8 +233,12 @@ def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
                 own = [os.open(os.devnull, os.O_RDONLY) for _ in range(3 * MOST_ACCEPTS)]
                 writer.write(RIGHT)
                 assert (await reader.readline()).startswith(ANSWER)
+                ends = [asyncio.create_task(stranger.read()) for stranger, _ in crowd]
+                await asyncio.wait(ends, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)  # It is seen later.
                 sent_away = sum(stranger.at_eof() for stranger, _ in crowd)
                 assert 0 < sent_away < 120
+                for one in ends:
+                    one.cancel()
                 for one in own:
                     os.close(one)
                 for _, stranger in crowd:
