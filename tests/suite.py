@@ -118,13 +118,18 @@ def tell_races(races: Sequence[Failure], seed: int, sightings: Path, seen: Path)
         print(f"FLAKY {race.name} {race.error}")
         if race.name not in before:
             with seen.open("a") as file:
-                file.write(f"{datetime.date.today()}\t{race.name}\t{race.error}\n")
+                file.write(f"{datetime.date.today()}\t{race.name}\tcause not found: {_kind(race.error)}\n")
     if again := [race.name for race in races if race.name in before]:
         print(f"seen flaking before, mend first: {', '.join(again)} ({seen.name})")
         return 1
     if races:
         print(f"written to {seen.name}: commit that line with its cause, or mend the test and take it out")
     return 0
+
+
+def _kind(error: str) -> str:
+    """The error's type: what follows it may hold paths of the machine that saw it."""
+    return error.partition(":")[0].partition(" ")[0]
 
 
 def seen_names(seen: Path) -> set[str]:

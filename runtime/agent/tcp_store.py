@@ -1,7 +1,11 @@
-"""Restricts rank 0's rendezvous store (torch's TCPStore) to the address where the ranks look for it.
+"""Restricts rank 0's rendezvous store (torch's TCPStore) to the address where the ranks look for it, for its lifetime.
 
 torch accepts no address to listen at, but it accepts a bound listener (`master_listen_fd`), so we pass one of ours.
 The store has no authentication: any process that reaches that address may read and write it.
+
+torch closes rank 0's store with its process group. A script that makes its group anew would race with that: a rank that
+is ahead of rank 0 still finds the old store, which then closes under it (a broken pipe), or reads the old group's keys
+there and waits forever. So a process keeps its store, and each further group has keys of its own in it.
 Standard library only; torch's modules are looked up in sys.modules.
 """
 
@@ -11,26 +15,54 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 _BACKLOG = 4096
 
 
+@dataclass
+class _KeptStore:
+    """The store of this process's latest rendezvous: one server or client, kept until its round is over."""
+
+    place: tuple[str, int, str | None]
+    store: Any
+    prefix: Callable[[str, Any], Any]
+    given: int = 1
+
+    def next(self) -> Any:
+        """For a further group: each rank counts its own, and all make their groups in the same order."""
+        self.given += 1
+        return self.prefix(f"group_{self.given}", self.store)
+
+
 def restrict_torch_store() -> None:
     """Restrict the stores that this process creates from now on. Does nothing if torch.distributed is not imported."""
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-    if rendezvous is not None and not isinstance(rendezvous.TCPStore, partial):
-        rendezvous.TCPStore = partial(_create_restricted, rendezvous.TCPStore)
+    if rendezvous is not None and not isinstance(rendezvous.TCPStore, _RestrictedStore):
+        prefix = sys.modules["torch.distributed"].PrefixStore
+        rendezvous.TCPStore = _RestrictedStore(rendezvous.TCPStore, prefix)
 
 
-def _create_restricted(store: Callable[..., Any], **arguments: Any) -> Any:
+class _RestrictedStore:
     """Replaces TCPStore in `_create_c10d_store`, through which every env:// and tcp:// rendezvous goes."""
-    if arguments.get("is_master") and (
-        listener := bind_listener(arguments["host_name"], arguments["port"], _is_one_machine())
-    ):
-        arguments["master_listen_fd"] = listener.detach()
-    return store(**arguments)
+
+    def __init__(self, create: Callable[..., Any], prefix: Callable[[str, Any], Any]) -> None:
+        self._create = create
+        self._prefix = prefix
+        self._kept: _KeptStore | None = None
+
+    def __call__(self, **arguments: Any) -> Any:
+        host, port = arguments["host_name"], arguments["port"]
+        place = host, port, os.environ.get("EVERSTEP_ROUND")
+        if self._kept and self._kept.place == place:
+            return self._kept.next()
+        self._kept = None  # A round may be told the port of the last one.
+        if arguments.get("is_master") and (listener := bind_listener(host, port, _is_one_machine())):
+            arguments["master_listen_fd"] = listener.detach()
+        store = self._create(**arguments)
+        self._kept = _KeptStore(place, store, self._prefix)
+        return store
 
 
 def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | None:
