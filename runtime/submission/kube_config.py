@@ -1,25 +1,121 @@
 """Where the Kubernetes API is and how to log in to it: kubectl's search for a configuration.
 
-KUBECONFIG, ~/.kube/config, then the pod's own service account. The official client reads the files, because it knows
-the ways to log in (exec plugins, OIDC, client certificates); it sends no request but those that a login needs.
+KUBECONFIG, ~/.kube/config, then the pod's own service account. We read the files ourselves: the official client weighs
+126 MB, and it goes on without a login when a plugin fails. Rules: kubernetes.io, "Organizing Cluster Access Using
+kubeconfig Files" and "kubeconfig (v1)".
 """
 
 import os
 import ssl
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeError
+from everstep.runtime.submission.kube_login import Certificate, KubeLogin, LoginError, User, log_in, read_file_or_data
 from everstep.runtime.submission.route import ApiError, Trouble
-
-if TYPE_CHECKING:
-    from kubernetes.client import Configuration
 
 NOT_FOUND = (
     "cannot find an Argo: set ARGO_SERVER (and ARGO_TOKEN), or KUBECONFIG to a kube config (there is no "
     "~/.kube/config, and this is not a pod)"
 )
+S = TypeVar("S")
+
+
+class Cluster(msgspec.Struct, rename="kebab", frozen=True):
+    """Where an API server is, and whom to trust there."""
+
+    server: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    proxy_url: str = ""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """A cluster, a user and a namespace together."""
+
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _NamedCluster(_Named, frozen=True):
+    cluster: dict[str, Any] = {}
+
+
+class _NamedContext(_Named, frozen=True):
+    context: Context = Context()
+
+
+class _NamedUser(_Named, frozen=True):
+    user: User = User()
+
+
+class _File(msgspec.Struct, rename="kebab", frozen=True):
+    current_context: str = ""
+    clusters: list[_NamedCluster] = []
+    contexts: list[_NamedContext] = []
+    users: list[_NamedUser] = []
+
+
+@dataclass
+class KubeConfig:
+    """All files together: of each name the first file's entry counts, and the first file's current context."""
+
+    current_context: str = ""
+    clusters: dict[str, tuple[dict[str, Any], Path]] = field(default_factory=dict)
+    """Each with the folder of its file, from which its relative paths lead."""
+    contexts: dict[str, Context] = field(default_factory=dict)
+    users: dict[str, tuple[User, Path]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, files: Iterable[Path]) -> "KubeConfig":
+        """Raises ApiError for a file that is none."""
+        merged = cls()
+        for path in files:
+            file, folder = _read_file(path), path.absolute().parent
+            merged.current_context = merged.current_context or file.current_context
+            for cluster in file.clusters:
+                merged.clusters.setdefault(cluster.name, (cluster.cluster, folder))
+            for context in file.contexts:
+                merged.contexts.setdefault(context.name, context.context)
+            for user in file.users:
+                merged.users.setdefault(user.name, (user.user, folder))
+        return merged
+
+    def access(self, environment: Mapping[str, str], namespace: str) -> Access:
+        """The current context's way to the API. Raises LoginError, or OSError for a file that it names."""
+        if not self.current_context:
+            raise LoginError("there is no current-context: choose one by `kubectl config use-context NAME`")
+        context = _named("context", self.current_context, self.contexts)
+        fields, folder = _named("cluster", context.cluster, self.clusters)
+        cluster = msgspec.convert(fields, Cluster)
+        if urlsplit(cluster.server).scheme not in ("http", "https"):
+            raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is no http:// or https:// URL")
+        login = KubeLogin()
+        if context.user:
+            user, users_folder = _named("user", context.user, self.users)
+            login = log_in(context.user, user, users_folder, environment, fields)
+        return Access(
+            cluster.server,
+            namespace or context.namespace or "default",
+            login.authorization,
+            _tls_context(cluster, folder, login.certificate),
+            cluster.tls_server_name,
+            cluster.proxy_url or _proxy_of(environment, cluster.server),
+        )
 
 
 def config_files(environment: Mapping[str, str]) -> list[Path]:
@@ -36,7 +132,11 @@ def read_access(environment: Mapping[str, str], namespace: str) -> tuple[Access,
     `namespace`: "" for the context's or the pod's own. Raises ApiError when there is no way, or none that can be read.
     """
     if files := config_files(environment):
-        return _read_files(files, namespace)
+        config = KubeConfig.read(files)
+        try:
+            return config.access(environment, namespace), config.current_context
+        except (LoginError, msgspec.ValidationError, OSError) as error:
+            raise _unusable(files, error) from None
     try:
         own = Access.of_this_pod(environment)
     except KubeError:
@@ -44,42 +144,69 @@ def read_access(environment: Mapping[str, str], namespace: str) -> tuple[Access,
     return Access(own.url, namespace or own.namespace, own.authorization, own.tls), ""
 
 
-def _read_files(files: list[Path], namespace: str) -> tuple[Access, str]:
-    from kubernetes import client, config
-    from kubernetes.client.rest import should_bypass_proxies
+def _unusable(files: Iterable[Path], why: Exception) -> ApiError:
+    named = ", ".join(map(str, files))
+    return ApiError(Trouble.OTHER, f"{named}: {why}; `kubectl config get-contexts` shows it")
 
-    paths, settings = os.pathsep.join(map(str, files)), client.Configuration()
+
+def _read_file(path: Path) -> _File:
     try:
-        _, current = config.list_kube_config_contexts(config_file=paths)
-        config.load_kube_config(config_file=paths, client_configuration=settings)
-        tls = _tls_context(settings)
-    except (config.ConfigException, OSError) as error:
-        named = ", ".join(map(str, files))
-        raise ApiError(Trouble.OTHER, f"{named}: {error}; `kubectl config get-contexts` shows it") from None
-    bypassed = should_bypass_proxies(settings.host, settings.no_proxy or "")
-    access = Access(
-        settings.host,
-        namespace or current["context"].get("namespace") or "default",
-        _authorization(settings),
-        tls,
-        settings.tls_server_name or "",
-        "" if bypassed else settings.proxy or "",
-    )
-    return access, current["name"]
+        content = yaml.safe_load(path.read_text())
+        return msgspec.convert(_without_nulls(content or {}), _File)
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, OSError) as error:
+        raise _unusable([path], error) from None
 
 
-def _authorization(settings: "Configuration") -> "Callable[[], str]":
-    """The header's value, asked of the configuration each time: it renews a token that has expired."""
-    return lambda: settings.get_api_key_with_prefix("BearerToken") or ""
+def _without_nulls(value: Any) -> Any:
+    """Kubernetes reads a field without a value as one that is not there."""
+    match value:
+        case dict():
+            return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        case list():
+            return [_without_nulls(one) for one in value]
+        case _:
+            return value
 
 
-def _tls_context(settings: "Configuration") -> ssl.SSLContext | bool:
-    """Raises OSError (of which ssl.SSLError is one) for a file that cannot be used."""
-    if not settings.host.startswith("https"):
+def _named(kind: str, name: str, entries: Mapping[str, S]) -> S:
+    if name in entries:
+        return entries[name]
+    raise LoginError(f"there is no {kind} {name!r} (there are: {', '.join(sorted(entries)) or 'none'})")
+
+
+def _tls_context(cluster: Cluster, folder: Path, certificate: Certificate | None) -> ssl.SSLContext | bool:
+    """Raises OSError for a file that cannot be read, LoginError for what is no certificate."""
+    if not cluster.server.startswith("https"):
         return True
-    context = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-    if not settings.verify_ssl:
+    trusted = read_file_or_data(cluster.certificate_authority, cluster.certificate_authority_data, folder)
+    try:
+        context = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise LoginError(f"the certificate authority of {cluster.server} is not PEM: {error}") from None
+    if cluster.insecure_skip_tls_verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if settings.cert_file:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
+    if certificate:
+        _load_certificate(context, certificate)
     return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: Certificate) -> None:
+    """ssl loads files alone: they exist for that moment, in a folder that nobody else can read."""
+    with tempfile.TemporaryDirectory() as folder:
+        public, key = Path(folder) / "certificate", Path(folder) / "key"
+        public.write_bytes(certificate.public)
+        key.write_bytes(certificate.key)
+        try:
+            context.load_cert_chain(public, key)
+        except ssl.SSLError as error:
+            raise LoginError(f"the client certificate and its key do not fit: {error}") from None
+
+
+def _proxy_of(environment: Mapping[str, str], url: str) -> str:
+    """What HTTPS_PROXY or HTTP_PROXY names, unless NO_PROXY excepts the server."""
+    from requests.utils import should_bypass_proxies
+
+    name = f"{urlsplit(url).scheme}_proxy"
+    proxy = environment.get(name) or environment.get(name.upper(), "")
+    excepted = environment.get("no_proxy") or environment.get("NO_PROXY", "")
+    return "" if not proxy or should_bypass_proxies(url, excepted) else proxy

@@ -71,7 +71,7 @@ def _context_or_local(environment: Mapping[str, str], namespace: str) -> Target:
 
 
 def _has_configuration(environment: Mapping[str, str]) -> bool:
-    """Whether there is a kube configuration at all; the kubernetes client is slow to import."""
+    """Whether there is a kube configuration at all."""
     from everstep.runtime.submission.kube_config import config_files
 
     return bool(config_files(environment) or environment.get("KUBERNETES_SERVICE_HOST"))

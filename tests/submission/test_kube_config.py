@@ -1,5 +1,6 @@
 """Ways to log in to a cluster that a kube config knows: exec plugins, certificates, another name, a proxy."""
 
+import base64
 import json
 import ssl
 from collections.abc import Iterator
@@ -7,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
+import kubernetes
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from everstep.runtime.submission import ApiError, TargetError, choose
 from everstep.runtime.submission.custom_resource import CustomResource
+from everstep.runtime.submission.kube_config import read_access
 from tests.submission.clusters import Cluster, KubeApi, Served
 from tests.submission.conftest import Environment
 
@@ -108,3 +113,210 @@ def test_a_certificate_that_is_not_there_is_named(secure: str, tmp_path: Path) -
     environment = environment_of(tmp_path, {"server": secure, "certificate-authority": f"{tmp_path}/gone"}, {})
     with pytest.raises(ApiError, match="gone"):
         CustomResource(environment, "")
+
+
+def write_config(path: Path, current: str = "", **parts: dict[str, dict[str, Any]]) -> Path:
+    """A kube config of `clusters`, `contexts` and `users` by name."""
+    lists = {kind: [{"name": name, kind[:-1]: value} for name, value in named.items()] for kind, named in parts.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chosen = {"current-context": current} if current else {}
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **chosen, **lists}))
+    return path
+
+
+def test_of_several_files_the_first_counts_and_paths_lead_from_their_file(tmp_path: Path) -> None:
+    """As kubectl merges them."""
+    first = write_config(tmp_path / "a/config", "one", contexts={"one": {"cluster": "c", "user": "u"}})
+    second = write_config(
+        tmp_path / "b/config", "two",
+        contexts={"one": {"cluster": "other", "user": "other"}, "two": {"cluster": "c", "user": "u"}},
+        clusters={"c": {"server": "http://b.example"}}, users={"u": {"tokenFile": "token", "token": "t"}},
+    )  # fmt: skip
+    third = write_config(tmp_path / "c/config", clusters={"c": {"server": "http://c.example"}})
+    (tmp_path / "b/token").write_text("of-b\n")
+    access, context = read_access({"KUBECONFIG": f"{first}:/nowhere:{second}:{third}"}, "")
+    assert (access.url, access.namespace, context) == ("http://b.example", "default", "one")
+    assert access.authorization() == "Bearer of-b"
+    (tmp_path / "b/token").write_text("renewed")
+    assert access.authorization() == "Bearer renewed"
+
+
+def test_a_plugin_is_told_what_it_is_for(tmp_path: Path) -> None:
+    kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    (tmp_path / "bin").mkdir()
+    plugin = tmp_path / "bin/plugin"
+    plugin.write_text(
+        f"#!/bin/sh\necho $KUBERNETES_EXEC_INFO > info; echo '{json.dumps({**kind, 'status': {'token': 't'}})}'"
+    )
+    plugin.chmod(0o755)
+    wanted = {
+        "command": "bin/plugin", "apiVersion": kind["apiVersion"],
+        "provideClusterInfo": True, "interactiveMode": "Never",
+    }  # fmt: skip
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+    environment = environment_of(tmp_path, {"server": "http://x", "extensions": [extension]}, {"exec": wanted})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert read_access(environment | {"PATH": "/bin:/usr/bin"}, "")[0].authorization() == "Bearer t"
+    assert json.loads((tmp_path / "info").read_text()) == {
+        **kind, "spec": {"interactive": False, "cluster": {"server": "http://x", "config": {"audience": "a"}}},
+    }  # fmt: skip
+
+
+def test_a_plugins_certificate_logs_in(secure: str, cluster: Cluster, tmp_path: Path) -> None:
+    status = {
+        "token": cluster.token, "clientCertificateData": (tmp_path / "me.crt").read_text(),
+        "clientKeyData": (tmp_path / "me.key").read_text(),
+    }  # fmt: skip
+    kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    (tmp_path / "credential").write_text(json.dumps(kind))
+    user = {"exec": {"apiVersion": kind["apiVersion"], "command": "cat", "args": [f"{tmp_path}/credential"]}}
+    there = {"server": secure, "certificate-authority": "api.example.crt", "tls-server-name": "api.example"}
+    assert CustomResource(environment_of(tmp_path, there, user), "").serves_argo()
+
+
+def jwt(expires: int) -> str:
+    """A JSON Web Token that nobody signed."""
+    return "e30." + base64.urlsafe_b64encode(json.dumps({"exp": expires}).encode()).decode().rstrip("=") + ".x"
+
+
+def oidc(**config: str) -> dict[str, Any]:
+    """A user who logs in by what was once built into kubectl."""
+    return {"auth-provider": {"name": "oidc", "config": config}}
+
+
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"}
+
+
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        (
+            oidc(**{"id-token": jwt(1_000_000_000)}),
+            "user u: the OIDC token expired at 2001-09-09 01:46 UTC; any kube",
+        ),
+        ({"auth-provider": {"name": "gcp"}}, r"user u: auth-provider gcp cannot be used here; use its exec plugin"),
+        ({"tokenFile": "gone"}, r"No such file or directory: '.*/gone'"),
+        ({"client-certificate-data": "%"}, "is not base64"),
+        (
+            {"client-certificate-data": "YQ=="},
+            "user u: a client certificate needs both client-certificate and",
+        ),
+        ({"token": 7}, r"Expected `str`, got `int` - at `\$\.users\[0\]\.user\.token`"),
+        ({"exec": {**EXEC, "args": ["-c", "echo no >&2; exit 3"]}}, r"user u: sh ended with exit code 3\. no;"),
+        ({"exec": {**EXEC, "args": ["-c", "echo {}"]}}, "user u: sh printed no ExecCredential: .*apiVersion"),
+        ({"exec": {**EXEC, "command": "gone-x", "installHint": "get\nit"}}, "user u: gone-x: No such file.*; get it;"),
+        ({"exec": {**EXEC, "apiVersion": "v0"}}, "user u: exec plugins of v0 are not known"),
+        ({"exec": {**EXEC, "interactiveMode": "Always"}}, "user u: sh asks for input, and there is no terminal"),
+    ],
+)
+def test_who_cannot_log_in_reads_why_in_one_line(
+    user: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ApiError, match=why) as refused:
+        read_access(environment_of(tmp_path, {"server": "https://x"}, user), "")
+    assert "\n" not in str(refused.value)
+    assert "kube.config" in str(refused.value)
+
+
+def test_an_oidc_token_logs_in_while_it_is_valid(tmp_path: Path) -> None:
+    token = jwt(4_000_000_000)
+    user = oidc(**{"id-token": token})
+    access, _ = read_access(environment_of(tmp_path, {"server": "http://x"}, user), "")
+    assert access.authorization() == f"Bearer {token}"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "there is no current-context"),
+        ("current-context: gone", r"there is no context 'gone' \(there are: none\)"),
+        ("a: [", "kube.config: "),
+        ("contexts: 3", "Expected `array`, got `int`"),
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: b}}], clusters: [{name: c}]}",
+            r"there is no cluster 'b' \(there are: c\)",
+        ),
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: c}}], clusters: [{name: c, cluster: null}]}",
+            "cluster c: server '' is no http:// or https:// URL",
+        ),
+    ],
+)
+def test_a_file_that_leads_nowhere_says_why(content: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "kube.config").write_text(content)
+    with pytest.raises(ApiError, match=why):
+        read_access({"KUBECONFIG": f"{tmp_path}/kube.config"}, "")
+
+
+@pytest.mark.parametrize(
+    ("server", "cluster", "environment", "proxy"),
+    [
+        ("https://x", {}, {"HTTPS_PROXY": "http://p"}, "http://p"),
+        ("http://x", {}, {"HTTPS_PROXY": "http://p"}, ""),
+        ("https://x.y", {}, {"https_proxy": "http://p", "no_proxy": ".y"}, ""),
+        ("https://10.1.2.3", {}, {"https_proxy": "http://p", "NO_PROXY": "10.0.0.0/8"}, ""),
+        ("https://x", {"proxy-url": "http://own"}, {"HTTPS_PROXY": "http://p", "NO_PROXY": "*"}, "http://own"),
+    ],
+)
+def test_the_way_leads_through_the_proxy_that_is_named(
+    server: str, cluster: dict[str, str], environment: dict[str, str], proxy: str, tmp_path: Path
+) -> None:
+    config = environment_of(tmp_path, {"server": server, **cluster}, {"token": "t"})
+    assert read_access({**environment, **config}, "")[0].proxy == proxy
+
+
+names = st.sampled_from(["a", "b", "c"])
+servers = st.fixed_dictionaries({"server": st.sampled_from(["http://one", "http://two"])})
+logins = st.one_of(
+    st.fixed_dictionaries({"token": st.sampled_from(["s", "t"])}),
+    st.fixed_dictionaries({"username": st.just("me"), "password": st.sampled_from(["x", "y"])}),
+    st.fixed_dictionaries({"tokenFile": st.sampled_from(["f", "g"])}),
+    st.just({}),
+)
+contexts = st.fixed_dictionaries({"cluster": names, "user": names}, optional={"namespace": st.just("ml")})
+files = st.lists(
+    st.fixed_dictionaries(
+        {
+            "clusters": st.dictionaries(names, servers),
+            "users": st.dictionaries(names, logins),
+            "contexts": st.dictionaries(names, contexts),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@hypothesis.given(files=files, current=names)
+def test_files_are_read_as_the_official_client_reads_them(
+    files: list[dict[str, Any]], current: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where it finds a context, and that a user: it goes on without one that is not there, kubectl does not.
+
+    Of two current contexts it takes the last, kubectl the first: only one file has one.
+    """
+    folder = tmp_path_factory.mktemp("files")
+    paths = [
+        write_config(folder / f"{number}/config", current if number == 0 else "", **file)
+        for number, file in enumerate(files)
+    ]
+    for path in paths:
+        for name in "fg":
+            (path.parent / name).write_text(f"{path.parent.name}-{name}")
+    named = ":".join(map(str, paths))
+    settings = kubernetes.client.Configuration()
+    try:
+        _, context = kubernetes.config.list_kube_config_contexts(config_file=named)
+        kubernetes.config.load_kube_config(config_file=named, client_configuration=settings, persist_config=False)
+    except kubernetes.config.ConfigException:
+        context = None
+    if context is None or not any(context["context"]["user"] in file["users"] for file in files):
+        with pytest.raises(ApiError):
+            read_access({"KUBECONFIG": named}, "")
+        return
+    access, name = read_access({"KUBECONFIG": named}, "")
+    assert (name, access.url) == (current, settings.host)
+    assert access.namespace == context["context"].get("namespace", "default")
+    assert access.authorization() == (settings.get_api_key_with_prefix("BearerToken") or "")
