@@ -31,7 +31,7 @@ WORKS = {
         KEEPER, f"{CHECKPOINT}test_allocating.py", RESTORING, "tests/launch/test_resuming.py",
     ),
     "1 a plain python script keeps its own, on one rank and on several": (
-        "tests/training/test_training_loop.py::without_agent", f"{CHECKPOINT}test_alone.py",
+        "tests/training/test_training_loop.py::without_agent", f"{CHECKPOINT}test_standalone.py",
     ),
     "2 plain and DDP state": (RESTORING, f"{CHECKPOINT}test_walk.py"),
     "2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh": (
@@ -49,7 +49,7 @@ WORKS = {
     "4 the whole main job on MinIO": (f"{STORE}test_main_job_on_s3.py",),
     "5 when workers die the newest state is persisted unasked": (f"{KEEPER}::unasked",),
     "5 every N iterations, or --checkpoint-overhead; in log and report": (
-        f"{CHECKPOINT}test_persist_interval.py", f"{CHECKPOINT}test_thinning.py", f"{KEEPER}::interval",
+        f"{CHECKPOINT}test_persist_interval.py", f"{CHECKPOINT}test_staging_interval.py", f"{KEEPER}::interval",
         "tests/report/",
     ),
     "6 --model s3://..., and smollm2 converted once": ("tests/model/",),

@@ -102,7 +102,7 @@ PROVEN = {
         f"{PLATFORM}test_kubernetes_platform.py", f"{PLATFORM}test_pods_of_a_job.py",
     ),
     "pods: resources, /dev/shm by the checkpoints' arithmetic, affinity, priority, gangs' schemas": (
-        f"{PLATFORM}test_pods.py", "tests/train/test_staged.py",
+        f"{PLATFORM}test_pods.py", "tests/train/test_shared_memory.py",
     ),
     "PodGroup before the pods, gone after; topology; deadlines; stop, terminate, deletion": (
         "tests/train/test_train_nodes.py",

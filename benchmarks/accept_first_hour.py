@@ -19,7 +19,7 @@ MEASURED: Mapping[str, Callable[[Path], Iterator[Line]]] = {
 PROVEN: Mapping[str, tuple[str, ...]] = {
     "README's loop trains to the last weight": ("tests/survival/test_stopping.py::readmes_loop",),
     "a CNN and a regression as own scripts, each killed once": ("tests/survival/test_own_scripts.py",),
-    "macOS, Windows and WSL 1 say what they lack": ("tests/test_supported.py",),
+    "macOS, Windows and WSL 1 say what they lack": ("tests/test_platform_support.py",),
 }
 """Promise -> the tests that prove it, in the words of `acceptance.prove`."""
 

@@ -93,7 +93,7 @@ PROVEN = {
     "several keys, several tasks": ["megatrons_command"],
     "output independent of the number of tasks": ["number_of_tasks"],
     "S3 input and output on a real MinIO": ["test_source.py", "nothing_is_shared_but_the_store"],
-    "our reader: mmap, or ranges of S3 in bounded memory": ["test_indexed.py", "test_ranged.py"],
+    "our reader: mmap, or ranges of S3 in bounded memory": ["test_indexed_dataset.py", "test_range_reads.py"],
     "local[*] | spark:// | k8s://: what Spark is told": ["test_masters.py"],
     "spark://: dynamic executors of a real cluster": ["nothing_is_shared_but_the_store"],
     "spark-submit, an executor of a cluster killed: no byte changed": ["executor_of"],
@@ -101,7 +101,7 @@ PROVEN = {
     "two attempts of a shard: one counts": ["attempts"],
     "a killed driver's rerun reuses finished shards": ["taken_up", "finished_shard"],
     "tokenizers: equal to their own library, proven at the start": ["test_encoding.py"],
-    "--train-tokenizer: a vocabulary of its own": ["test_training.py"],
+    "--train-tokenizer: a vocabulary of its own": ["test_tokenizer_training.py"],
     "duplicates, lengths, ftfy, validation: each counted": [
         "mended_left_out",
         "test_duplicates.py",

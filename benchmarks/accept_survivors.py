@@ -26,7 +26,7 @@ PROVEN = {
     "a collective, torch's store and a group that is being made are left at once": (
         f"{TRAINING}test_group_sockets.py",
     ),
-    "what is kept, and when it is built anew": (f"{TRAINING}test_kept.py",),
+    "what is kept, and when it is built anew": (f"{TRAINING}test_kept_values.py",),
 }  # fmt: skip
 
 

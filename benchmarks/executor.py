@@ -23,7 +23,7 @@ from benchmarks.memory import peak_bytes
 from everstep.runtime.workflow import RunOptions, parse, run_workflow
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import read_text
 from everstep.runtime.workflow.run import status

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
-from everstep.leaving import exit_now
+from everstep.exit_now import exit_now
 from everstep.options import Submission
 from everstep.version import IMAGE
 

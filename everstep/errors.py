@@ -4,7 +4,7 @@ import platform
 import sys
 from pathlib import Path
 
-from everstep.runtime.system.supported import platform_lack
+from everstep.runtime.system.platform_support import platform_lack
 
 
 class BadInput(Exception):  # noqa: N818 - what it is, not how it is told

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, assemble_state, open_shards, verify_shards
-from everstep.runtime.checkpoint.stored.committed import sources_in
+from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.session import Checkpointer, Checkpoints
 from everstep.torch_files import FileWriter

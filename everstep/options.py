@@ -24,7 +24,7 @@ class Submission:
     runs: str = "runs"
     """Directory of the run folders."""
     env: tuple[str, ...] = ()
-    """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
+    """Local: a variable of this shell that pods get besides the usual ones (docs/pod-isolation.md); NAME* for more."""
     work_dir: Annotated[str, Flag(metavar="DIR")] = ""
     """Local: where containers of your own begin that name no workingDir; empty: at /, as in most images."""
     sandbox: bool = False

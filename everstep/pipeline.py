@@ -140,7 +140,7 @@ def _print(manifest: dict[str, Any]) -> int:
 
 def _lint(manifest: dict[str, Any]) -> None:
     """Raise BadInput with all errors that `everstep workflow lint` would print."""
-    from everstep.runtime.workflow.lint.findings import findings
+    from everstep.runtime.workflow.lint.lint import findings
     from everstep.runtime.workflow.manifest.library import Library
     from everstep.runtime.workflow.manifest.yaml_source import Document
 

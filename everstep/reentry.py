@@ -29,9 +29,9 @@ from typing import Any
 import torch.distributed as dist
 
 from everstep.group_sockets import GroupSockets
-from everstep.kept import Kept
+from everstep.kept_values import KeptValues
 from everstep.process_group import leave
-from everstep.runtime.checkpoint.shard import stage
+from everstep.runtime.checkpoint.shard import copy_to_slot
 from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.watch import in_worker
@@ -48,7 +48,7 @@ _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
 _PEER_LOST_S = 5.0
 """A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
-_FINISH_FIRST = (os.path.dirname(stage.__file__), "<frozen importlib")
+_FINISH_FIRST = (os.path.dirname(copy_to_slot.__file__), "<frozen importlib")
 
 
 class RoundOver(BaseException):
@@ -86,7 +86,7 @@ class _Rounds:
     """The rounds of this process."""
 
     def __init__(self, link: SurvivorLink) -> None:
-        self.kept, self.sockets = Kept(), GroupSockets()
+        self.kept, self.sockets = KeptValues(), GroupSockets()
         self._link = link
         self._round = int(os.environ["EVERSTEP_ROUND"])
         self._inside = False

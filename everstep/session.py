@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from everstep.kept import Kept, P, T
+from everstep.kept_values import KeptValues, P, T
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify_shards
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
@@ -47,10 +47,11 @@ class Context:
     round: int
     link: Link | None = None
     """Connection to the node's agent; None in a plain `python script.py`."""
-    _kept: Kept = field(default_factory=Kept, repr=False)
+    _kept: KeptValues = field(default_factory=KeptValues, repr=False)
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process has built. See `Kept`.
+        """`build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built. See
+        `KeptValues`.
 
         What is kept has to be in the checkpointed state, or to be always the same: it is left as the last round left
         it, except that gradients are cleared.
@@ -202,7 +203,7 @@ def current(name: str) -> Session:
     return _session
 
 
-def context_from_environment(kept: Kept) -> Context:
+def context_from_environment(kept: KeptValues) -> Context:
     """This worker's place according to its environment; says hello to the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -222,7 +223,7 @@ class Checkpoints:
         """
         global _session
         if _session is None:
-            _session = Session(context_from_environment(Kept()))
+            _session = Session(context_from_environment(KeptValues()))
         self.session = _session
         self.alone = None if _session.context.link else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
 

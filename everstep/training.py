@@ -21,7 +21,7 @@ from datetime import timedelta
 import torch
 
 from everstep.group_sockets import GroupSockets
-from everstep.kept import Kept
+from everstep.kept_values import KeptValues
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
@@ -40,9 +40,11 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     return enter(seed, timeout)
 
 
-def enter(seed: int, timeout: timedelta, kept: Kept | None = None, sockets: GroupSockets | None = None) -> Context:
+def enter(
+    seed: int, timeout: timedelta, kept: KeptValues | None = None, sockets: GroupSockets | None = None
+) -> Context:
     """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
-    context = context_from_environment(kept or Kept())
+    context = context_from_environment(kept or KeptValues())
     ahead = map_segment_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import Distribution
 
-from supply.carried import IMAGES, image_packages
+from supply.image_packages import IMAGES, image_packages
 
 PERMISSIVE = frozenset({
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "LLVM-exception",

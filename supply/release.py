@@ -20,7 +20,7 @@ import yaml
 
 from everstep.version import VERSION
 from supply import sbom
-from supply.carried import ROOT
+from supply.image_packages import ROOT
 
 CHART = ROOT / "templates/chart"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from supply.carried import IMAGES, ROOT, image_packages, requirements_of
+from supply.image_packages import IMAGES, ROOT, image_packages, requirements_of
 from supply.licences import licence
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.acceptance import Line
 from everstep.runtime.checkpoint.stored.keys import MANIFEST
-from everstep.runtime.data.indexed import IndexedWriter
+from everstep.runtime.data.indexed_dataset import IndexedWriter
 from everstep.runtime.job.records import RoundFormed, WorkerFaulted
 from everstep.runtime.journal.journal import read_journal
 from everstep.runtime.store import Store, open_store
@@ -37,10 +37,10 @@ PROVEN: dict[str, tuple[str, ...]] = {
         "tests/master/test_unrestored.py",
     ),
     "a script without an agent passes over what is damaged, on all ranks alike": (
-        f"{CHECKPOINT}test_alone.py::passed_over", f"{CHECKPOINT}test_alone.py::rank_that_fails",
+        f"{CHECKPOINT}test_standalone.py::passed_over", f"{CHECKPOINT}test_alone.py::rank_that_fails",
     ),
     "ranks without an agent begin from one checkpoint or all fail, whichever of them the store fails": (
-        f"{CHECKPOINT}test_agreement.py", f"{CHECKPOINT}test_alone.py::lists_checkpoints_and_gives_none",
+        f"{CHECKPOINT}test_agreement.py", f"{CHECKPOINT}test_standalone.py::lists_checkpoints_and_gives_none",
     ),
     "what a killed put left in a bucket is given up when it is old, what a living one writes is not": (
         "tests/store/test_s3_store.py::killed_put", "tests/store/test_s3_store.py::while_others_are_swept",

@@ -43,7 +43,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
     ),
     "a report of thousands of rounds is a page that a browser opens": ("tests/report/test_page.py::many_rounds",),
     "checkpoints: the newest three stay by default, of all attempts, and what was begun from": (
-        "tests/launch/test_options.py::three_checkpoints", "tests/checkpoint/test_alone.py::newest_checkpoints",
+        "tests/launch/test_options.py::three_checkpoints", "tests/checkpoint/test_standalone.py::newest_checkpoints",
         "tests/checkpoint/test_retention.py",
     ),
     "logs and telemetry of a month are bounded": (

@@ -84,7 +84,7 @@ of the code here.
 {_table(YOURS)}
 Stores in S3 use the usual variables: [MinIO and S3](../how-to/minio.md). Submission reads `ARGO_SERVER`, `ARGO_TOKEN`,
 `ARGO_NAMESPACE`, `ARGO_INSTANCEID` and `KUBECONFIG`: [Argo Workflows](../how-to/argo.md).
-[A local run](../local-runs.md) hands a fixed list of your shell's variables to its pods.
+[A local run](../pod-isolation.md) hands a fixed list of your shell's variables to its pods.
 
 ## What a script is told
 Scripts also get torchrun's variables: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` and the rest.

@@ -216,7 +216,7 @@ def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
     from safetensors.torch import save_file
 
     from everstep.runtime.checkpoint.state.flatten import flatten
-    from everstep.runtime.checkpoint.stored.committed import read_committed
+    from everstep.runtime.checkpoint.stored.read_committed import read_committed
 
     assert entry.commit is not None
     state, _ = read_committed(store, entry.folder, entry.commit)
@@ -229,7 +229,7 @@ def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
 
 
 def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
-    from everstep.runtime.checkpoint.stored.committed import read_committed
+    from everstep.runtime.checkpoint.stored.read_committed import read_committed
     from everstep.steps.entry import StepError
     from everstep.steps.evaluate.checkpoint import trained_of
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from everstep.errors import BadInput, require_platform
-from everstep.leaving import exit_now
+from everstep.exit_now import exit_now
 from everstep.runtime.exit_codes import ExitCode
 
 

@@ -76,7 +76,7 @@ def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
     This environment's variables give access to the store. Raises BadInput.
     """
     from everstep.runtime.job.status import job_status
-    from everstep.runtime.submission.lost import overdue_pods, run_selector
+    from everstep.runtime.submission.overdue_pods import overdue_pods, run_selector
     from everstep.runtime.submission.route import ApiError
 
     try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from everstep.cli import run_ends, run_requests, run_views, runs_there
+from everstep.cli import cluster_runs, run_ends, run_requests, run_views
 from everstep.cli.workflow_flags import (
     Delete,
     Get,
@@ -38,7 +38,7 @@ from everstep.shell_settings import archive_limits, checked_variables, warn_miss
 
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
-    from everstep.runtime.workflow.lint.findings import Finding
+    from everstep.runtime.workflow.lint.lint import Finding
     from everstep.runtime.workflow.manifest.files import LoadedWorkflow
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
@@ -221,7 +221,7 @@ def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callab
 
 def _lint(flags: Lint) -> int:
     from everstep.runtime.workflow import ManifestError
-    from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
+    from everstep.runtime.workflow.lint.lint import as_json, as_sarif, findings
     from everstep.runtime.workflow.manifest.files import load_each
     from everstep.runtime.workflow.manifest.parse import with_arguments
 
@@ -254,7 +254,7 @@ def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
 
 def _get(flags: Get) -> int:
     if flags.namespace:
-        workflow = runs_there.get(flags.namespace, flags.name)
+        workflow = cluster_runs.get(flags.namespace, flags.name)
     else:
         workflow = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))
     if flags.output:
@@ -265,14 +265,14 @@ def _get(flags: Get) -> int:
 
 
 def _list(flags: List) -> int:
-    workflows = runs_there.workflows(flags.namespace) if flags.namespace else run_views.workflows(flags.runs)
+    workflows = cluster_runs.workflows(flags.namespace) if flags.namespace else run_views.workflows(flags.runs)
     print(run_views.list_view(workflows, time.time()))
     return 0
 
 
 def _logs(flags: Logs) -> int:
     if flags.namespace:
-        return runs_there.logs(flags.namespace, flags.name, flags.pod, flags.follow)
+        return cluster_runs.logs(flags.namespace, flags.name, flags.pod, flags.follow)
     for line in run_views.log_lines(run_views.run_folder(flags.runs, flags.name), flags.pod, flags.follow):
         print(line, flush=True)
     return 0
@@ -326,7 +326,7 @@ def _resume(flags: Resume) -> int:
 def _retry(flags: Retry) -> int:
     if flags.namespace:
         _refuse_there(flags, plain=not (flags.node_field_selector or flags.restart_successful or flags.parameter))
-        return runs_there.retry(flags.namespace, flags.name)
+        return cluster_runs.retry(flags.namespace, flags.name)
     if bool(flags.node_field_selector) != flags.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
     status = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))["status"]
@@ -352,7 +352,7 @@ def _stop(flags: Stop) -> int:
 
     if flags.namespace:
         _refuse_there(flags, plain=not (flags.node_field_selector or flags.message))
-        return runs_there.end(flags.namespace, flags.name, "stop")
+        return cluster_runs.end(flags.namespace, flags.name, "stop")
     if flags.node_field_selector:
         wish = ControlRequest("set", flags.node_field_selector, "Failed", flags.message)
         return run_requests.send(flags.runs, flags.name, "stop", wish)
@@ -366,7 +366,7 @@ def _refuse_there(flags: Stop | Retry, plain: bool) -> None:
 
 def _terminate(flags: Terminate) -> int:
     if flags.namespace:
-        return runs_there.end(flags.namespace, flags.name, "terminate")
+        return cluster_runs.end(flags.namespace, flags.name, "terminate")
     return _end(flags, "terminate")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import parse_launch, step_arguments
 from everstep.convert.nearest import nearest
-from everstep.convert.reading import ConvertError, Fields, path_text
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text

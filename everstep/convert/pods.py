@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from everstep.convert.reading import Fields
+from everstep.convert.field_reader import Fields
 from everstep.convert.source import Pod
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import load, packet_loss, set_aside, victims
+from everstep.runtime.chaos import load, packet_loss, store_outage, victims
 from everstep.runtime.chaos.injector import Fault, Fired, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
@@ -56,7 +56,7 @@ class MachineInjector:
         if kind is Kind.NETWORK:
             return packet_loss.refusal()
         if kind is Kind.STORE:
-            return set_aside.refusal(self._progress.store.uri)
+            return store_outage.refusal(self._progress.store.uri)
         return ""
 
     async def prepare(self, kind: Kind) -> None:
@@ -342,7 +342,7 @@ class MachineInjector:
 
     async def _lose_store(self, fault: Fault) -> Fired:
         path = Path(self._progress.store.uri) / "jobs" / self._progress.job
-        with set_aside.out_of_reach(path) as why:
+        with store_outage.out_of_reach(path) as why:
             moment = time.time()
             await asyncio.sleep(fault.seconds)
         return Fired(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")

@@ -6,7 +6,7 @@ Start with `dataset`.
 
 from everstep.runtime.data.dataset import TokenDataset, open_dataset
 from everstep.runtime.data.errors import DatasetError
-from everstep.runtime.data.indexed import (
+from everstep.runtime.data.indexed_dataset import (
     CACHED_DTYPE,
     IndexedDataset,
     IndexedWriter,
@@ -14,7 +14,7 @@ from everstep.runtime.data.indexed import (
     write_cached_index,
     write_index,
 )
-from everstep.runtime.data.ranged import RangedTokens, Tokens
+from everstep.runtime.data.range_reads import RangedTokens, Tokens
 from everstep.runtime.data.sampler import Sampler, mix_seed, sample_count
 from everstep.runtime.data.shares import Part, parts_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from everstep.runtime.data.errors import DatasetError
-from everstep.runtime.data.indexed import IndexedDataset
-from everstep.runtime.data.ranged import Tokens
+from everstep.runtime.data.indexed_dataset import IndexedDataset
+from everstep.runtime.data.range_reads import Tokens
 from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, fetch_folder
 
 MANIFEST = "dataset.json"

@@ -29,7 +29,7 @@ from everstep.runtime.launch.local_state import add_owner, remove_store
 from everstep.runtime.master import Outcome, Progress, find_master, run
 from everstep.runtime.master.master import CannotListen, open_listener
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.platform.joined import JoinedPlatform
+from everstep.runtime.platform.self_joining import JoinedPlatform
 from everstep.runtime.store import Store, open_store
 
 REFUSED = "refused: "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.steps.corpus.archive import ArchiveWriter, Split
 from everstep.steps.corpus.config import Config
 from everstep.steps.corpus.sources import Source, find, from_files, standard_library
@@ -37,7 +37,7 @@ def run(config: Config) -> Result:
     settings = {"text_key": config.text_key, "validation_share": config.validation_share}
     digest = _digest(sources, settings)
     key = f"corpora/{digest}"
-    meta = finished.find_manifest(config.store, key, MANIFEST)
+    meta = data_folder.find_manifest(config.store, key, MANIFEST)
     if meta is None:
         meta = _make(config, sources, settings, key)
     else:
@@ -45,7 +45,7 @@ def run(config: Config) -> Result:
     return Result(
         summary=f"{meta['documents'] + meta['validation_documents']} documents  "
         f"{(meta['bytes'] + meta['validation_bytes']) / 1e6:.1f} MB",
-        outputs={"uri": finished.data_uri(config.store, key), "documents": str(meta["documents"])},
+        outputs={"uri": data_folder.data_uri(config.store, key), "documents": str(meta["documents"])},
         facts={name: value for name, value in meta.items() if name not in ("files", "sources")},
     )
 
@@ -62,7 +62,7 @@ def _digest(sources: list[Source], settings: dict[str, Any]) -> str:
 
 
 def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: str) -> dict[str, Any]:
-    with finished.draft(config.store, key, MANIFEST) as draft:
+    with data_folder.draft(config.store, key, MANIFEST) as draft:
         place = draft.folder.parent
         need, free = sum(source.size for source in sources) // 2, shutil.disk_usage(place).free
         if free < need:

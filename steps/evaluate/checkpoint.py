@@ -59,7 +59,7 @@ def read_manifest(uri: str) -> "Commit":
 def read(uri: str) -> Trained:
     """Read and verify all shards. Raises StepError: damaged; NotALlamaError: not as our script writes it."""
     from everstep.runtime.checkpoint.errors import RestoreError
-    from everstep.runtime.checkpoint.stored.committed import read_committed
+    from everstep.runtime.checkpoint.stored.read_committed import read_committed
 
     commit = read_manifest(uri)
     try:

@@ -56,7 +56,7 @@ def _result(config: Config, summary: str, named: dict[str, Any], measured: Mappi
 
 
 def _measure(config: Config) -> Result:
-    from everstep.runtime.data import finished, open_dataset
+    from everstep.runtime.data import data_folder, open_dataset
 
     for name in ("checkpoint", "validation"):
         if not getattr(config, name):
@@ -66,12 +66,12 @@ def _measure(config: Config) -> Result:
     except DatasetError as error:
         raise StepError(f"--validation {error}") from None
     key = f"models/{_digest(config, data)}"
-    metrics = finished.find_manifest(config.store, key, MANIFEST)
+    metrics = data_folder.find_manifest(config.store, key, MANIFEST)
     if metrics is None:
         metrics = _evaluate(config, data, key)
     else:
         print("this checkpoint was evaluated before", file=sys.stderr)
-    metrics = {**metrics, "model": finished.data_uri(config.store, key)}
+    metrics = {**metrics, "model": data_folder.data_uri(config.store, key)}
     summary = f"perplexity {_short(metrics['perplexity'])} (untrained: {_short(metrics['untrained_perplexity'])})"
     result = _result(config, summary, config.training_results(), metrics)
     return replace(result, outputs={**result.outputs, "perplexity": f"{metrics['perplexity']:.4f}"})
@@ -95,7 +95,7 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     import torch
 
-    from everstep.runtime.data import finished
+    from everstep.runtime.data import data_folder
     from everstep.steps.evaluate import measure
     from everstep.steps.train.llama import build_model
 
@@ -129,7 +129,7 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
         "window_tokens": length,
         **_sample(config, data, model),
     }
-    with finished.draft(config.store, key, MANIFEST) as draft:
+    with data_folder.draft(config.store, key, MANIFEST) as draft:
         _export(trained, model, data, draft.folder)
         draft.commit(metrics)
     return metrics

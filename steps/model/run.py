@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, download, is_s3_uri
 from everstep.steps.entry import Result, StepError
 from everstep.steps.model import directory, smollm2
@@ -36,13 +36,13 @@ def run(config: Config) -> Result:
 def _put_smollm2(store: str) -> tuple[str, dict[str, Any]]:
     file = smollm2.source()
     key = f"models/{smollm2.digest(file)}"
-    facts = finished.find_manifest(store, key, MANIFEST)
+    facts = data_folder.find_manifest(store, key, MANIFEST)
     if facts is None:
         print(f"{file.name}: converted to float32, once", file=sys.stderr)
-        with finished.draft(store, key, MANIFEST) as draft:
+        with data_folder.draft(store, key, MANIFEST) as draft:
             facts = {"version": 1, "source": file.name, "parameters": smollm2.convert(file, draft.folder)}
             draft.commit(facts)
-    return finished.data_uri(store, key), facts
+    return data_folder.data_uri(store, key), facts
 
 
 def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
@@ -51,9 +51,9 @@ def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
     entries = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
     named = [source.uri, *entries]
     key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
-    facts = finished.find_manifest(config.store, key, MANIFEST)
+    facts = data_folder.find_manifest(config.store, key, MANIFEST)
     if facts is None:
-        with finished.draft(config.store, key, MANIFEST) as draft:
+        with data_folder.draft(config.store, key, MANIFEST) as draft:
             for entry in entries:
                 print(f"{entry.key}: {entry.size / 1e6:.0f} MB", file=sys.stderr)
                 try:
@@ -62,7 +62,7 @@ def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
                     raise StepError(f"--model {config.model}: {error}") from None
             facts = {"version": 1, "source": source.uri}
             draft.commit(facts)
-    return finished.data_uri(config.store, key), facts
+    return data_folder.data_uri(config.store, key), facts
 
 
 def _own_tokenizer(uri: str) -> str:

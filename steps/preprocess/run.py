@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.runtime.store import local_copy_path, open_store
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs
@@ -23,9 +23,9 @@ def run(config: Config) -> Result:
             "--input is missing: give the folder that everstep.steps.corpus made, or files and --output-prefix"
         )
     if config.train_tokenizer:
-        from everstep.steps.preprocess import training
+        from everstep.steps.preprocess import tokenizer_training
 
-        return training.run(config)
+        return tokenizer_training.run(config)
     if config.output_prefix:
         from everstep.steps.preprocess import prefix
 
@@ -33,7 +33,7 @@ def run(config: Config) -> Result:
     corpus = inputs.open_corpus(config.input)
     digest = _digest(config, corpus)
     key = f"datasets/{digest}"
-    meta = finished.find_manifest(config.store, key, MANIFEST)
+    meta = data_folder.find_manifest(config.store, key, MANIFEST)
     speed, seconds = "", 0.0
     if meta is None:
         meta, seconds = _make(config, corpus, key)
@@ -41,7 +41,7 @@ def run(config: Config) -> Result:
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
-    uri = finished.data_uri(config.store, key)
+    uri = data_folder.data_uri(config.store, key)
     rate = {"tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
@@ -70,10 +70,10 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
 
     given = corpus.read()
     words = vocabulary_of(config, given)
-    place = local_copy_path(finished.data_uri(config.store, key))
+    place = local_copy_path(data_folder.data_uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
     (text,) = config.keys
-    with workspace(shards) as work, finished.draft(config.store, key, MANIFEST) as draft:
+    with workspace(shards) as work, data_folder.draft(config.store, key, MANIFEST) as draft:
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
         built = build(

@@ -74,7 +74,7 @@ def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:
     """(Tensors by name, iteration) of the newest checkpoint; empty if there is none, or it cannot be read."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.state.flatten import flatten
-    from everstep.runtime.checkpoint.stored.committed import read_committed
+    from everstep.runtime.checkpoint.stored.read_committed import read_committed
     from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 
     committed = [entry for entry in list_checkpoints(store, f"jobs/{job}/") if entry.commit]

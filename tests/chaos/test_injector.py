@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.chaos import Fault, Kind, NotFiredError, NotPossibleError, load, packet_loss, set_aside
+from everstep.runtime.chaos import Fault, Kind, NotFiredError, NotPossibleError, load, packet_loss, store_outage
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.platform.registry import Registration, Registry
@@ -68,7 +68,7 @@ def test_a_fault_for_a_master_that_is_not_there_has_not_fired(tmp_path: Path) ->
 def test_a_part_of_the_store_is_out_of_reach_and_comes_back_whole(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put("jobs/j/a", b"1")
-    with set_aside.out_of_reach(tmp_path / "jobs" / "j"):
+    with store_outage.out_of_reach(tmp_path / "jobs" / "j"):
         with pytest.raises(StoreError):
             store.create("jobs/j/b", b"2")
         assert list(store.list("jobs/j/")) == []

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import SegmentError
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.protocol.messages import Restore

@@ -16,7 +16,6 @@ from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.checkpoint.stored.committed import read_committed
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, manifest_key, shard_key
 from everstep.runtime.checkpoint.stored.manifest import (
     Commit,
@@ -25,6 +24,7 @@ from everstep.runtime.checkpoint.stored.manifest import (
     parse_manifest,
     read_commit,
 )
+from everstep.runtime.checkpoint.stored.read_committed import read_committed
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 

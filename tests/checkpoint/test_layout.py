@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, json_bytes, plan_layout, read_shard, state_capacity
 from everstep.runtime.checkpoint.shard.sizes import PAGE
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
 from tests.examples import examples
 

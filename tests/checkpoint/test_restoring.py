@@ -8,10 +8,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten, prepare_state
 from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 

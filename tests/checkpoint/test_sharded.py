@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.stored.committed import read_committed
 from everstep.runtime.checkpoint.stored.manifest import read_commit
+from everstep.runtime.checkpoint.stored.read_committed import read_committed
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose_restore

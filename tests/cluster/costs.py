@@ -1,4 +1,4 @@
-"""What a fault costs the training: `python -m tests.cluster.costs > docs/costs.md`.
+"""What a fault costs the training: `python -m tests.cluster.costs > docs/fault-costs.md`.
 
 The page is made from what the tests of faults have told JUnit: the last `make test-cluster`, or the runs whose files
 are named.
@@ -30,7 +30,7 @@ second. A pod that is asked to end leaves when its replacement is ready. A silen
 (here somebody does so at once); 45 s later `everstep status` asks for the taint, which is set at once, and the step is
 retried.
 
-{runs}; `python -m tests.cluster.costs > docs/costs.md` writes this page after `make test-cluster`.
+{runs}; `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster`.
 
 | what happens | seconds without a new iteration | iterations done again |
 |---|---|---|

@@ -12,7 +12,7 @@ from hera.workflows import models as argo
 
 from everstep.errors import BadInput
 from everstep.pipeline import manifest_of
-from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document
 from examples import own_steps, sweep

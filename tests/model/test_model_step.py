@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.runtime.store import open_store
 from everstep.steps.entry import StepError
 from everstep.steps.model import Config, directory, smollm2
@@ -108,7 +108,7 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
     subprocess.run(command, check=True, timeout=900)
     uri = (tmp_path / "out/uri").read_text()
     assert (tmp_path / "out/tokenizer").read_text() == uri
-    meta = finished.find_manifest(store, f"models/{Path(uri).name}", directory.MANIFEST)
+    meta = data_folder.find_manifest(store, f"models/{Path(uri).name}", directory.MANIFEST)
     assert meta is not None
     assert meta["parameters"] == 134_515_008
     assert "quantization_config" not in json.loads((Path(uri) / "config.json").read_text())

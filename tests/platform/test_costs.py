@@ -1,4 +1,4 @@
-"""What faults cost on a cluster: counted from reports, told in docs/costs.md, a line for each fault that is tried."""
+"""What faults cost on a cluster: counted from reports; docs/fault-costs.md has a line for each fault that is tried."""
 
 from pathlib import Path
 
@@ -38,5 +38,5 @@ def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path)
 
 
 def test_the_docs_have_a_line_for_each_fault() -> None:
-    lines = (ROOT / "docs/costs.md").read_text().split("|---|---|---|\n")[1].splitlines()
+    lines = (ROOT / "docs/fault-costs.md").read_text().split("|---|---|---|\n")[1].splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == list(FAULTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, fetch_folder, open_store
 from everstep.runtime.store.cache import Cache
 from tests.minio import MinIO
@@ -134,7 +134,7 @@ def test_a_copy_that_was_made_here_makes_room_like_a_fetched_one(
     data: Data, s3: MinIO, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "1500000")
-    with finished.draft(s3.new_prefix(), "models/m", "done.json") as draft:
+    with data_folder.draft(s3.new_prefix(), "models/m", "done.json") as draft:
         (draft.folder / "weights").write_bytes(bytes(1_000_000))
         draft.commit({})
     assert len(list(cache.rglob("weights"))) == 1

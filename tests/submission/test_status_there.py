@@ -12,7 +12,7 @@ from everstep.runtime.journal import journal
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.sizes import sizes_config_map
 from everstep.runtime.store import open_store
-from everstep.runtime.submission.lost import LATE_S, overdue_pods
+from everstep.runtime.submission.overdue_pods import LATE_S, overdue_pods
 from tests.job.world import World, platform
 from tests.submission.clusters import Cluster
 

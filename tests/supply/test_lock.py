@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supply.carried import IMAGES, image_packages
+from supply.image_packages import IMAGES, image_packages
 from supply.lock import LockedPackage, disagreements, parse_lock
 from tests.harness import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supply.carried import IMAGES, image_packages
+from supply.image_packages import IMAGES, image_packages
 from supply.sbom import bill, main
 
 

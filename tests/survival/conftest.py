@@ -23,7 +23,7 @@ def write_dataset(folder: Path) -> None:
     """Of this project's own text."""
     import numpy as np
 
-    from everstep.runtime.data.indexed import IndexedWriter
+    from everstep.runtime.data.indexed_dataset import IndexedWriter
 
     text = (Path(__file__).parents[2] / "runtime/protocol/messages.py").read_bytes() * 10
     told = {}

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from everstep.group_sockets import GroupSockets
-from everstep.kept import Kept
+from everstep.kept_values import KeptValues
 from everstep.process_group import join, leave
 
 
@@ -19,7 +19,7 @@ def build() -> torch.nn.Module:
     return torch.compile(model, backend="eager")  # pyright: ignore[reportReturnType] (it is a module)
 
 
-def train(kept: Kept) -> None:
+def train(kept: KeptValues) -> None:
     """Two iterations of a round."""
     model = kept.keep(build)
     replica = torch.nn.parallel.DistributedDataParallel(model)
@@ -32,7 +32,7 @@ def train(kept: Kept) -> None:
 
 def main() -> None:
     """Three rounds, each with a process group of its own."""
-    kept, sockets, counts = Kept(), GroupSockets(), []
+    kept, sockets, counts = KeptValues(), GroupSockets(), []
     for round_ in range(3):
         os.environ["EVERSTEP_ROUND"] = str(round_)
         join(0, "gloo", timedelta(seconds=100), sockets)

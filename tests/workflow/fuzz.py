@@ -27,7 +27,7 @@ from everstep.runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.sprig import SPRIG
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
-from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import with_arguments

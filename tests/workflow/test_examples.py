@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
-from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.files import load_each
 from everstep.runtime.workflow.manifest.library import KINDS, Library
 from everstep.runtime.workflow.manifest.yaml_source import Document, read

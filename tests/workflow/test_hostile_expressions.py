@@ -11,7 +11,7 @@ from everstep.runtime.workflow.engine.events import RunCreated
 from everstep.runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS, substitute, tags
-from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.yaml_source import Document
 from tests.workflow import fuzz
 from tests.workflow.running import ARGUMENT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.workflow.lint.findings import Finding, as_json, as_sarif, findings
+from everstep.runtime.workflow.lint.lint import Finding, as_json, as_sarif, findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document, read, read_text
 from tests.workflow.running import manifest_text, workflow

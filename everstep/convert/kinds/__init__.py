@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.kinds import ai_training_job, elastic_job, pytorch_job, ray_job, train_job, volcano_job
-from everstep.convert.reading import Fields
 from everstep.convert.source import SourceJob
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields], SourceJob]]] = {

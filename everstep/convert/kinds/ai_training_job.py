@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.reading import Fields
 from everstep.convert.source import Role, SourceJob
 
 _ROLE = {

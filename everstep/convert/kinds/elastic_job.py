@@ -1,7 +1,7 @@
 """DLRover's ElasticJob (elastic.iml.github.io/v1alpha1)."""
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.reading import Fields
 from everstep.convert.source import Role, SourceJob
 
 STRATEGIES = ("AllreduceStrategy", "ParameterServerStrategy")

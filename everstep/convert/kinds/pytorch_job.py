@@ -1,8 +1,8 @@
 """Kubeflow's PyTorchJob (kubeflow.org/v1), with or without elasticPolicy. Master and Worker nodes run the same command:
 they become one role, whose first node is rank 0."""
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.reading import Fields
 from everstep.convert.source import Role, SourceJob
 
 _REPLICAS, _ELASTIC, _RUN = ("spec", "pytorchReplicaSpecs"), ("spec", "elasticPolicy"), ("spec", "runPolicy")

@@ -5,8 +5,8 @@ A script that drives Ray itself (ray.train, ray.remote) needs a Ray cluster, whi
 import shlex
 from dataclasses import replace
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.reading import Fields
 from everstep.convert.source import Role, SourceJob
 
 _GROUPS = ("spec", "rayClusterSpec", "workerGroupSpecs")

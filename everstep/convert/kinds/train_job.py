@@ -1,7 +1,7 @@
 """Kubeflow Trainer's TrainJob (trainer.kubeflow.org/v1alpha1), as far as it does not leave things to its runtime."""
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_command
-from everstep.convert.reading import Fields
 from everstep.convert.source import Pod, Role, SourceJob
 
 _TRAINER = ("spec", "trainer")

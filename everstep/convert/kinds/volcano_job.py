@@ -1,7 +1,7 @@
 """Volcano's Job (batch.volcano.sh/v1alpha1)."""
 
+from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.reading import Fields
 from everstep.convert.source import Role, SourceJob
 
 

@@ -15,11 +15,11 @@ import torch
 from msgspec.structs import replace
 
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
+from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, Digests, check_head
 from everstep.runtime.checkpoint.shard.fetch import describe, refusal
 from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
 from everstep.runtime.checkpoint.shard.restore import describe_tensor, require_same
-from everstep.runtime.checkpoint.shard.stage import copy_tensors
 from everstep.runtime.checkpoint.state.flatten import decode, flatten, name_by_path, prepare_state, restore_values
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
 from everstep.runtime.protocol.messages import Holding, Refusal

@@ -14,9 +14,9 @@ from xxhash import xxh3_128
 
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError
 from everstep.runtime.checkpoint.shard.batched_copy import Rows, group_rows, int_array, matches_shard_bytes
+from everstep.runtime.checkpoint.shard.copy_to_slot import CopyThreads, Stager, copy_tensors
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, check_head
 from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
-from everstep.runtime.checkpoint.shard.stage import CopyThreads, Stager, copy_tensors
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten, name_by_path, prepare_state, restore_values
 from everstep.runtime.checkpoint.state.parts import whole_part
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards
 from everstep.runtime.checkpoint.state.parts import cover, whole_part
-from everstep.runtime.checkpoint.stored.committed import sources_in
 from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, group_by_checkpoint, parse_folder
 from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
+from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.store import Store
 
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
 from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard, open_local_shard
 from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
 from everstep.runtime.checkpoint.state.traversal import gc_paused
 from everstep.runtime.checkpoint.worker.agreement import max_over_ranks

@@ -19,14 +19,13 @@ from msgspec.structs import replace
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, SegmentError, UnreachableError
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, read_head
 from everstep.runtime.checkpoint.shard.segment import Kept
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import FlatState
-from everstep.runtime.checkpoint.stored.committed import sources_in
 from everstep.runtime.checkpoint.stored.keys import (
     CheckpointId,
     checkpoint_folder,
@@ -37,6 +36,7 @@ from everstep.runtime.checkpoint.stored.keys import (
     shard_key,
 )
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit, read_commit
+from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, max_over_ranks
 from everstep.runtime.checkpoint.worker.own_slots import OwnSlots

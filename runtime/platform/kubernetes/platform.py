@@ -17,7 +17,7 @@ from typing import Any
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, retry_pauses
-from everstep.runtime.platform.kubernetes.known import KnownPods
+from everstep.runtime.platform.kubernetes.known_pods import KnownPods
 from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
     TOKEN_KEY,

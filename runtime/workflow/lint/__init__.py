@@ -1,1 +1,1 @@
-"""Mistakes in a workflow before it runs. `findings` runs the checks of the other modules."""
+"""Mistakes in a workflow before it runs. `lint` runs the checks of the other modules."""

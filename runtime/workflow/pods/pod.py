@@ -26,7 +26,7 @@ from everstep.runtime.workflow.engine.containers import has_several_containers, 
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
 from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.pods import isolation
-from everstep.runtime.workflow.pods.inherited import is_own_step
+from everstep.runtime.workflow.pods.inherited_variables import is_own_step
 from everstep.runtime.workflow.pods.interpreter import interpreter_paths
 from everstep.runtime.workflow.pods.sandbox import Sandbox, private_folders
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES

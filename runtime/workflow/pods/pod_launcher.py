@@ -33,7 +33,7 @@ from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
-from everstep.runtime.workflow.pods.inherited import inherited_variables
+from everstep.runtime.workflow.pods.inherited_variables import inherited_variables
 from everstep.runtime.workflow.pods.interpreter import search_path
 from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.pod_outputs import collect

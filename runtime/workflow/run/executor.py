@@ -33,10 +33,10 @@ from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, readiness
 from everstep.runtime.workflow.pods.pod import has_namespaces
 from everstep.runtime.workflow.pods.pod_launcher import PodLauncher, PodSettings
+from everstep.runtime.workflow.pods.pod_starter import Starter
 from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, kill_leftovers
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
-from everstep.runtime.workflow.pods.starting import Starter
 from everstep.runtime.workflow.run import control_requests, run_folder, status
 from everstep.runtime.workflow.run.lost_outputs import nodes_without_outputs
 from everstep.runtime.workflow.run.run_locks import SharedState

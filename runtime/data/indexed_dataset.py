@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everstep.runtime.data.errors import DatasetError
-from everstep.runtime.data.ranged import RangedTokens, Tokens
+from everstep.runtime.data.range_reads import RangedTokens, Tokens
 from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.runtime.system import atomic
 

@@ -1,8 +1,8 @@
 """The launcher's variables that pods inherit: `INHERITED_GROUPS`, and those that `--env` adds. Nothing else decides it.
 
 On a cluster a pod has what its template says and nothing of the person who submitted it: no token of Argo, a cloud or a
-package index. Here pods are programs of this machine and need what says how to run on it. `local_runs` makes
-docs/local-runs.md of it.
+package index. Here pods are programs of this machine and need what says how to run on it. `isolation_page` makes
+docs/pod-isolation.md of it.
 """
 
 import re

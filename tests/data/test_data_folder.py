@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.runtime.store import fetch_folder
 from tests.minio import MinIO
 
 
 def test_a_committed_draft_is_found_with_its_files(tmp_path: Path) -> None:
     store = str(tmp_path)
-    with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+    with data_folder.draft(store, "corpora/abc", "corpus.json") as draft:
         (draft.folder / "text").write_text("x")
-        assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
+        assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") is None
         draft.commit({"documents": 1})
-    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
     assert (tmp_path / "corpora/abc/text").read_text() == "x"
     assert [path.name for path in (tmp_path / "corpora").iterdir()] == ["abc"]
 
 
 def fail_while_writing(store: Path) -> None:
-    with finished.draft(str(store), "corpora/abc", "corpus.json") as draft:
+    with data_folder.draft(str(store), "corpora/abc", "corpus.json") as draft:
         (draft.folder / "text").write_text("x")
         raise RuntimeError("full")
 
@@ -40,7 +40,7 @@ def test_the_draft_of_a_dead_writer_is_removed_and_that_of_a_living_one_kept(tmp
     living.mkdir()
     lock = os.open(living, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with finished.draft(str(tmp_path), "corpora/abc", "corpus.json"):
+    with data_folder.draft(str(tmp_path), "corpora/abc", "corpus.json"):
         pass
     os.close(lock)
     assert [path.name for path in (tmp_path / "corpora").iterdir()] == [living.name]
@@ -49,8 +49,8 @@ def test_the_draft_of_a_dead_writer_is_removed_and_that_of_a_living_one_kept(tmp
 def test_two_writers_of_one_folder_have_drafts_of_their_own(tmp_path: Path) -> None:
     """Also where their process ids are the same, as those of pods often are."""
     with (
-        finished.draft(str(tmp_path), "corpora/abc", "corpus.json") as one,
-        finished.draft(str(tmp_path), "corpora/abc", "corpus.json") as other,
+        data_folder.draft(str(tmp_path), "corpora/abc", "corpus.json") as one,
+        data_folder.draft(str(tmp_path), "corpora/abc", "corpus.json") as other,
     ):
         assert one.folder.is_dir()
         assert other.folder.is_dir()
@@ -60,12 +60,12 @@ def test_two_writers_of_one_folder_have_drafts_of_their_own(tmp_path: Path) -> N
 def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: Path) -> None:
     store = str(tmp_path)
     for wanted in (None, {"documents": 1}):
-        with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+        with data_folder.draft(store, "corpora/abc", "corpus.json") as draft:
             (draft.folder / "text").write_text("x")
             draft.commit({"documents": 1})
         if wanted is None:
             (tmp_path / "corpora/abc/corpus.json").unlink()
-    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == wanted
+    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") == wanted
 
 
 def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
@@ -73,13 +73,13 @@ def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
 ) -> None:
     monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "first"))
     store = s3.new_prefix()
-    with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+    with data_folder.draft(store, "corpora/abc", "corpus.json") as draft:
         (draft.folder / "train").mkdir()
         (draft.folder / "train/text").write_text("x")
-        assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
+        assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") is None
         draft.commit({"documents": 1})
-    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
-    uri = finished.data_uri(store, "corpora/abc")
+    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    uri = data_folder.data_uri(store, "corpora/abc")
     assert uri == f"{store}/corpora/abc"
     own = fetch_folder(uri, "corpus.json")
     assert own.parent.parent == tmp_path / "first"
@@ -97,12 +97,12 @@ def test_a_draft_for_s3_that_fails_leaves_no_manifest_and_no_draft(
     store = s3.new_prefix()
 
     def commit_what_no_store_takes() -> None:
-        with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+        with data_folder.draft(store, "corpora/abc", "corpus.json") as draft:
             (draft.folder / "a").write_text("x")
             (draft.folder / "no key").write_text("x")
             draft.commit({"documents": 1})
 
     with pytest.raises(ValueError, match="not a key"):
         commit_what_no_store_takes()
-    assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
+    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") is None
     assert not list(tmp_path.rglob("~draft*"))

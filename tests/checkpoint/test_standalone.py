@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from everstep.runtime.checkpoint.errors import SegmentError, UnreachableError
 from everstep.runtime.checkpoint.shard.reshard import assemble_state, open_shards, read_whole, verify_shards
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
-from everstep.runtime.checkpoint.stored.committed import read_committed
+from everstep.runtime.checkpoint.stored.read_committed import read_committed
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
 from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, StandaloneKeeper

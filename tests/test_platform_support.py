@@ -3,7 +3,7 @@
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.system.supported import platform_lack
+from everstep.runtime.system.platform_support import platform_lack
 
 
 @pytest.mark.parametrize(

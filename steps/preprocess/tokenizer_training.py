@@ -9,7 +9,7 @@ import html
 import json
 import sys
 
-from everstep.runtime.data import finished
+from everstep.runtime.data import data_folder
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.model.directory import MANIFEST
 from everstep.steps.preprocess import inputs
@@ -28,16 +28,16 @@ def run(config: Config) -> Result:
     corpus = inputs.open_corpus(config.input)
     parts = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
     key = f"tokenizers/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-    meta = finished.find_manifest(config.store, key, MANIFEST)
+    meta = data_folder.find_manifest(config.store, key, MANIFEST)
     if meta is None:
         vocabulary = train_vocabulary(config, corpus.read(), config.train_tokenizer)
-        with finished.draft(config.store, key, MANIFEST) as draft:
+        with data_folder.draft(config.store, key, MANIFEST) as draft:
             (draft.folder / FILE).write_bytes(vocabulary.json)
             meta = {"version": 1, "tokenizer": FILE, "vocab_size": vocabulary.size, "corpus": corpus.name}
             draft.commit(meta)
     else:
         print(f"{key} is in the store already", file=sys.stderr)
-    return _result(config, finished.data_uri(config.store, key), int(meta["vocab_size"]))
+    return _result(config, data_folder.data_uri(config.store, key), int(meta["vocab_size"]))
 
 
 def _train_to_prefix(config: Config) -> Result:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.shard.batched_copy import MIN_ROWS, SMALL_ELEMENTS, group_rows
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan_layout, read_shard, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, flatten
 
 

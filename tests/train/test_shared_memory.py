@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.steps.train.config import Config
-from everstep.steps.train.staged import model_parameters, shared_memory_bytes
+from everstep.steps.train.shared_memory import model_parameters, shared_memory_bytes
 
 
 def model(folder: Path, numbers: int) -> str:

@@ -22,7 +22,7 @@ class _Entry:
     """torch's random state when it was built."""
 
 
-class Kept:
+class KeptValues:
     """The values that one process has built, by builder and by its how manieth call of the round it is."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.kept import Kept
+from everstep.kept_values import KeptValues
 from everstep.runtime.agent.ports import free_port
 from tests.forks import Forks
 
@@ -16,7 +16,7 @@ def build(size: int) -> torch.nn.Linear:
 
 
 def test_a_later_round_gets_what_the_first_has_built() -> None:
-    kept = Kept()
+    kept = KeptValues()
     first, other = kept.keep(build, 2), kept.keep(build, 2)
     kept.begin_round(restores=True)
     assert kept.keep(build, 2) is first
@@ -25,21 +25,21 @@ def test_a_later_round_gets_what_the_first_has_built() -> None:
 
 
 def test_a_round_that_starts_from_nothing_builds_everything_anew() -> None:
-    kept = Kept()
+    kept = KeptValues()
     first = kept.keep(build, 2)
     kept.begin_round(restores=False)
     assert kept.keep(build, 2) is not first
 
 
 def test_another_number_among_the_arguments_builds_anew() -> None:
-    kept = Kept()
+    kept = KeptValues()
     kept.keep(build, 2)
     kept.begin_round(restores=True)
     assert kept.keep(build, 3).in_features == 3
 
 
 def test_gradients_of_an_interrupted_iteration_are_cleared() -> None:
-    kept = Kept()
+    kept = KeptValues()
     model = kept.keep(build, 2)
     model(torch.ones(2)).sum().backward()
     kept.begin_round(restores=True)
@@ -47,7 +47,7 @@ def test_gradients_of_an_interrupted_iteration_are_cleared() -> None:
 
 
 def test_old_and_new_processes_draw_the_same_numbers_after_keep() -> None:
-    old, new = Kept(), Kept()
+    old, new = KeptValues(), KeptValues()
     torch.manual_seed(0)
     old.keep(build, 2)
     torch.rand(7)
@@ -68,7 +68,7 @@ def test_what_belongs_to_a_process_group_is_refused_by_name() -> None:
             self.weight.device_mesh = "a mesh"  # pyright: ignore[reportAttributeAccessIssue]
 
     with pytest.raises(TypeError, match=r"Sharded.*build it anew"):
-        Kept().keep(Sharded)
+        KeptValues().keep(Sharded)
 
 
 @pytest.mark.long

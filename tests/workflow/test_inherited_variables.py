@@ -22,8 +22,8 @@ from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import parse
-from everstep.runtime.workflow.pods import inherited
-from everstep.runtime.workflow.pods.local_runs import render
+from everstep.runtime.workflow.pods import inherited_variables
+from everstep.runtime.workflow.pods.isolation_page import render
 from everstep.runtime.workflow.run.run_folder import read_inputs
 from everstep.runtime.workflow.run.view import _PlainView, table
 from everstep.shell_settings import checked_variables
@@ -49,12 +49,12 @@ RUN = ["-m", "everstep", "workflow"]
 
 def test_pods_get_what_they_need_and_no_token() -> None:
     everything = {**TOKENS, **NEEDED, **STORE}
-    assert inherited.inherited_variables(everything) == NEEDED
-    assert inherited.inherited_variables(everything, ["WANDB_API_KEY", "AWS_A*"]) == {
+    assert inherited_variables.inherited_variables(everything) == NEEDED
+    assert inherited_variables.inherited_variables(everything, ["WANDB_API_KEY", "AWS_A*"]) == {
         **NEEDED, "WANDB_API_KEY": "t", "AWS_ACCESS_KEY_ID": "a",
     }  # fmt: skip
     of_store = {**STORE, "AWS_SECRET_ACCESS_KEY": "t", "AWS_SESSION_TOKEN": "t"}
-    assert inherited.inherited_variables(
+    assert inherited_variables.inherited_variables(
         everything, (), ["python", "-m", "everstep.steps.train", "--store=s3://b"]
     ) == {
         **NEEDED,
@@ -65,7 +65,7 @@ def test_pods_get_what_they_need_and_no_token() -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_of_ours_gets_the_store(step: Any) -> None:
     made = step()
-    assert inherited.is_own_step([*made.command, *made.args])
+    assert inherited_variables.is_own_step([*made.command, *made.args])
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_every_step_of_ours_gets_the_store(step: Any) -> None:
     ],
 )
 def test_nobody_else_gets_the_store(command: list[str]) -> None:
-    assert not inherited.is_own_step(command)
+    assert not inherited_variables.is_own_step(command)
 
 
 def test_the_list_is_the_documentation() -> None:
-    told = (ROOT / "docs/local-runs.md").read_text()
-    assert told == render(), "run: python -m everstep.runtime.workflow.pods.local_runs > docs/local-runs.md"
+    told = (ROOT / "docs/pod-isolation.md").read_text()
+    assert told == render(), "run: python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md"
 
 
 def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

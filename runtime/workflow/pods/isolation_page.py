@@ -1,13 +1,13 @@
-"""docs/local-runs.md, made of the code's variables and limits by this module."""
+"""docs/pod-isolation.md, made of the code's variables and limits by this module."""
 
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UNPACKED_VARIABLE
-from everstep.runtime.workflow.pods.inherited import INHERITED_GROUPS, STORE_VARIABLES
+from everstep.runtime.workflow.pods.inherited_variables import INHERITED_GROUPS, STORE_VARIABLES
 
 DOCS = """\
 # What a local run gives its pods, and what it keeps from them
 
-Made from `runtime/workflow/pods/inherited.py` by
-`python -m everstep.runtime.workflow.pods.local_runs > docs/local-runs.md`; a test keeps it true.
+Made from `runtime/workflow/pods/inherited_variables.py` by
+`python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md`; a test keeps it true.
 
 A local run is not a sandbox: pods are processes of the person who runs them, and can do on this machine what that
 person can. The following prevents harm by mistakes and careless manifests. It does not stop a malicious program.
@@ -65,7 +65,7 @@ the manifest's own keys (`accessKeySecret`, `secretKeySecret`); yours are never 
 
 
 def render() -> str:
-    """docs/local-runs.md."""
+    """docs/pod-isolation.md."""
     rows = [
         f"| {', '.join(f'`{name}`' for name in one.names)} | {one.why} |"
         for one in (*INHERITED_GROUPS, STORE_VARIABLES)
