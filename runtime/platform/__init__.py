@@ -1,8 +1,8 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
 The story begins in `process`. `registry` is what outlives a master, `limits` what a node may use, `debris` what a dead
-node leaves behind, `gang` how pods may be scheduled together, `self_joining` a platform whose nodes come by themselves. The
-master compares what it wants with `observe()` and calls `create` and `delete`; both are idempotent.
+node leaves behind, `gang` how pods may be scheduled together, `self_joining` a platform whose nodes come by
+themselves. The master compares what it wants with `observe()` and calls `create` and `delete`; both are idempotent.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
