@@ -7,16 +7,13 @@ store has no abort at all. When their sockets are shut down, what waits at them 
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-_HELPER = "_new_process_group_helper"
-"""Every group of torch.distributed is made in this function, from 1.8 to 2.15."""
+from everstep.runtime.watch.group_making import surround_group_making
 
 
 class GroupSockets:
@@ -43,17 +40,9 @@ class GroupSockets:
                 self._present = None
 
     def watch_new_groups(self) -> None:
-        """Do this for every group that the script makes, too."""
-        make: Callable[..., Any] | None = getattr(distributed_c10d, _HELPER, None)
-        if make is None or hasattr(make, "__wrapped__"):
-            return
-
-        @wraps(make)
-        def make_watched(*arguments: Any, **named: Any) -> Any:
-            with self.watching():
-                return make(*arguments, **named)
-
-        setattr(distributed_c10d, _HELPER, make_watched)
+        """Watch the making of every group from now on, also of those that the script makes. Called once a process."""
+        with suppress(AttributeError):  # This torch makes its groups elsewhere.
+            surround_group_making(distributed_c10d, self.watching)
 
     def cut(self) -> None:
         """Shut them down, and abort the groups of other backends. Called in any thread."""

@@ -2,5 +2,5 @@
 
 Any script is watched; it need not import everstep. `in_worker` fills a worker's board from hooks; `board` is its file.
 `find_workers`, `process_state` and `read_stacks` look at live processes. `stacks`, `merge`, `pictures`, `dumps` and
-`standing` are pure. The worker's story begins in `in_worker`, the reader's in `looks`.
+`hang_culprit` are pure. The worker's story begins in `in_worker`, the reader's in `looks`.
 """

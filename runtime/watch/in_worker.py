@@ -17,13 +17,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, Board, BoardWriter, stack_file
+from everstep.runtime.watch.group_making import surround_group_making
 
 EVALUATION, SAVE = "evaluation", "torch.save"
 SAMPLES_PER_S = 5
@@ -161,14 +162,12 @@ class _Watch:
             torch.save = watched_save  # type: ignore[attr-defined]
 
     def hook_groups(self, module: Any) -> None:
-        make = module._new_process_group_helper
+        surround_group_making(module, self._sampling_afterwards)
 
-        def watched_make(*arguments: Any, **more: Any) -> Any:
-            made = make(*arguments, **more)
-            self._start_sampler()
-            return made
-
-        module._new_process_group_helper = watched_make
+    @contextmanager
+    def _sampling_afterwards(self) -> Iterator[None]:
+        yield
+        self._start_sampler()
 
     def _start_sampler(self) -> None:
         """Only now: before, the process may fork, and has one thread."""
@@ -186,7 +185,7 @@ class _Watch:
                 if counts[1] >= counts[0]:
                     name = ""
                 elif counts == self._counts and not name:  # It waits: ask for what.
-                    name = _unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
+                    name = _oldest_unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
                 elif counts != self._counts:
                     name = ""
                 self._counts = counts
@@ -200,7 +199,7 @@ def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
     return entered, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
 
 
-def _unfinished(trace: Mapping[str, Any]) -> str:
+def _oldest_unfinished(trace: Mapping[str, Any]) -> str:
     """`all_reduce [1024]`: the oldest collective that the rank entered and that is not finished; empty if unknown."""
     completed = {group: int(one["last_completed_collective"]) for group, one in trace["pg_status"].items()}
     waiting = [

@@ -22,7 +22,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedStacks:
     """All ranks' stacks."""
 
     ranks: frozenset[int]
@@ -30,7 +30,7 @@ class Merged:
     threads: dict[str, Call]
 
 
-def merge(stacks: Iterable[RankStacks]) -> Merged:
+def merge(stacks: Iterable[RankStacks]) -> MergedStacks:
     """Merge the stacks; threads of one name are one."""
     everybody: set[int] = set()
     top: dict[str, Call] = {}
@@ -42,7 +42,7 @@ def merge(stacks: Iterable[RankStacks]) -> Merged:
                 call = level.setdefault(name, Call(name))
                 call.ranks |= {one.rank}
                 level = call.calls
-    return Merged(frozenset(everybody), _in_order(top))
+    return MergedStacks(frozenset(everybody), _in_order(top))
 
 
 def walk(calls: dict[str, Call], depth: int = 0) -> Iterator[tuple[int, Call]]:
@@ -68,7 +68,7 @@ def label(call: Call, everybody: frozenset[int]) -> str:
     return f"{call.name}@{fold_ranks(call.ranks)}|{fold_ranks(everybody - call.ranks)}"
 
 
-def text(merged: Merged) -> str:
+def text(merged: MergedStacks) -> str:
     """The tree, one call a line, indented by its depth."""
     return "".join(f"{'  ' * depth}{label(call, merged.ranks)}\n" for depth, call in walk(merged.threads))
 

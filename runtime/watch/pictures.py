@@ -3,7 +3,7 @@
 import json
 from html import escape
 
-from everstep.runtime.watch.merge import Call, Merged, fold_ranks, label
+from everstep.runtime.watch.merge import Call, MergedStacks, fold_ranks, label
 from everstep.runtime.watch.stacks import RankStacks
 
 _WIDTH, _ROW, _MARGIN = 1200, 18, 10
@@ -12,7 +12,7 @@ _CHARACTER = 6.6
 _FILLS = ("#f4b678", "#f2a27a", "#f7cd85", "#eebd9a")
 
 
-def svg(merged: Merged, title: str) -> str:
+def svg(merged: MergedStacks, title: str) -> str:
     """The tree as a picture. Calls that not all ranks are in have a dark frame."""
     boxes: list[str] = []
     total = sum(len(call.ranks) for call in merged.threads.values()) or 1
@@ -28,7 +28,9 @@ def svg(merged: Merged, title: str) -> str:
     )
 
 
-def _draw(calls: dict[str, Call], merged: Merged, depth: int, left: float, per_rank: float, boxes: list[str]) -> int:
+def _draw(
+    calls: dict[str, Call], merged: MergedStacks, depth: int, left: float, per_rank: float, boxes: list[str]
+) -> int:
     """Draw calls side by side and theirs below; returns the number of rows."""
     deepest = depth
     for call in calls.values():
