@@ -4,30 +4,23 @@ Its first life saves and persists, then kills itself; the second one, in the nex
 take turns, so that a busy machine slows both alike. Rank 0 writes the slowest rank's seconds as JSON.
 """
 
-import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import torch
 import torch.distributed as dist
-from minio import Minio
 from msgspec.structs import replace
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 
 import everstep
 from benchmarks.checkpoint import MINIO, OTHERS, STORE, CasePlan, Timings
+from benchmarks.checkpoint_limits import loopback, plain_upload
 from everstep.runtime.checkpoint.shard.fetch import fetch
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import group_by_checkpoint
@@ -42,8 +36,7 @@ from everstep.runtime.checkpoint.stored.manifest import read_commit
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
-from everstep.runtime.store import Store, is_s3_uri, open_store
-from everstep.runtime.store.s3_settings import settings_of
+from everstep.runtime.store import Store, open_store
 
 LAYERS = 64
 """Layers of the model that FSDP2 shards; each has a weight and two moments."""
@@ -61,9 +54,6 @@ PAUSE_S = 0.02
 ITERATION_S = 0.4
 SETTLES = 30
 """Tenths of a second to wait for the agent to become idle."""
-PART = 64 << 20
-PARALLEL = 4
-"""Parallel requests of a plain upload."""
 
 
 class Bench:
@@ -205,7 +195,7 @@ def first_life(bench: Bench) -> None:
         bench.settle()
         checkpointer.save(iteration, state, persist=True)
         bench.measure("persist", partial(checkpointer.flush, iteration))
-        with plain_upload(os.environ[STORE], bench) as upload:
+        with plain_upload(os.environ[STORE], bench.context.rank, bench.size) as upload:
             assert bench.measure("upload", upload, "persist")
     if "others" in told.parts:
         measure_others(bench)
@@ -308,69 +298,6 @@ def measure_others(bench: Bench) -> None:
             if rank == 0:
                 shutil.rmtree(folder)
             dist.barrier()
-
-
-@contextmanager
-def plain_upload(uri: str, bench: Bench) -> Iterator[Callable[[], bool]]:
-    """Upload as many bytes to the same store as simply as possible: a file or a PUT for each 64 MiB, four at once."""
-    part = memoryview(os.urandom(1 << 20) * (PART >> 20))
-    names = [f"plain-{bench.context.rank}-{number}" for number in range(-(-bench.size // PART))]
-    if not is_s3_uri(uri):
-        folder = Path(uri, "plain")
-        folder.mkdir(exist_ok=True)
-
-        def put(name: str) -> bool:
-            with (folder / name).open("wb", buffering=0) as file:
-                file.write(part)
-                os.fsync(file.fileno())
-            return True
-    else:
-        told = settings_of(uri, os.environ)
-        client = Minio(told.host, told.access_key, told.secret_key, secure=told.secure, region=told.region)
-
-        def put(name: str) -> bool:
-            place = urlsplit(client.presigned_put_object(told.bucket, f"{told.prefix}plain/{name}"))
-            with closing(http.client.HTTPConnection(place.netloc)) as connection:
-                connection.request("PUT", f"{place.path}?{place.query}", part)
-                return connection.getresponse().status == http.client.OK
-
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        yield lambda: all(pool.map(put, names))
-    store = open_store(uri)
-    for name in names:
-        store.delete(f"plain/{name}")
-
-
-SENDER = """
-import mmap, socket, sys
-path, offset, size, port = sys.argv[1], *map(int, sys.argv[2:])
-with open(path, "r+b") as file, memoryview(mmap.mmap(file.fileno(), 0)) as whole:
-    data = whole[offset : offset + size]
-    assert bytes(data[::4096])
-    with socket.create_connection(("127.0.0.1", port)) as out:
-        out.recv(1)
-        out.sendall(data)
-"""
-"""The sender maps what it sends. After a fork, our own pages would be copied or faulted in again when we write."""
-
-
-@contextmanager
-def loopback(place: Fetched, buffer: memoryview) -> Iterator[Callable[[], None]]:
-    """A child sends as many bytes through TCP on this host; this process reads them into the buffer."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        told = (place.path, str(place.offset), str(len(buffer)), str(server.getsockname()[1]))
-        with subprocess.Popen([sys.executable, "-c", SENDER, *told]) as child:
-            connection, _ = server.accept()
-
-            def read() -> None:
-                connection.send(b"!")
-                done = 0
-                while done < len(buffer):
-                    done += connection.recv_into(buffer[done : done + (4 << 20)])
-
-            with connection:
-                yield read
-        assert not child.returncode
 
 
 def write(bench: Bench, name: str) -> None:

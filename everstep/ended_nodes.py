@@ -11,14 +11,14 @@ from everstep.runtime.platform.registry import Registry
 
 def end_nodes_of(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """End the nodes of the run in `folder`; returns a line for each job whose newest state only they had."""
-    reached = _reached(folder)
+    reached = _newest_iterations(folder)
     end_nodes(folder)
     uri = _store_of(manifest)
     jobs = [path.stem for path in sorted((folder / "jobs").glob("*.token"))]
     return [line for job in jobs if (line := _line(job, reached.get(job, 0), uri))]
 
 
-def _reached(folder: Path) -> dict[str, int]:
+def _newest_iterations(folder: Path) -> dict[str, int]:
     """Job -> the iteration that its live nodes have reached, as their memory tells."""
     reached: dict[str, int] = {}
     for entry in Registry(folder / "nodes").all():

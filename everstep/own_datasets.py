@@ -1,7 +1,7 @@
 """Where the batches of `everstep.loader` come from: a user's map-style or iterable dataset, read from a position on.
 
-Each source yields `Fetched` in the order of the stream, through torch's DataLoader, whose worker processes may read
-ahead: a position counts only when the loop has applied it.
+Each source yields `FetchedBatch` in the order of the stream, through torch's DataLoader, whose worker processes may
+read ahead: a position counts only when the loop has applied it.
 """
 
 import os
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     world_size: int
 
 
-class Fetched(NamedTuple):
+class FetchedBatch(NamedTuple):
     """One rank's share of one global batch."""
 
     parts: list[Part]
@@ -97,7 +97,7 @@ class Source(Protocol):
     samples: int | None
     """Samples of an epoch; None: unknown."""
 
-    def read(self, start: Position, place: Place) -> Iterator[Fetched]:
+    def read(self, start: Position, place: Place) -> Iterator[FetchedBatch]:
         """Every batch from `start` on, for this rank."""
         ...
 
@@ -121,10 +121,10 @@ class _MapStyle:
         self._dataset, self._shape, self._reading = dataset, shape, reading
         self._sampler = Sampler(self.samples, shape.global_batch, shape.seed, shape.shuffle)
 
-    def read(self, start: Position, place: Place) -> Iterator[Fetched]:
+    def read(self, start: Position, place: Place) -> Iterator[FetchedBatch]:
         requests = ([self._positions(part) for part in parts] for parts in self._plan(start.consumed, place))
         fetch = self._reading.open(
-            _Indexed(self._dataset, self._shape.seed),
+            _IndexedSamples(self._dataset, self._shape.seed),
             batch_sampler=(positions for parts in requests for positions in parts),
             num_workers=self._reading.num_workers, collate_fn=self._reading.collate_fn,
         )  # fmt: skip
@@ -132,7 +132,7 @@ class _MapStyle:
         for parts in self._plan(start.consumed, place):
             consumed += self._size(consumed)
             assert self.samples is not None
-            yield Fetched(parts, [next(fetch) for _ in parts], Position(consumed, *divmod(consumed, self.samples)))
+            yield FetchedBatch(parts, [next(fetch) for _ in parts], Position(consumed, *divmod(consumed, self.samples)))
 
     def _plan(self, consumed: int, place: Place) -> Iterator[list[Part]]:
         while size := self._size(consumed):
@@ -153,7 +153,7 @@ class _MapStyle:
 
 
 @dataclass(frozen=True)
-class _Indexed:
+class _IndexedSamples:
     """Reads samples of a map-style dataset, whose random numbers are a function of (seed, position)."""
 
     dataset: Any
@@ -176,18 +176,18 @@ class _IterableStyle:
         self.samples: int | None = None
         self._dataset, self._shape, self._reading = dataset, shape, reading
 
-    def read(self, start: Position, place: Place) -> Iterator[Fetched]:
+    def read(self, start: Position, place: Place) -> Iterator[FetchedBatch]:
         stream = _Stream(self._dataset, self._shape, self._reading.collate_fn or default_collate, start, place)
         # More than one worker process would only read the same stream more than once.
         workers = min(self._reading.num_workers, 1)
         yield from self._reading.open(stream, batch_size=None, num_workers=workers, collate_fn=_as_it_is)
 
 
-def _as_it_is(batch: Fetched) -> Fetched:
+def _as_it_is(batch: FetchedBatch) -> FetchedBatch:
     return batch
 
 
-class _Stream(IterableDataset[Fetched]):
+class _Stream(IterableDataset[FetchedBatch]):
     """Every rank reads the whole stream, and collates its share of each global batch."""
 
     def __init__(
@@ -196,7 +196,7 @@ class _Stream(IterableDataset[Fetched]):
         self._dataset, self._shape, self._collate = dataset, shape, collate
         self._start, self._place = start, place
 
-    def __iter__(self) -> Iterator[Fetched]:
+    def __iter__(self) -> Iterator[FetchedBatch]:
         alone = RandomStream(self._shape.seed)
         reader, begin = self._samples(), self._start
         while True:
@@ -208,10 +208,10 @@ class _Stream(IterableDataset[Fetched]):
             yield self._share(begin, [sample for sample, _ in group], after)
             begin = after
 
-    def _share(self, begin: Position, samples: list[Any], after: Position) -> Fetched:
+    def _share(self, begin: Position, samples: list[Any], after: Position) -> FetchedBatch:
         start = begin.consumed
         parts = parts_of(start, len(samples), *self._place, self._shape.micro_batch)
-        return Fetched(parts, [self._collate(samples[p.start - start : p.end - start]) for p in parts], after)
+        return FetchedBatch(parts, [self._collate(samples[p.start - start : p.end - start]) for p in parts], after)
 
     def _samples(self) -> Iterator[tuple[Any, Position]]:
         """Every sample from the start on, with the position after it. What the dataset draws at random is a function

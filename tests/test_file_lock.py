@@ -8,33 +8,33 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.system import file_lock
-from everstep.runtime.system.file_lock import lock, locked, open_locked
+from everstep.runtime.system.file_lock import hold_lock, lock, open_locked
 
 NEW = os.O_RDWR | os.O_CREAT
 
 
 def test_a_folder_can_be_locked_by_one_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(BlockingIOError):
+    with hold_lock(tmp_path), pytest.raises(BlockingIOError):
         open_locked(tmp_path, wait_s=0)
-    with locked(tmp_path, wait_s=0):
+    with hold_lock(tmp_path, wait_s=0):
         pass
 
 
 def test_several_share_a_lock_and_keep_away_who_wants_it_alone(tmp_path: Path) -> None:
-    with locked(tmp_path, shared=True), locked(tmp_path, shared=True, wait_s=0), pytest.raises(BlockingIOError):
+    with hold_lock(tmp_path, shared=True), hold_lock(tmp_path, shared=True, wait_s=0), pytest.raises(BlockingIOError):
         open_locked(tmp_path, wait_s=0)
 
 
 def test_a_holder_that_leaves_in_time_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = open_locked(tmp_path / "lock", NEW)
     monkeypatch.setattr(file_lock.time, "sleep", lambda _: os.close(holder))  # The first pause ends its lock.
-    with locked(tmp_path / "lock", wait_s=60):
+    with hold_lock(tmp_path / "lock", wait_s=60):
         pass
 
 
 def test_a_lock_without_a_deadline_is_waited_for(tmp_path: Path) -> None:
     held = threading.Event()
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         waiter = threading.Thread(target=lambda: (os.close(open_locked(tmp_path)), held.set()))
         waiter.start()
         assert not held.is_set()
@@ -58,7 +58,7 @@ def test_what_was_removed_while_it_was_opened_is_not_taken_for_what_has_its_name
 
     folder.mkdir()
     monkeypatch.setattr(file_lock.fcntl, "flock", replaced_first)
-    with locked(folder, wait_s=wait_s) as descriptor:
+    with hold_lock(folder, wait_s=wait_s) as descriptor:
         assert os.path.samestat(os.fstat(descriptor), folder.stat())
         assert len(calls) == 2
         with pytest.raises(BlockingIOError):
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_locked_leaves_no_descriptor(tmp_path: Path) -> No
     def descriptors() -> set[str]:
         return set(os.listdir("/proc/self/fd"))
 
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         before = descriptors()
         for path in (tmp_path, tmp_path / "none"):
             with pytest.raises((BlockingIOError, FileNotFoundError)):

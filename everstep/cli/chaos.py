@@ -16,7 +16,7 @@ from everstep.flags import Flag, add_action
 from everstep.runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from everstep.runtime.chaos import Fault, Fired
+    from everstep.runtime.chaos import Fault, FiredFault
     from everstep.runtime.job.state import State
 
 EXAMPLES = (
@@ -75,7 +75,7 @@ def run(flags: Chaos) -> int:
     return ExitCode.DONE
 
 
-async def _on_machine(flags: Chaos) -> "Fired":
+async def _on_machine(flags: Chaos) -> "FiredFault":
     from everstep.runtime.chaos.on_machine import MachineInjector
     from everstep.runtime.chaos.progress import Progress
 
@@ -86,7 +86,7 @@ async def _on_machine(flags: Chaos) -> "Fired":
     return await injector.inject(_fault(flags))
 
 
-async def _on_cluster(flags: Chaos) -> "Fired":
+async def _on_cluster(flags: Chaos) -> "FiredFault":
     from everstep.runtime.chaos.on_cluster import ClusterInjector
     from everstep.runtime.chaos.progress import Progress
     from everstep.runtime.platform.kubernetes import KubeApi

@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _explain_errors(verb: str, act: Callable[[Any], int]) -> Callable[[Any], int]:
     """The verb, with BadInput for an error of the store, and a line and exit code 1 for a damaged checkpoint."""
 
-    def explained(flags: Any) -> int:
+    def act_and_explain(flags: Any) -> int:
         from everstep.runtime.checkpoint.errors import RestoreError
         from everstep.runtime.store import StoreError
 
@@ -94,7 +94,7 @@ def _explain_errors(verb: str, act: Callable[[Any], int]) -> Callable[[Any], int
             print(f"everstep checkpoint {verb}: {flags.uri}: {error}", file=sys.stderr)
             return 1
 
-    return explained
+    return act_and_explain
 
 
 def _ls(flags: List) -> int:

@@ -28,7 +28,7 @@ def _route(namespace: str) -> "Iterator[Route]":
         raise BadInput(str(error)) from None
 
 
-def _seen(workflow: dict[str, Any]) -> dict[str, Any]:
+def _with_status(workflow: dict[str, Any]) -> dict[str, Any]:
     """One that no controller has seen yet has no status."""
     status = {"phase": "Pending", "nodes": {}, **(workflow.get("status") or {})}
     return {**workflow, "status": status}
@@ -37,19 +37,19 @@ def _seen(workflow: dict[str, Any]) -> dict[str, Any]:
 def workflows(namespace: str) -> list[dict[str, Any]]:
     """All of the namespace. Raises BadInput."""
     with _route(namespace) as route:
-        return [_seen(one) for one in route.workflows()]
+        return [_with_status(one) for one in route.workflows()]
 
 
 def get(namespace: str, name: str) -> dict[str, Any]:
     """The run. Raises BadInput."""
     with _route(namespace) as route:
-        return _seen(route.get(name))
+        return _with_status(route.get(name))
 
 
 def end(namespace: str, name: str, verb: Literal["stop", "terminate"]) -> int:
     """Stop the run; returns the exit code. Raises BadInput."""
     with _route(namespace) as route:
-        phase = _seen(route.get(name))["status"]["phase"]
+        phase = _with_status(route.get(name))["status"]["phase"]
         if phase in ENDED:
             raise BadInput(f"{name}: has already ended: {phase}")
         route.end(name, verb)
@@ -60,7 +60,7 @@ def end(namespace: str, name: str, verb: Literal["stop", "terminate"]) -> int:
 def retry(namespace: str, name: str) -> int:
     """Let what did not succeed run again; returns the exit code. Raises BadInput."""
     with _route(namespace) as route:
-        phase = _seen(route.get(name))["status"]["phase"]
+        phase = _with_status(route.get(name))["status"]["phase"]
         if phase not in ("Failed", "Error"):
             raise BadInput(f"{name}: only a run that has failed is retried, and it is {phase}")
         route.retry(name)
@@ -76,12 +76,12 @@ def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
     def is_wanted(row: Row) -> bool:
         return bool(row.pod) and (row.pod == wanted or any(one.startswith(wanted) for one in (row.title, row.pod)))
 
-    def chosen(view: View) -> View:
+    def select_rows(view: View) -> View:
         return View(view.workflow, rows=[row for row in view.rows if is_wanted(row)])
 
     with _route(namespace) as route:
-        workflow = _seen(route.get(name))
-        some = chosen(View(workflow, rows=rows(workflow)))
+        workflow = _with_status(route.get(name))
+        some = select_rows(View(workflow, rows=rows(workflow)))
         if wanted and not some.rows and not follow:
             raise BadInput(f"{name}: no pod of that name, and no step begins with {wanted!r}")
         if not follow:
@@ -90,7 +90,7 @@ def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
             return 0
         every = LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True))
         with Follower(route, workflow, tails=False) as followed:
-            followed.follow(lambda view: every.follow_started(chosen(view)))
+            followed.follow(lambda view: every.follow_started(select_rows(view)))
         every.finish()
     return 0
 

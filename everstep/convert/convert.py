@@ -87,7 +87,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     arguments, policies, file = dict(job.arguments), dict(job.policies), fields.file
     roles = list(job.roles)
     commands = {role.name: role.pod.command for role in roles}
-    script = _launched(roles[0], arguments, policies, file, notes) if len(set(commands.values())) == 1 else None
+    script = _take_launch(roles[0], arguments, policies, file, notes) if len(set(commands.values())) == 1 else None
     if script is None:
         each = {name: shlex.join(command) for name, command in commands.items()}
         arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
@@ -113,7 +113,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     return arguments
 
 
-def _launched(
+def _take_launch(
     role: Role, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
 ) -> str | None:
     """Take script, arguments and launcher flags from the role's command; None if it starts no script."""

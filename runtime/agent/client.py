@@ -244,7 +244,7 @@ class MasterClient:
     def _say_lost_once(self, address: str, path: str, wrong: str) -> None:
         if not self._is_lost and self.met:
             self._is_lost = True
-            self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
+            self._say(f"the master at {address} does not answer {path} ({wrong}); the workers continue")
 
 
 def _error_text(text: bytes) -> str:

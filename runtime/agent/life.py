@@ -28,22 +28,13 @@ from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.stacks import write_stacks
-from everstep.runtime.agent.talk import MasterDialogue
+from everstep.runtime.agent.talk import MasterDialogue, fault_message, unrestored_message
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkServer
 from everstep.runtime.agent.worker_specs import board_path, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import (
-    Action,
-    Directive,
-    Holding,
-    Join,
-    Refusal,
-    Seat,
-    Unrestored,
-    WorkerExit,
-)
+from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Refusal, Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.watch.board import Board, read_board
@@ -53,7 +44,6 @@ _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
-_LONGEST_WHY, _MOST_REFUSALS = 1000, 64
 T = TypeVar("T")
 
 
@@ -268,7 +258,7 @@ class AgentLifecycle:
         specs = worker_specs(self._settings, seat, self._outputs, self._resources.folder)
         again = self._workers.start(seat.round, seat.restore is not None, specs)
         if again:
-            self._dependencies.note(f"round {seat.round}: local ranks {again} go on in their processes")
+            self._dependencies.note(f"round {seat.round}: local ranks {again} continue in their processes")
         running = slots
         while True:
             event = await self._events.get()
@@ -305,16 +295,7 @@ class AgentLifecycle:
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        report = WorkerExit(
-            node=self._settings.node,
-            round=seat.round,
-            rank=rank,
-            local_rank=end.local_rank,
-            exit_code=end.exit_code,
-            iteration=iteration,
-            error=end.error,
-            oom=oom,
-        )
+        report = fault_message(self._settings.node, seat, end, iteration, oom)
         died = end.time or time.time()
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died, 0.0)))
 
@@ -401,11 +382,8 @@ class AgentLifecycle:
     def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
         if (seat := self._link.seat) is not None and self._refused_round < seat.round:
             self._refused_round = seat.round
-            few = tuple(
-                msgspec.structs.replace(refusal, why=refusal.why[:_LONGEST_WHY])
-                for refusal in refusals[:_MOST_REFUSALS]
-            )
-            self._background.start(self._client.report_unrestored(Unrestored(self._settings.node, seat.round, few)))
+            message = unrestored_message(self._settings.node, seat.round, refusals)
+            self._background.start(self._client.report_unrestored(message))
 
     async def _report_persisted(self, holding: Holding) -> None:
         manifest = await self._sender.report_persisted(holding)

@@ -8,8 +8,23 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
+from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.protocol.messages import (
+    Action,
+    Directive,
+    Dumped,
+    Finished,
+    Heartbeat,
+    Join,
+    Leaving,
+    Refusal,
+    Seat,
+    Unrestored,
+    WorkerExit,
+)
 from everstep.runtime.watch.hang_culprit import Standing
+
+_LONGEST_WHY, _MOST_REFUSALS = 1000, 64
 
 
 class MasterDialogue:
@@ -77,3 +92,25 @@ class MasterDialogue:
     def is_over(self, round_: int) -> bool:
         """Whether the end of that round ends the round that this node is in."""
         return round_ >= self.round
+
+
+def fault_message(node: str, seat: Seat, end: WorkerEnd, iteration: int, oom: bool) -> WorkerExit:
+    """The report of the first worker of a round that failed, at its iteration."""
+    return WorkerExit(
+        node=node,
+        round=seat.round,
+        rank=seat.first_rank + end.local_rank,
+        local_rank=end.local_rank,
+        exit_code=end.exit_code,
+        iteration=iteration,
+        error=end.error,
+        oom=oom,
+    )
+
+
+def unrestored_message(node: str, round_: int, refusals: tuple[Refusal, ...]) -> Unrestored:
+    """The report of sources that could not restore a state, within a message's bounds."""
+    few = tuple(
+        msgspec.structs.replace(refusal, why=refusal.why[:_LONGEST_WHY]) for refusal in refusals[:_MOST_REFUSALS]
+    )
+    return Unrestored(node, round_, few)

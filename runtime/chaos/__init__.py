@@ -8,6 +8,6 @@ off, `store_outage` takes a store away.
 The named points of `everstep.runtime.faults` are something else: they are in the code, and only tests arm them.
 """
 
-from everstep.runtime.chaos.injector import Fault, Fired, Injector, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.injector import Fault, FiredFault, Injector, Kind, NotFiredError, NotPossibleError
 
-__all__ = ["Fault", "Fired", "Injector", "Kind", "NotFiredError", "NotPossibleError"]
+__all__ = ["Fault", "FiredFault", "Injector", "Kind", "NotFiredError", "NotPossibleError"]

@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Fired:
+class FiredFault:
     """A fault that has happened."""
 
     kind: Kind
@@ -90,6 +90,6 @@ class Injector(Protocol):
         """Do what has to be done before the nodes start; runs until it is cancelled."""
         ...
 
-    async def inject(self, fault: Fault) -> Fired:
+    async def inject(self, fault: Fault) -> FiredFault:
         """Let it happen, and mend what does not mend itself. Raises NotPossibleError, NotFiredError."""
         ...

@@ -48,7 +48,7 @@ def fill_memory(share: float, seconds: float, group: Path) -> None:
     while time.monotonic() < until and os.getppid() == parent and _others(group):
         used, limit = memory_use(group)
         if used < share * limit - _STEP_BYTES:
-            held.append(_touched(_STEP_BYTES))
+            held.append(_map_and_touch(_STEP_BYTES))
             continue
         if not told:
             told = True
@@ -63,7 +63,7 @@ def _others(group: Path) -> bool:
     return (group / "cgroup.procs").read_text().split() != [str(os.getpid())]
 
 
-def _touched(size: int) -> mmap.mmap:
+def _map_and_touch(size: int) -> mmap.mmap:
     held = mmap.mmap(-1, size)
     for page in range(0, size, mmap.PAGESIZE):
         held[page] = 1

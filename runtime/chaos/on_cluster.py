@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from everstep.runtime.chaos.injector import Fault, Fired, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.job.records import RoundFormed
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
@@ -32,7 +32,7 @@ class ClusterInjector:
         self._step = step
         self._progress = progress
         self._chance = chance
-        self._faults: Mapping[Kind, Callable[[Fault], Awaitable[Fired]]] = {
+        self._faults: Mapping[Kind, Callable[[Fault], Awaitable[FiredFault]]] = {
             Kind.NODE: self._delete_node,
             Kind.PREEMPT: self._delete_node,
             Kind.EVICT: self._evict,
@@ -51,7 +51,7 @@ class ClusterInjector:
     async def prepare(self, kind: Kind) -> None:
         """Nothing."""
 
-    async def inject(self, fault: Fault) -> Fired:
+    async def inject(self, fault: Fault) -> FiredFault:
         if why := self.refusal(fault.kind):
             raise NotPossibleError(why)
         try:
@@ -100,18 +100,18 @@ class ClusterInjector:
             await asyncio.sleep(0.5)
         raise NotFiredError(f"{name} is still there")
 
-    async def _delete_node(self, fault: Fault) -> Fired:
+    async def _delete_node(self, fault: Fault) -> FiredFault:
         name, pod = await self._victim(fault)
         grace = GRACE_S if fault.kind is Kind.PREEMPT else 0
         moment = await self._delete([pod], grace)
-        return Fired(fault.kind, name, moment, f"pod {pod['metadata']['name']} deleted with {grace} s of grace")
+        return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} deleted with {grace} s of grace")
 
-    async def _evict(self, fault: Fault) -> Fired:
+    async def _evict(self, fault: Fault) -> FiredFault:
         name, pod = await self._victim(fault)
         moment = time.time()
         await self._api.evict(pod["metadata"]["name"])
         await self._wait_until_going(pod)
-        return Fired(fault.kind, name, moment, f"pod {pod['metadata']['name']} evicted")
+        return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} evicted")
 
     async def _step_pods(self) -> list[Pod]:
         """The train step's own running pod. Raises NotFiredError."""
@@ -125,15 +125,15 @@ class ClusterInjector:
             raise NotFiredError(f"no pod of the step {self._step} runs")
         return found
 
-    async def _delete_step(self, fault: Fault) -> Fired:
+    async def _delete_step(self, fault: Fault) -> FiredFault:
         pods = await self._step_pods()
-        return Fired(fault.kind, "", await self._delete(pods, 0), f"pod {pods[0]['metadata']['name']} deleted")
+        return FiredFault(fault.kind, "", await self._delete(pods, 0), f"pod {pods[0]['metadata']['name']} deleted")
 
-    async def _delete_everything(self, fault: Fault) -> Fired:
+    async def _delete_everything(self, fault: Fault) -> FiredFault:
         pods = [*await self._step_pods(), *(await self._pods()).values()]
-        return Fired(fault.kind, "", await self._delete(pods, 0), f"{len(pods)} pods deleted")
+        return FiredFault(fault.kind, "", await self._delete(pods, 0), f"{len(pods)} pods deleted")
 
-    async def _resize(self, fault: Fault) -> Fired:
+    async def _resize(self, fault: Fault) -> FiredFault:
         name, moment = secret_name(self._progress.job), time.time()
         sizes = parse_sizes(await self._api.get("configmaps", name))
         role, before = next(iter(sizes.items()))
@@ -144,14 +144,14 @@ class ClusterInjector:
                 lambda target=target: self._world(role) == target, f"{target} nodes train", SEEN_S
             )
             seen.append(target)
-        return Fired(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, seen))} nodes")
+        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, seen))} nodes")
 
     def _world(self, role: str) -> int:
         """Nodes of that role in the newest round."""
         formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
         return len(formed[-1].round.members[role]) if formed else 0
 
-    async def _mark_machine(self, fault: Fault) -> Fired:
+    async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""
         name, pod = await self._victim(fault)
         machine = pod["spec"]["nodeName"]
@@ -171,4 +171,4 @@ class ClusterInjector:
         finally:
             back = {"unschedulable": before.get("unschedulable")} if cordon else {"taints": taints}
             await self._api.retry(lambda: self._api.patch("nodes", machine, {"spec": back}))
-        return Fired(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")
+        return FiredFault(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")

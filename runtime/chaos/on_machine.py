@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from everstep.runtime.chaos import load, packet_loss, store_outage, victims
-from everstep.runtime.chaos.injector import Fault, Fired, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
 from everstep.runtime.platform.registry import Registration, Registry
@@ -68,10 +68,10 @@ class MachineInjector:
                     packet_loss.enter(group, entry.pid)
             await asyncio.sleep(0.01)
 
-    async def inject(self, fault: Fault) -> Fired:
+    async def inject(self, fault: Fault) -> FiredFault:
         if why := self.refusal(fault.kind):
             raise NotPossibleError(why)
-        faults: Mapping[Kind, Callable[[Fault], Awaitable[Fired]]] = {
+        faults: Mapping[Kind, Callable[[Fault], Awaitable[FiredFault]]] = {
             Kind.CRASH: self._crash,
             Kind.FORK_SERVER: self._kill_fork_server,
             Kind.NODE: self._kill_node,
@@ -127,26 +127,26 @@ class MachineInjector:
         await self._progress.wait(find_workers, f"{entry.name} has a training process", SEEN_S)
         return found
 
-    async def _crash(self, fault: Fault) -> Fired:
+    async def _crash(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         worker = self._chance.choice(await self._workers(entry))
         return await victims.kill(fault.kind, entry.name, [worker])
 
-    async def _kill_fork_server(self, fault: Fault) -> Fired:
+    async def _kill_fork_server(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         servers = victims.children_running(entry, AGENT_SERVER)
         if not servers:
             raise NotPossibleError(f"{entry.name} has no fork server: its script is started as a plain process")
         return await victims.kill(fault.kind, entry.name, servers)
 
-    async def _kill_node(self, fault: Fault) -> Fired:
+    async def _kill_node(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         return await victims.kill(fault.kind, entry.name, [psutil.Process(entry.pid)])
 
-    async def _kill_master(self, fault: Fault) -> Fired:
+    async def _kill_master(self, fault: Fault) -> FiredFault:
         return await victims.kill(fault.kind, "", self._train_step())
 
-    async def _kill_everything(self, fault: Fault) -> Fired:
+    async def _kill_everything(self, fault: Fault) -> FiredFault:
         agents = [psutil.Process(one.pid) for one in self._nodes()]
         below = [process for agent in agents for process in agent.children(recursive=True)]
         return await victims.kill(fault.kind, "", [*self._train_step(), *agents, *below])
@@ -164,24 +164,24 @@ class MachineInjector:
             raise NotFiredError("the train step's process is not there")
         return found
 
-    async def _preempt(self, fault: Fault) -> Fired:
+    async def _preempt(self, fault: Fault) -> FiredFault:
         entry, moment = await self._victim(fault), time.time()
         os.kill(entry.pid, signal.SIGTERM)
-        return await self._seen(fault.kind, entry.name, moment, NodeLeaving)
+        return await self._wait_for_record(fault.kind, entry.name, moment, NodeLeaving)
 
-    async def _seen(self, kind: Kind, node: str, moment: float, *types: type[Record]) -> Fired:
+    async def _wait_for_record(self, kind: Kind, node: str, moment: float, *types: type[Record]) -> FiredFault:
         """The fault, once the journal has a record of these types about the node. Raises NotFiredError."""
 
-        def known() -> Record | None:
+        def find_record() -> Record | None:
             found = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
             return next((one for one in found if getattr(one, "node", "") == node), None)
 
-        await self._progress.wait(known, f"the journal tells of {node}", SEEN_S)
-        record = known()
+        await self._progress.wait(find_record, f"the journal tells of {node}", SEEN_S)
+        record = find_record()
         reason = getattr(record, "reason", "")
-        return Fired(kind, node, moment, f"the journal has {type(record).__name__} of {node}: {reason}")
+        return FiredFault(kind, node, moment, f"the journal has {type(record).__name__} of {node}: {reason}")
 
-    async def _freeze(self, fault: Fault) -> Fired:
+    async def _freeze(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         agent, moment = psutil.Process(entry.pid), time.time()
         processes = [agent, *agent.children(recursive=True)]
@@ -198,9 +198,9 @@ class MachineInjector:
             await asyncio.sleep(fault.seconds)
         finally:
             victims.resume(processes)
-        return Fired(fault.kind, entry.name, moment, f"{stopped} processes were stopped for {fault.seconds:g} s")
+        return FiredFault(fault.kind, entry.name, moment, f"{stopped} processes were stopped for {fault.seconds:g} s")
 
-    async def _slow_down(self, fault: Fault) -> Fired:
+    async def _slow_down(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         workers, moment, times = await self._workers(entry), time.time(), 0
         try:
@@ -216,18 +216,20 @@ class MachineInjector:
                 raise
         finally:
             victims.resume(workers)
-        return Fired(fault.kind, entry.name, moment, f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s")
+        return FiredFault(
+            fault.kind, entry.name, moment, f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s"
+        )
 
-    async def _fail_check(self, fault: Fault) -> Fired:
+    async def _fail_check(self, fault: Fault) -> FiredFault:
         chosen: list[str] = [fault.node] if fault.node else []
         killed, moment = 0, 0.0
 
-        def judged() -> FaultJudged | NodeLost | None:
+        def find_judgement() -> FaultJudged | NodeLost | None:
             types = (FaultJudged, NodeLost)
             return next((r for r in self._progress.records() if isinstance(r, types) and r.node in chosen), None)
 
         deadline = time.time() + 10 * SEEN_S
-        while not (record := judged()):
+        while not (record := find_judgement()):
             if time.time() > deadline or self._progress.has_ended():
                 raise NotFiredError(f"{killed} measurements were killed, and no node was found faulty")
             for entry in self._nodes():
@@ -239,9 +241,11 @@ class MachineInjector:
             await asyncio.sleep(0.05)
         if not killed:
             raise NotFiredError(f"{chosen[0]} was lost before it was checked ({record.reason})")
-        return Fired(fault.kind, chosen[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}")
+        return FiredFault(
+            fault.kind, chosen[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}"
+        )
 
-    async def _cut_off(self, fault: Fault) -> Fired:
+    async def _cut_off(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group = self._groups.get(entry.uid)
         if group is None:
@@ -259,7 +263,9 @@ class MachineInjector:
             while time.time() < moment + fault.seconds and entry.is_alive():
                 await asyncio.sleep(LOOK_S)
         passed = time.time() - moment
-        return Fired(fault.kind, entry.name, moment, f"no connection to {address} from {entry.name} for {passed:.0f} s")
+        return FiredFault(
+            fault.kind, entry.name, moment, f"no connection to {address} from {entry.name} for {passed:.0f} s"
+        )
 
     def _memory_group(self, entry: Registration) -> Path:
         """The node's control group, with a limit. Raises NotPossibleError."""
@@ -269,21 +275,21 @@ class MachineInjector:
                     return group
         raise NotPossibleError(_NO_GROUP)
 
-    async def _run_out_of_memory(self, fault: Fault) -> Fired:
+    async def _run_out_of_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
         for worker in await self._workers(entry):  # Anybody may raise it; to lower that of the filler needs rights.
             Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST))
         filling = await victims.start_load("memory", "1.5", f"{SEEN_S}", str(group))
         try:
-            fired = await self._seen(fault.kind, entry.name, moment, FaultJudged, NodeLost)
+            fired = await self._wait_for_record(fault.kind, entry.name, moment, FaultJudged, NodeLost)
         finally:
             await victims.end(filling)
         if "memory" not in fired.evidence:
-            raise NotFiredError(f"the kernel killed nobody for lack of memory: {fired.evidence}")
+            raise NotFiredError(f"the kernel killed no process for lack of memory: {fired.evidence}")
         return fired
 
-    async def _fill_memory(self, fault: Fault) -> Fired:
+    async def _fill_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
         filling = await victims.start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
@@ -293,9 +299,9 @@ class MachineInjector:
         if len(line) != 3:
             raise NotFiredError(f"{group} was not filled to {fault.share:.0%}")
         share = int(line[0]) / int(line[2])
-        return Fired(fault.kind, entry.name, moment, f"{share:.0%} of {int(line[2]) >> 20} MiB used")
+        return FiredFault(fault.kind, entry.name, moment, f"{share:.0%} of {int(line[2]) >> 20} MiB used")
 
-    async def _load_cpu(self, fault: Fault) -> Fired:
+    async def _load_cpu(self, fault: Fault) -> FiredFault:
         cores, moment = len(os.sched_getaffinity(0)), time.time()
         burning = [await victims.start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
         before = psutil.cpu_times()
@@ -306,9 +312,9 @@ class MachineInjector:
         busy = 1 - idle / spent if spent else 0.0
         if busy < 0.8 * fault.share:
             raise NotFiredError(f"the machine was only {busy:.0%} busy")
-        return Fired(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
+        return FiredFault(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
 
-    async def _resize(self, fault: Fault) -> Fired:
+    async def _resize(self, fault: Fault) -> FiredFault:
         sizes = [sum(self._progress.state().members.values())]
         moment = time.time()
         for target in (sizes[0] + 1, sizes[0]):
@@ -322,7 +328,7 @@ class MachineInjector:
                 await self._progress.wait(
                     lambda newest=newest: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S
                 )
-        return Fired(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes))} nodes")
+        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes))} nodes")
 
     def _world(self) -> int:
         """Nodes of the newest round."""
@@ -340,9 +346,9 @@ class MachineInjector:
         if asked.returncode:
             raise NotFiredError(said.decode().strip())
 
-    async def _lose_store(self, fault: Fault) -> Fired:
+    async def _lose_store(self, fault: Fault) -> FiredFault:
         path = Path(self._progress.store.uri) / "jobs" / self._progress.job
         with store_outage.out_of_reach(path) as why:
             moment = time.time()
             await asyncio.sleep(fault.seconds)
-        return Fired(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")
+        return FiredFault(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")

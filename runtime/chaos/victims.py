@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from everstep.runtime.chaos import load
-from everstep.runtime.chaos.injector import Fired, Kind, NotFiredError
+from everstep.runtime.chaos.injector import FiredFault, Kind, NotFiredError
 from everstep.runtime.platform.registry import Registration
 
 
@@ -46,7 +46,7 @@ def resume(processes: list[psutil.Process]) -> None:
             process.resume()
 
 
-async def kill(kind: Kind, node: str, processes: list[psutil.Process]) -> Fired:
+async def kill(kind: Kind, node: str, processes: list[psutil.Process]) -> FiredFault:
     """SIGKILL of all. Raises NotFiredError if any of them still runs after 10 s."""
     moment = time.time()
     for number, process in enumerate(processes):
@@ -60,7 +60,7 @@ async def kill(kind: Kind, node: str, processes: list[psutil.Process]) -> Fired:
     if left:
         raise NotFiredError(f"SIGKILL, and {left} still run")
     what = f"process {processes[0].pid}" if len(processes) == 1 else f"{len(processes)} processes"
-    return Fired(kind, node, moment, f"SIGKILL of {what}; ended")
+    return FiredFault(kind, node, moment, f"SIGKILL of {what}; ended")
 
 
 def is_running(process: psutil.Process) -> bool:

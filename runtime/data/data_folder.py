@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.store import NoSuchKey, absolute_uri, is_s3_uri, local_copy_path, open_store
-from everstep.runtime.system.file_lock import locked, open_locked
+from everstep.runtime.system.file_lock import hold_lock, open_locked
 
 _DRAFT_PREFIX = "~draft-"
 
@@ -101,7 +101,7 @@ def _create_locked(folder: Path) -> int:
 def _sweep(parent: Path) -> None:
     """Remove the drafts of dead writers, which nobody holds a lock on."""
     for path in parent.glob(f"{_DRAFT_PREFIX}*"):
-        with suppress(FileNotFoundError, BlockingIOError), locked(path, wait_s=0):
+        with suppress(FileNotFoundError, BlockingIOError), hold_lock(path, wait_s=0):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -49,7 +49,7 @@ def write_results(store: Store, job: str, values: Mapping[str, Value | Scalar | 
     named: dict[str, Value] = {**before}
     for name, value in values.items():
         named[name] = (
-            f"{store.uri}/{_copy(store, job, name, value)}" if isinstance(value, Path) else _checked(name, value)
+            f"{store.uri}/{_copy(store, job, name, value)}" if isinstance(value, Path) else _plain_value(name, value)
         )
     text = json.dumps(named).encode()
     if len(text) > MOST_BYTES:
@@ -81,7 +81,7 @@ def in_words(values: Mapping[str, Value]) -> str:
     return "  ".join(f"{name} {text}" for name, text in short.items() if len(text) <= _WORD)
 
 
-def _checked(name: str, value: object) -> Value:
+def _plain_value(name: str, value: object) -> Value:
     if callable(number := getattr(value, "item", None)):  # Of numpy or torch.
         with suppress(ValueError, RuntimeError):
             value = number()

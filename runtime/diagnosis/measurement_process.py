@@ -13,7 +13,7 @@ import msgspec
 from everstep.runtime.diagnosis.errors import MeasurementError
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.measurement_server import Answer as ForksAnswer
-from everstep.runtime.diagnosis.measurement_server import Begin, Count, Devices, End, Go, Heard, Ready, Request
+from everstep.runtime.diagnosis.measurement_server import Begin, Count, Devices, End, ForkReport, Go, Ready, Request
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together, Work
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
@@ -94,7 +94,7 @@ class MeasurementProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             match _decode(line):
-                case Heard(key, result):
+                case ForkReport(key, result):
                     self._receive(key, result)
                 case Devices(count):
                     self._devices.put_nowait(count)

@@ -1,8 +1,8 @@
 """`python -m everstep.runtime.diagnosis.measurement_server THREADS` imports torch once a node, forks each measurement.
 
-JSON lines: requests on stdin, `Ready`, then `Heard` or `Devices` on stdout. Several nodes may share a server, each with
-one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the server ends when stdin does. It has
-one thread only, since a fork would inherit locks that no thread unlocks; with more threads it says so and ends with
+JSON lines: requests on stdin, `Ready`, then `ForkReport` or `Devices` on stdout. Several nodes may share a server, each
+with one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the server ends when stdin does. It
+has one thread only, since a fork would inherit locks that no thread unlocks; with more threads it says so and ends with
 exit code 75.
 """
 
@@ -67,15 +67,15 @@ class Devices(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class Heard(msgspec.Struct, frozen=True, tag=True):
+class ForkReport(msgspec.Struct, frozen=True, tag=True):
     """A fork reported a result, or died."""
 
     key: int
-    told: StageResult
+    result: StageResult
 
 
 Request = Begin | Go | End | Count
-Answer = Ready | Heard | Devices
+Answer = Ready | ForkReport | Devices
 
 
 @dataclass
@@ -174,11 +174,11 @@ class MeasurementServer:
         *lines, fork.unread = (fork.unread + data).split(b"\n")
         for line in lines:
             fork.last_result = msgspec.json.decode(line, type=StageResult)
-            _send(Heard(fork.key, fork.last_result))
+            _send(ForkReport(fork.key, fork.last_result))
         if not data:
             status = self._reap(fork)
             if status or fork.last_result.stage != Stage.TOGETHER:
-                _send(Heard(fork.key, _death_result(fork.last_result, status)))
+                _send(ForkReport(fork.key, _death_result(fork.last_result, status)))
 
     def _kill(self, node: str) -> None:
         fork = self._forks.get(node)

@@ -105,7 +105,7 @@ def with_manifest(checkpoints: Checkpoints, key: tuple[int, int], manifest: str)
     return _with_checkpoint(checkpoints, key, replace(checkpoints.get(key, Checkpoint()), manifest=manifest))
 
 
-def with_surveyed(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Checkpoints:
+def with_survey(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Checkpoints:
     """Add committed checkpoints found in the store. The store's manifests take precedence."""
     for stored in surveyed:
         first = stored.shards[0]
@@ -115,7 +115,7 @@ def with_surveyed(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Check
     return checkpoints
 
 
-def without_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
+def drop_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
     """The checkpoints without those that a refusal covers."""
     places = {(refusal.round, refusal.iteration) for refusal in refusals}
 

@@ -132,7 +132,7 @@ def next_position(queue: DataQueue) -> int:
     return queue.returned[0][0] if queue.returned else queue.cursor
 
 
-def with_taken(queue: DataQueue, worker: str, lease: Lease) -> DataQueue:
+def take_position(queue: DataQueue, worker: str, lease: Lease) -> DataQueue:
     """The queue when that worker has begun the next position."""
     leases = {**queue.leases, worker: lease}
     if not queue.returned:
@@ -141,7 +141,7 @@ def with_taken(queue: DataQueue, worker: str, lease: Lease) -> DataQueue:
     return replace(queue, leases=leases, returned=((start + 1, end), *rest) if start + 1 < end else tuple(rest))
 
 
-def with_done(queue: DataQueue, worker: str, lease: Lease, position: int, iteration: int) -> DataQueue:
+def finish_position(queue: DataQueue, worker: str, lease: Lease, position: int, iteration: int) -> DataQueue:
     """The queue when that worker has done its position, with `iteration`."""
     queue = replace(queue, leases={**queue.leases, worker: lease})
     if not iteration:
@@ -151,13 +151,13 @@ def with_done(queue: DataQueue, worker: str, lease: Lease, position: int, iterat
 
 def with_given_back(queue: DataQueue, worker: str, lease: Lease, position: int) -> DataQueue:
     """The queue when that worker will not do its position."""
-    return replace(_with_returned(queue, [position]), leases={**queue.leases, worker: lease})
+    return replace(_return_positions(queue, [position]), leases={**queue.leases, worker: lease})
 
 
 def without_node(queue: DataQueue, node: str) -> DataQueue:
     """The queue when that node's workers have ended: they do nothing any more."""
     left = [name for name in queue.leases if name.rpartition("/")[0] == node]
-    queue = _with_returned(queue, [queue.leases[name].position for name in left])
+    queue = _return_positions(queue, [queue.leases[name].position for name in left])
     return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in left})
 
 
@@ -170,10 +170,10 @@ def in_next_round(queue: DataQueue, restored: int) -> DataQueue:
     if undone:
         queue = replace(queue, unsettled=DoneLog(entry for entry in queue.unsettled if entry[0] <= restored))
     interrupted = [lease.position for lease in queue.leases.values()]
-    return replace(_with_returned(queue, undone + interrupted), leases={})
+    return replace(_return_positions(queue, undone + interrupted), leases={})
 
 
-def with_settled(queue: DataQueue, oldest: int) -> DataQueue:
+def settle_positions(queue: DataQueue, oldest: int) -> DataQueue:
     """The queue when no round can go back behind iteration `oldest`."""
     settled = [iteration for iteration, _ in queue.unsettled if iteration <= oldest]
     if not settled:
@@ -183,7 +183,7 @@ def with_settled(queue: DataQueue, oldest: int) -> DataQueue:
     return replace(queue, unsettled=left, settled=queue.settled + len(settled), settled_at=at)
 
 
-def _with_returned(queue: DataQueue, positions: list[int]) -> DataQueue:
+def _return_positions(queue: DataQueue, positions: list[int]) -> DataQueue:
     spans = [(position, position + 1) for position in positions if position != NOTHING]
     if not spans:
         return queue

@@ -1,36 +1,26 @@
 """The state of a job after its records: one function for each kind. `phases` has the job's transition table, `nodes`
-that of its nodes; an unlisted pair raises.
+that of its nodes; an unlisted pair raises. `fold_stored` does the same for checkpoints and shards of data.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import accumulate
 from typing import Any
 
 from msgspec.structs import replace
 
-from everstep.runtime.job import checkpoints as stored
 from everstep.runtime.job import conditions as conditions_
 from everstep.runtime.job import data_queues
 from everstep.runtime.job.checkpoints import (
-    Checkpoints,
     Doubt,
-    with_manifest,
-    with_shard,
-    with_surveyed,
-    without_refused,
 )
-from everstep.runtime.job.data_queues import DataQueue
+from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.records import (
-    Committed,
-    DataShardEnded,
-    DataShardTaken,
     Decision,
     DesiredChanged,
     FaultJudged,
-    Forgotten,
     HangExplained,
     HangOver,
     HangSeen,
@@ -46,13 +36,10 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
-    PassedOver,
     Reason,
     Record,
     RoundBroken,
     RoundFormed,
-    ShardPersisted,
-    StoreSurveyed,
     WorkerFaulted,
 )
 from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
@@ -60,8 +47,6 @@ from everstep.runtime.protocol.messages import Action, Flaw
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""
-KEPT_REFUSED = 256
-"""Refused sources that the state remembers: more than it remembers checkpoints."""
 P = NodePhase
 _FAULTLESS = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
 """Reasons to end a round that are not charged as a fault."""
@@ -311,72 +296,6 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
     )  # fmt: skip
 
 
-def _apply_data_shard_taken(state: State, record: DataShardTaken) -> State:
-    before = state.queues.get(record.queue) or data_queues.DataQueue(record.size)
-    if not before.has_work or record.position != data_queues.next_position(before):
-        raise UnlistedTransition(f"shard {record.position} of {record.queue} is not the next one")
-    lease = data_queues.Lease(record.round, record.number, record.position)
-    after = data_queues.with_taken(before, record.worker, lease)
-    return replace(state, queues={**state.queues, record.queue: after})
-
-
-def _apply_data_shard_ended(state: State, record: DataShardEnded) -> State:
-    before = state.queues[record.queue]
-    if before.leases[record.worker].position != record.position:
-        raise UnlistedTransition(f"{record.worker} does not do shard {record.position} of {record.queue}")
-    lease = data_queues.Lease(record.round, record.number, data_queues.NOTHING)
-    if record.is_done:
-        after = data_queues.with_done(before, record.worker, lease, record.position, record.iteration)
-    else:
-        after = data_queues.with_given_back(before, record.worker, lease, record.position)
-    return replace(state, queues={**state.queues, record.queue: after})
-
-
-def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
-    checkpoints = with_shard(state.checkpoints, record.holding)
-    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
-
-
-def _apply_committed(state: State, record: Committed) -> State:
-    checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
-    return replace(
-        state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration),
-        queues=_settled_queues(state.queues, checkpoints),
-    )  # fmt: skip
-
-
-def _settled_queues(queues: dict[str, DataQueue], checkpoints: Checkpoints) -> dict[str, DataQueue]:
-    """The queues when these checkpoints are kept: no round goes back behind the oldest that is committed."""
-    oldest = min((iteration for (_, iteration), known in checkpoints.items() if known.manifest), default=0)
-    return {name: data_queues.with_settled(queue, oldest) for name, queue in queues.items()}
-
-
-def _apply_forgotten(state: State, record: Forgotten) -> State:
-    deleted = set(record.places)
-    checkpoints = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in deleted}
-    queues = _settled_queues(state.queues, checkpoints)
-    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted), queues=queues)
-
-
-def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
-    checkpoints = with_surveyed(state.checkpoints, record.found)
-    state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
-    if not record.found:
-        return state
-    newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
-    why = f"iteration {newest.iteration} of round {newest.round}, which the journal does not record, is in the store"
-    return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
-
-
-def _apply_passed_over(state: State, record: PassedOver) -> State:
-    refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
-    checkpoints = without_refused(state.checkpoints, record.refusals)
-    excused = state.excused | {record.round} if record.round else state.excused
-    return replace(
-        state, refused=refused, checkpoints=checkpoints, excused=excused, reason=stored.refusal_summary(record.refusals)
-    )
-
-
 def _apply_desired_changed(state: State, record: DesiredChanged) -> State:
     asked_at = state.asked_at if record.detail else record.time
     return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
@@ -396,7 +315,8 @@ def _count_up(counts: dict[Any, int], key: object) -> dict[Any, int]:
     return {**counts, key: counts.get(key, 0) + 1}
 
 
-_HANDLERS: dict[type, Callable[[State, Any], State]] = {
+_HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
+    **STORED_HANDLERS,
     MasterClaimed: _apply_master_claimed,
     MasterAway: _apply_master_away,
     JobReopened: _apply_job_reopened,
@@ -415,13 +335,6 @@ _HANDLERS: dict[type, Callable[[State, Any], State]] = {
     HangOver: _apply_hang,
     RoundFormed: _apply_round_formed,
     RoundBroken: _apply_round_broken,
-    ShardPersisted: _apply_shard_persisted,
-    Committed: _apply_committed,
-    DataShardTaken: _apply_data_shard_taken,
-    DataShardEnded: _apply_data_shard_ended,
-    Forgotten: _apply_forgotten,
-    StoreSurveyed: _apply_store_surveyed,
-    PassedOver: _apply_passed_over,
     DesiredChanged: _apply_desired_changed,
     JobEnded: _apply_job_ended,
 }

@@ -26,7 +26,7 @@ Path = tuple[str | int, ...]
 """Where something stands, as the file spells it: `("replicaSpecs", "worker", "faultTolerantPolicy", 0)`."""
 
 
-class Said(NamedTuple):
+class FlagValue(NamedTuple):
     """A field that something else says besides the file: a flag."""
 
     by: str
@@ -50,7 +50,7 @@ class SpecError(ValueError):
 _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
-    "faultTolerant": "not needed: every job is elastic; write restartPolicy: Never for one that is not",
+    "faultTolerant": "not needed: every job is elastic; for a fixed one, write restartPolicy: Never",
     "template": "not built: nodes run `everstep`'s agent; give a role its resources",
     "schedulerName": "not built: pods go to the cluster's own scheduler",
     "replicaType": "not needed: the role's name defines it",
@@ -62,7 +62,7 @@ _ELSEWHERE = {
 _NEEDED: Mapping[Any, tuple[str, ...]] = {JobSpec: ("job", "replicaSpecs"), RoleSpec: ("replicas",)}
 
 
-def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", said: Iterable[Said] = ()) -> JobSpec:
+def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", said: Iterable[FlagValue] = ()) -> JobSpec:
     """The spec that a YAML text, or a mapping like it, describes together with what else is said. Raises SpecError."""
     reading = _Reading(name, text)
     for entry in said:
@@ -121,7 +121,7 @@ class _Reading:
         else:
             self._refuse(0, field, what)
 
-    def merge(self, said: Said) -> None:
+    def merge(self, said: FlagValue) -> None:
         """Fill in what the file leaves out; refuse what it says otherwise."""
         inside, kind, last = self.top, JobSpec, said.path[-1]
         for key in said.path[:-1]:

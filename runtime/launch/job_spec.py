@@ -9,7 +9,7 @@ from everstep.runtime.job.spec import KEEP_LAST, JobSpec, Placement
 from everstep.runtime.launch.rendezvous import Rendezvous, parse_conf
 
 if TYPE_CHECKING:
-    from everstep.runtime.job.spec_reader import Said
+    from everstep.runtime.job.spec_reader import FlagValue
 
 ROLE = "worker"
 """The master's role of all nodes if no spec names roles; ROLE_NAME is the user's."""
@@ -45,31 +45,31 @@ def _role(role: str, known: list[str], name: str) -> str:
     raise ValueError(f"--role {role}: {name} has no such role, only {', '.join(known)}")
 
 
-def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[Said]":
-    from everstep.runtime.job.spec_reader import Said
+def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[FlagValue]":
+    from everstep.runtime.job.spec_reader import FlagValue
 
-    yield Said("--rdzv-id", ("job",), flags.rdzv_id, firm=flags.rdzv_id != "none")
-    yield Said("everstep launch", ("placement",), Placement.JOINED.value)
+    yield FlagValue("--rdzv-id", ("job",), flags.rdzv_id, firm=flags.rdzv_id != "none")
+    yield FlagValue("everstep launch", ("placement",), Placement.JOINED.value)
     if flags.nnodes != "1:1":
-        yield Said("--nnodes", ("replicaSpecs", role, "minReplicas"), nodes[0])
-        yield Said("--nnodes", ("replicaSpecs", role, "replicas"), nodes[1])
+        yield FlagValue("--nnodes", ("replicaSpecs", role, "minReplicas"), nodes[0])
+        yield FlagValue("--nnodes", ("replicaSpecs", role, "replicas"), nodes[1])
     if flags.node_unit != 1:
-        yield Said("--node-unit", ("replicaSpecs", role, "nodeUnit"), flags.node_unit)
+        yield FlagValue("--node-unit", ("replicaSpecs", role, "nodeUnit"), flags.node_unit)
     if flags.nproc_per_node != "1":
-        yield Said("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
+        yield FlagValue("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if flags.max_restarts:
-        yield Said("--max-restarts", ("patience", "maxRestarts"), flags.max_restarts)
+        yield FlagValue("--max-restarts", ("patience", "maxRestarts"), flags.max_restarts)
     for flag, spelled, default in (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0)):
         if getattr(flags, flag) != default:
-            yield Said(f"--{flag.replace('_', '-')}", (spelled,), getattr(flags, flag))
+            yield FlagValue(f"--{flag.replace('_', '-')}", (spelled,), getattr(flags, flag))
     if flags.cooldown != 30:
-        yield Said("--cooldown", ("patience", "coolDown"), flags.cooldown)
+        yield FlagValue("--cooldown", ("patience", "coolDown"), flags.cooldown)
     if flags.hang_timeout != 300:
-        yield Said("--hang-timeout", ("hang", "timeout"), flags.hang_timeout)
+        yield FlagValue("--hang-timeout", ("hang", "timeout"), flags.hang_timeout)
     if flags.on_hang:
-        yield Said("--on-hang", ("hang", "policy"), flags.on_hang)
+        yield FlagValue("--on-hang", ("hang", "policy"), flags.on_hang)
     conf, usual = parse_conf(flags.rdzv_conf, static=False), Rendezvous()
     waits = {"join_timeout_s": "joinTimeout", "last_call_s": "joinWindow", "silence_s": "silence"}
     for field, spelled in waits.items():
         if getattr(conf, field) != getattr(usual, field):
-            yield Said("--rdzv-conf", ("patience", spelled), getattr(conf, field))
+            yield FlagValue("--rdzv-conf", ("patience", spelled), getattr(conf, field))

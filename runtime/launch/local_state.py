@@ -14,7 +14,7 @@ from pathlib import Path
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
-from everstep.runtime.system.file_lock import locked
+from everstep.runtime.system.file_lock import hold_lock
 
 _STARTING_S = 3600.0
 """A job's secret is kept for this long although it has no node yet."""
@@ -71,7 +71,7 @@ class LocalState:
 
     def _lock(self) -> AbstractContextManager[int]:
         """Lock the folder against other launches of this user."""
-        return locked(self._folder)
+        return hold_lock(self._folder)
 
 
 def add_owner(folder: Path) -> None:

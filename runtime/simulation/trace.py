@@ -99,11 +99,11 @@ def parse_trace(lines: Iterable[str], machines: int, seconds: float) -> Trace:
 
     Raises ValueError with one line. `#` begins a comment.
     """
-    failures = sorted(_parsed(lines, machines), key=lambda one: one.time)
+    failures = sorted(_parse_lines(lines, machines), key=lambda one: one.time)
     return Trace(seconds, machines, tuple(one for one in failures if one.time < seconds))
 
 
-def _parsed(lines: Iterable[str], machines: int) -> Iterator[Failure]:
+def _parse_lines(lines: Iterable[str], machines: int) -> Iterator[Failure]:
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep.runtime.store.protocol import Store, StoreError, TooLarge
-from everstep.runtime.system.file_lock import locked, open_locked
+from everstep.runtime.system.file_lock import hold_lock, open_locked
 from everstep.runtime.system.own_folder import own_folder
 
 FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
@@ -56,7 +56,7 @@ class Cache:
             try:
                 if not place.is_dir():
                     # Only one process at a time makes the copy. A process holds the other lock while it uses the copy.
-                    with locked(place.parent):
+                    with hold_lock(place.parent):
                         if not place.is_dir():
                             self._make_copy(place, open_source(), manifest, without)
                 os.utime(lock)
@@ -124,7 +124,7 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
 
 def _remove_unused(entry: Path) -> bool:
     """False if a living process uses the copy or is making it."""
-    with suppress(BlockingIOError), locked(entry / _LOCK, _OPEN_LOCK, wait_s=0, mode=0o600):
+    with suppress(BlockingIOError), hold_lock(entry / _LOCK, _OPEN_LOCK, wait_s=0, mode=0o600):
         for folder in entry.iterdir():
             if folder.is_dir() and not folder.name.startswith("~draft-"):
                 shutil.rmtree(folder)

@@ -55,7 +55,7 @@ def open_locked(
 
 
 @contextmanager
-def locked(
+def hold_lock(
     path: Path, flags: int = os.O_RDONLY, *, shared: bool = False, wait_s: float | None = None, mode: int = 0o666
 ) -> Iterator[int]:
     """Hold the lock of `open_locked` for a block. Gives the descriptor."""

@@ -16,7 +16,7 @@ from everstep.steps.chaos.config import Config
 from everstep.steps.entry import Result, StepError
 
 if TYPE_CHECKING:
-    from everstep.runtime.chaos import Fired, Injector
+    from everstep.runtime.chaos import FiredFault, Injector
     from everstep.runtime.chaos.progress import Progress
 
 EARLIEST, LATEST = 0.1, 0.6
@@ -38,7 +38,7 @@ def run(config: Config) -> Result:
     return Result(f"{fired.kind}{where}: {fired.evidence}", {"fired": json.dumps(facts)}, facts)
 
 
-async def _inject(config: Config) -> "Fired":
+async def _inject(config: Config) -> "FiredFault":
     from everstep.runtime.chaos import Fault, Kind, NotPossibleError
     from everstep.runtime.chaos.progress import Progress
     from everstep.runtime.store import open_store

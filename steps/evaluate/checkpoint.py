@@ -19,7 +19,7 @@ class NotALlamaError(StepError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """The result of the training."""
 
     weights: dict[str, "torch.Tensor"]
@@ -56,7 +56,7 @@ def read_manifest(uri: str) -> "Commit":
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
 
 
-def read(uri: str) -> Trained:
+def read(uri: str) -> TrainedModel:
     """Read and verify all shards. Raises StepError: damaged; NotALlamaError: not as our script writes it."""
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.read_committed import read_committed
@@ -69,11 +69,11 @@ def read(uri: str) -> Trained:
     return trained_of(state, iteration, uri)
 
 
-def trained_of(state: dict[str, Any], iteration: int, uri: str) -> Trained:
+def trained_of(state: dict[str, Any], iteration: int, uri: str) -> TrainedModel:
     """The training's result from that state, which is stored at `uri`. Raises NotALlamaError."""
     try:
         config = state["config"]
-        return Trained(state["model"], json.loads(config["model"]), json.loads(config["settings"]), iteration)
+        return TrainedModel(state["model"], json.loads(config["model"]), json.loads(config["settings"]), iteration)
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
         raise NotALlamaError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None

@@ -20,7 +20,7 @@ from everstep.steps.model.directory import MANIFEST, TINY
 
 if TYPE_CHECKING:
     from everstep.runtime.data import TokenDataset
-    from everstep.steps.evaluate.checkpoint import Trained
+    from everstep.steps.evaluate.checkpoint import TrainedModel
 
 VERSION = 1
 PROMPT_TOKENS = 12
@@ -148,7 +148,7 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
     return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(written)}
 
 
-def _export(trained: "Trained", model: Any, data: "TokenDataset", folder: Path) -> None:
+def _export(trained: "TrainedModel", model: Any, data: "TokenDataset", folder: Path) -> None:
     """Write config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
     from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
     from transformers.utils import logging

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from everstep.runtime.system.file_lock import lock, locked
+from everstep.runtime.system.file_lock import hold_lock, lock
 
 _PREFIX = "everstep-spark-"
 _FRESH_S = 60.0
@@ -20,7 +20,7 @@ def scratch() -> Iterator[Path]:
     """A new folder, locked for as long as its process lives."""
     _remove_abandoned()
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    with locked(path):
+    with hold_lock(path):
         try:
             yield path
         finally:

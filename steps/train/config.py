@@ -219,13 +219,13 @@ class Config:
 
     def script_arguments(self) -> list[str]:
         """The arguments of the script."""
-        return script_arguments(self.script_path(), split_arguments(self.script_args), self._known())
+        return script_arguments(self.script_path(), split_arguments(self.script_args), self._script_settings())
 
     def script_variables(self) -> dict[str, str]:
         """The variables that tell the script what the step knows."""
-        return script_variables(self._known())
+        return script_variables(self._script_settings())
 
-    def _known(self) -> dict[str, object]:
+    def _script_settings(self) -> dict[str, object]:
         return {
             "dataset": self.dataset,
             "model": directory.absolute_address(self.model),

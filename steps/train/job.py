@@ -8,7 +8,7 @@ from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
-    from everstep.runtime.job.spec_reader import Said
+    from everstep.runtime.job.spec_reader import FlagValue
 
 ROLE = "worker"
 """The role that the flags describe."""
@@ -96,16 +96,16 @@ def _read_spec(value: str) -> tuple[str, str]:
         raise StepError(f"--job-spec {value}: {why}; give a YAML file, or the spec itself as JSON") from None
 
 
-def _flag_values(config: Flags) -> "list[Said]":
-    from everstep.runtime.job.spec_reader import Said
+def _flag_values(config: Flags) -> "list[FlagValue]":
+    from everstep.runtime.job.spec_reader import FlagValue
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}
-    said = [Said("--job", ("job",), config.job_name(), firm=bool(config.job))]
-    said.append(Said("a step that makes its nodes", ("placement",), "platform"))
+    said = [FlagValue("--job", ("job",), config.job_name(), firm=bool(config.job))]
+    said.append(FlagValue("a step that makes its nodes", ("placement",), "platform"))
     for field, path in _PATHS.items():
         value: Any = getattr(config, field)
         if value != usual[field]:
-            said.append(Said(f"--{field.replace('_', '-')}", path, value))
+            said.append(FlagValue(f"--{field.replace('_', '-')}", path, value))
     return said
 
 

@@ -203,7 +203,7 @@ def stopped_line(outcome: "Outcome") -> str:
     if not outcome.iterations:
         return "stopped before the first iteration"
     if stored and stored >= outcome.iterations - 1:  # That one was being computed.
-        return f"stopped; the state of iteration {stored} is in the store, the next start goes on from there"
+        return f"stopped; the state of iteration {stored} is in the store, the next start continues from there"
     where = f"the newest checkpoint is of iteration {stored}" if stored else "there is no checkpoint"
     return f"stopped at iteration {outcome.iterations}; {where}, the next start computes again what came after it"
 

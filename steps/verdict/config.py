@@ -47,11 +47,11 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for experiments that cannot be read."""
-        self.parsed()
+        self.parse_experiments()
         if not self.tolerance >= 0:
             raise StepError(f"--tolerance {self.tolerance:g}: cannot be negative")
 
-    def parsed(self) -> list[Experiment]:
+    def parse_experiments(self) -> list[Experiment]:
         """The experiments. Raises StepError."""
         try:
             return msgspec.json.decode(self.experiments, type=list[Experiment])

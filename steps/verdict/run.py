@@ -27,7 +27,7 @@ def run(config: Config) -> Result:
     store = open_store(config.store)
     told = read_run(store, config.run, uid=config.uid)
     rows, references = [], dict[str, Training]()
-    for one in config.parsed():
+    for one in config.parse_experiments():
         fired = told.steps.get(f"chaos-{one.name}", {}).get("facts")
         if fired and "refused" in fired:
             rows.append(refused_row(one, fired["refused"]))

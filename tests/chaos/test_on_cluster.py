@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.chaos import Fault, Fired, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.on_cluster import ARGO_NODE, ClusterInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.platform.kubernetes import Access, KubeApi
@@ -21,7 +21,7 @@ def pod(name: str, labels: dict[str, str], **annotations: str) -> dict[str, Any]
     return {"metadata": metadata, "spec": {"nodeName": "m1"}, "status": {"phase": "Running"}}
 
 
-def inject(folder: Path, fault: Fault, server: PodApi) -> Fired:
+def inject(folder: Path, fault: Fault, server: PodApi) -> FiredFault:
     """Two nodes of the job j-train, its step's pod, and the pod of another step."""
     server.nodes["m1"] = {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}}
     for name in ("worker-0-0", "worker-1-0"):
@@ -30,7 +30,7 @@ def inject(folder: Path, fault: Fault, server: PodApi) -> Fired:
     server.pods["step"] = pod("step", step, **{ARGO_NODE: "w.train(0)"})
     server.pods["other"] = pod("other", step, **{ARGO_NODE: "w.train-b(0)"})
 
-    async def story() -> Fired:
+    async def story() -> FiredFault:
         async with server as url, KubeApi(Access(url, server.namespace)) as api:
             progress = Progress(open_store(str(folder)), "j-train")
             return await ClusterInjector(api, "train", progress, random.Random(0)).inject(fault)

@@ -169,7 +169,7 @@ def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was
     for was in (True, False):
         (gc.enable if was else gc.disable)()
         try:
-            with traversal.gc_paused():
+            with traversal.pause_gc():
                 assert not gc.isenabled()
             assert gc.isenabled() is was
         finally:

@@ -19,7 +19,7 @@ from everstep.runtime.job.spec import (
     RestartScope,
     RoleSpec,
 )
-from everstep.runtime.job.spec_reader import Said, SpecError, spec_of
+from everstep.runtime.job.spec_reader import FlagValue, SpecError, spec_of
 from everstep.runtime.job.spec_writer import mapping_of
 
 SEED = """
@@ -149,9 +149,9 @@ def test_nodes_that_come_by_themselves_have_no_resources_to_ask_for() -> None:
 
 def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
     said = [
-        Said("--job", ("job",), "j"),
-        Said("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 1),
-        Said("--max-restarts", ("patience", "maxRestarts"), 7),
+        FlagValue("--job", ("job",), "j"),
+        FlagValue("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 1),
+        FlagValue("--max-restarts", ("patience", "maxRestarts"), 7),
     ]
     expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(max_restarts=7))
     assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", said=said) == expected
@@ -162,25 +162,28 @@ def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
     ("said", "line"),
     [
         (
-            Said("--nodes", ("replicaSpecs", "worker", "replicas"), 3),
+            FlagValue("--nodes", ("replicaSpecs", "worker", "replicas"), 3),
             "job.yaml line 4: replicaSpecs.worker.replicas: 2 here, but --nodes says 3; say it in one place",
         ),
         (
-            Said("--nodes", ("replicaSpecs", "ps", "replicas"), 3),
+            FlagValue("--nodes", ("replicaSpecs", "ps", "replicas"), 3),
             "job.yaml line 2: replicaSpecs: --nodes refers to ps; ",
         ),
-        (Said("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 3), "job.yaml: --min-nodes: 3 is more than"),
-        (Said("--job", ("job",), "other"), "job.yaml line 1: job: 'j' here, but --job says 'other'"),
+        (
+            FlagValue("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 3),
+            "job.yaml: --min-nodes: 3 is more than",
+        ),
+        (FlagValue("--job", ("job",), "other"), "job.yaml line 1: job: 'j' here, but --job says 'other'"),
     ],
 )
-def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(said: Said, line: str) -> None:
+def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(said: FlagValue, line: str) -> None:
     with pytest.raises(SpecError) as caught:
         spec_of(BASE, said=[said])
     assert any(line in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_what_is_not_said_firmly_gives_way_to_the_file() -> None:
-    assert spec_of(BASE, said=[Said("--job", ("job",), "other", firm=False)]).job == "j"
+    assert spec_of(BASE, said=[FlagValue("--job", ("job",), "other", firm=False)]).job == "j"
 
 
 def test_a_spec_made_in_python_is_written_as_what_reads_the_same() -> None:

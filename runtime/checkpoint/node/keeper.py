@@ -104,7 +104,7 @@ class Keeper:
     def commit_stage(self, local_rank: int, stage: worker_link.Staged) -> None:
         """See the protocol. KeeperError if the bytes are no shard."""
         with self._lock:
-            granted = self._core.granted(local_rank)
+            granted = self._core.writable_slot(local_rank)
             data = self._files.data(granted)[: stage.size] if granted else None
         flaw = ""
         if data is not None:  # Only that worker writes it.

@@ -30,8 +30,8 @@ _READY = struct.Struct("<I")
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd during a write), iteration, Unix time, changes, length of the phase's name, the name."""
-_KEPT_AT = 256
-_KEPT = struct.Struct("<QQQ")
+_RECORDS_AT = 256
+_RECORD = struct.Struct("<QQQ")
 """Round, iteration and size in bytes of the shard in a slot, for slots that outlive their process."""
 _POPULATE_BYTES = 4 << 20
 """Bytes mapped in one call: a millisecond or less."""
@@ -51,7 +51,7 @@ class Beacon:
     """Number of changes by this worker."""
 
 
-class Kept(NamedTuple):
+class SlotRecord(NamedTuple):
     """The shard that a slot keeps; of size 0: none, or it is being written."""
 
     round: int = 0
@@ -131,14 +131,14 @@ class SegmentFile:
                 break
         return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
 
-    def kept(self, slot: int) -> Kept:
+    def slot_record(self, slot: int) -> SlotRecord:
         """The shard in a slot, as far as its writer has noted it."""
-        return Kept(*_KEPT.unpack_from(self._memory, _KEPT_AT + slot * _KEPT.size))
+        return SlotRecord(*_RECORD.unpack_from(self._memory, _RECORDS_AT + slot * _RECORD.size))
 
-    def set_kept(self, slot: int, kept: Kept) -> None:
+    def write_slot_record(self, slot: int, kept: SlotRecord) -> None:
         """Note the shard in a slot. Invariant: a slot whose bytes change has size 0, so that a torn shard is never
         read."""
-        _KEPT.pack_into(self._memory, _KEPT_AT + slot * _KEPT.size, *kept)
+        _RECORD.pack_into(self._memory, _RECORDS_AT + slot * _RECORD.size, *kept)
 
     @property
     def ready_slots(self) -> int:

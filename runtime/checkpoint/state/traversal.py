@@ -146,7 +146,7 @@ class TraversalCache:
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Disable garbage collection. The shapes and names of 20,000 tensors would trigger full collections of the training
     process, which take longer than the copy."""
     was = gc.isenabled()

@@ -19,7 +19,7 @@ from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
 from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard, open_local_shard
 from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
-from everstep.runtime.checkpoint.state.traversal import gc_paused
+from everstep.runtime.checkpoint.state.traversal import pause_gc
 from everstep.runtime.checkpoint.worker.agreement import max_over_ranks
 from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
@@ -91,7 +91,7 @@ class Checkpointer:
         elif alone is not None and self._sharded:
             alone.join(rank, dist.get_world_size())
 
-    @gc_paused()
+    @pause_gc()
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
 
@@ -110,7 +110,7 @@ class Checkpointer:
         if not place.path and not place.sources:
             self._populate()
             return 0
-        with refusing_damaged(self._link, place):
+        with report_damage(self._link, place):
             self._saved = self._restore(place, state, live)
             if self._saved != place.iteration:
                 raise DamagedError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
@@ -118,7 +118,7 @@ class Checkpointer:
         self._populate()
         return self._saved
 
-    @gc_paused()
+    @pause_gc()
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
@@ -258,7 +258,7 @@ def _encode_values(iteration: int, tree: FlatState) -> bytes:
 
 
 @contextmanager
-def refusing_damaged(link: Link, place: Fetched) -> Iterator[None]:
+def report_damage(link: Link, place: Fetched) -> Iterator[None]:
     """If the checkpoint turns out to be damaged within the block, report it to the agent. The process then ends with
     the round, and the next round starts from an older checkpoint."""
     try:

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.shard.segment import Kept, NewSegment, SegmentFile, require_room
+from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, SlotRecord, require_room
 from everstep.runtime.platform.debris import SHARED_MEMORY
 from everstep.runtime.system.file_lock import open_locked
 
@@ -52,18 +52,18 @@ class OwnSlots:
         except SegmentError:
             return None
 
-    def newest(self) -> tuple[Kept, memoryview] | None:
+    def newest(self) -> tuple[SlotRecord, memoryview] | None:
         """The newest shard and its bytes."""
         if self._file is None:
             return None
-        kept, slot = max((self._file.kept(slot), slot) for slot in range(self._file.slots))
+        kept, slot = max((self._file.slot_record(slot), slot) for slot in range(self._file.slots))
         return (kept, self._file.slot(slot)[: kept.size]) if kept.size else None
 
     def forget(self, round_: int) -> None:
         """Drop shards of this round and later ones: they are of another store, or of one that was emptied."""
         for slot in range(self._file.slots if self._file else 0):
-            if self._file and self._file.kept(slot).round >= round_:
-                self._file.set_kept(slot, Kept())
+            if self._file and self._file.slot_record(slot).round >= round_:
+                self._file.write_slot_record(slot, SlotRecord())
 
     def begin(self, size: int, busy: int | None) -> tuple[int, memoryview]:
         """A slot to write `size` bytes to, and its memory: neither `busy` nor the newest. Raises SegmentError."""
@@ -71,13 +71,13 @@ class OwnSlots:
             self._file = self._make(size)
         file = self._file
         order = sorted((slot for slot in range(file.slots) if slot != busy), key=file.kept)
-        file.set_kept(order[0], Kept())
+        file.write_slot_record(order[0], SlotRecord())
         return order[0], file.slot(order[0])
 
-    def end(self, slot: int, kept: Kept) -> None:
+    def end(self, slot: int, kept: SlotRecord) -> None:
         """The slot is written."""
         assert self._file is not None
-        self._file.set_kept(slot, kept)
+        self._file.write_slot_record(slot, kept)
         if self._replaces:
             os.replace(self._file.path, self._path)
             self._file.path, self._replaces = self._path, False

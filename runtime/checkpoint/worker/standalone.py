@@ -24,7 +24,7 @@ from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, read_head
-from everstep.runtime.checkpoint.shard.segment import Kept
+from everstep.runtime.checkpoint.shard.segment import SlotRecord
 from everstep.runtime.checkpoint.state.flatten import FlatState
 from everstep.runtime.checkpoint.stored.keys import (
     CheckpointId,
@@ -133,7 +133,7 @@ class StandaloneKeeper:
     def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:
         """The state that a killed process of this job has left, if it is newer than what the store has. A store that
         does not know its round is another one, or was emptied: then training begins anew."""
-        kept, data = (self._slots.newest() if self._slots else None) or (Kept(), memoryview(b""))
+        kept, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
         if not kept.size or (kept.round, kept.iteration) <= self._newest_committed(()):
             return None
         if not any(True for _ in self.store.list(self._round_key(kept.round))):
@@ -147,7 +147,10 @@ class StandaloneKeeper:
                 raise
             print(f"everstep: iteration {kept.iteration} in memory is skipped: {error}", file=sys.stderr)
             return None
-        print(f"everstep: goes on from iteration {kept.iteration}, which a process has left in memory", file=sys.stderr)
+        print(
+            f"everstep: continues from iteration {kept.iteration}, which an earlier process left in memory",
+            file=sys.stderr,
+        )
         return found
 
     def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
@@ -195,7 +198,7 @@ class StandaloneKeeper:
             self._buffer = data = self._buffer or memoryview(bytearray(size))
         stager.stage(slot or 0, data, tree, text, iteration)
         if slot is not None and self._slots is not None:
-            self._slots.end(slot, Kept(self._round, iteration, size))
+            self._slots.end(slot, SlotRecord(self._round, iteration, size))
             self._staged = iteration
         return slot, data[:size]
 

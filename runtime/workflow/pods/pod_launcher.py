@@ -131,7 +131,7 @@ class PodLauncher:
             found = found._replace(command=[*found.command, SCRIPT_PATH])
         captures = node.captures and not several
         return pod.start_request(
-            node.spec, found, self._folders, captures, mounted.merged, mounted.staged_paths, self._sandbox
+            node.spec, found, self._folders, captures, mounted.merged_mounts, mounted.staged_paths, self._sandbox
         )
 
     def _main_container(self, node: Node) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ class PodMounts(NamedTuple):
     """Mounts by container name, then by path."""
 
     @property
-    def merged(self) -> dict[str, Mount]:
+    def merged_mounts(self) -> dict[str, Mount]:
         """Mounts of all containers by path; where containers differ, main's count."""
         found: dict[str, Mount] = {}
         for name in sorted(self.own, key=lambda name: name == "main"):

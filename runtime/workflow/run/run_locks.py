@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from everstep.runtime.system import atomic
-from everstep.runtime.system.file_lock import locked
+from everstep.runtime.system.file_lock import hold_lock
 from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 
 
@@ -77,5 +77,5 @@ class SharedState:
     @contextmanager
     def _guard(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with locked(self._folder / "guard", os.O_RDWR | os.O_CREAT):
+        with hold_lock(self._folder / "guard", os.O_RDWR | os.O_CREAT):
             yield

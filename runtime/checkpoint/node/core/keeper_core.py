@@ -38,7 +38,7 @@ _ALL_COPIED = 3
 class Phase(StrEnum):
     """What a keeper is doing; the text is why it refuses a question."""
 
-    NEW = "no round has begun on this node"
+    NEW = "no round has started on this node"
     KEEPING = "it keeps"
     CLOSED = "this node is leaving"
 
@@ -143,9 +143,9 @@ class KeeperCore:
         """Where the state that the rank starts from is, or will be if its bytes are right."""
         return self._restore.expected_location(local_rank)
 
-    def granted(self, local_rank: int) -> Location | None:
+    def writable_slot(self, local_rank: int) -> Location | None:
         """The slot that the worker may write now."""
-        return self._staging.granted(local_rank)
+        return self._staging.writable_slot(local_rank)
 
     # Events that concern several parts
 

@@ -171,7 +171,7 @@ class SlotTable:
     def pin(self, slot: int) -> None:
         """A reader begins."""
         if self._slots[slot].state is not SlotState.COMPLETE:
-            raise SlotError(f"slot {slot} is {self._slots[slot].state}: nobody may read it")
+            raise SlotError(f"slot {slot} is {self._slots[slot].state}: it cannot be read")
         self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins + 1)
 
     def unpin(self, slot: int) -> None:

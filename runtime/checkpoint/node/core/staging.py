@@ -39,7 +39,7 @@ class Staging:
         """Segment and slot by local rank."""
         self._waiting: list[_Waiting] = []
 
-    def granted(self, local_rank: int) -> Location | None:
+    def writable_slot(self, local_rank: int) -> Location | None:
         """The slot that the worker may write now."""
         if local_rank not in self._writing:
             return None
