@@ -68,7 +68,7 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
                 *names, dest=field.name, required=is_needed, **{"default": argparse.SUPPRESS, **options}
             )
         except argparse.ArgumentError:
-            raise ValueError(f"{config.__name__}.{field.name}: {name} is another flag already; rename it") from None
+            raise ValueError(f"{config.__name__}.{field.name}: {name} is already another flag; rename it") from None
 
 
 def read_flags(config: type[C], values: argparse.Namespace) -> C:

@@ -1,4 +1,4 @@
-"""Exit codes of steps, verbs and nodes: they tell whoever started one whether to try again.
+"""Exit codes of steps, verbs and nodes. They say whether another try may help.
 
 A program that a signal ended counts as 128 + the signal's number, as in a shell.
 """
@@ -15,10 +15,10 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """Nothing was written."""
     NO_QUORUM = 3
-    """Too few nodes are healthy; of one node: it is not fit."""
+    """Too few nodes are healthy. From a single node: it is not fit."""
     TRY_AGAIN = 75
-    """Nothing was wrong with what was asked: a machine or a service failed (EX_TEMPFAIL of sysexits)."""
+    """The request was right, but a machine or a service failed (EX_TEMPFAIL of sysexits)."""
     DIVERGED = 76
-    """Of a worker: the loss is not finite right after a restore (see `everstep.runtime.job.fault_policy`)."""
+    """From a worker: the loss is not finite right after a restore (see `everstep.runtime.job.fault_policy`)."""
     FENCED = 77
-    """Of a launched job's master: another master has taken the job over, and no new one is to be started."""
+    """From the master of a launched job: another master has taken over. Do not start a new one."""

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from docs.rendering.source import ROOT
 
 YOURS = {
-    "EVERSTEP_STORE": "A script under plain `python` or `torchrun`: the store for its checkpoints. Under an agent: the "
-    "job's store.",
-    "EVERSTEP_JOB": "Name of the job; with it a script finds the checkpoints of its last start. Default: the script's "
+    "EVERSTEP_STORE": "The store for the checkpoints of a script under plain `python` or `torchrun`. Under an agent: "
+    "the job's store.",
+    "EVERSTEP_JOB": "Name of the job, by which a script finds the checkpoints of its last start. Default: the script's "
     "name and `-alone`.",
     "EVERSTEP_KEEP_LAST": "How many checkpoints such a script keeps; 0: all. Default: 3.",
     "EVERSTEP_PERSIST_INTERVAL": "Iterations between two checkpoints that such a script writes. Default: one a minute; "
     "of a sharded state every 50.",
     "EVERSTEP_JOB_TOKEN": "`everstep launch` on several machines: the job's secret, the same on each. Choose it at "
-    "random. On a cluster and on one machine it is made for you.",
-    "EVERSTEP_CACHE": "Folder of this machine for what was read from S3. Default: `~/.cache/everstep`.",
-    "EVERSTEP_CACHE_BYTES": "The most that it may hold.",
-    "EVERSTEP_UNPACKED_BYTES": "Local runs: bytes that any archive may unpack to, however small it is.",
+    "random. On a cluster and on one machine, Everstep creates it.",
+    "EVERSTEP_CACHE": "Folder of this machine that caches reads from S3. Default: `~/.cache/everstep`.",
+    "EVERSTEP_CACHE_BYTES": "The largest size of that folder.",
+    "EVERSTEP_UNPACKED_BYTES": "Local runs: how many bytes an archive may unpack to, even if it is small.",
     "EVERSTEP_FAULT": "Faults to inject: [fault points](fault-points.md).",
-    "EVERSTEP_FAULT_DIR": "Folder in which a fault that fired leaves a file.",
+    "EVERSTEP_FAULT_DIR": "Folder in which each fired fault leaves a file.",
 }
 SCRIPTS = {
     "EVERSTEP_DATASET": "URI of the token dataset; empty if there is none.",
@@ -35,19 +35,19 @@ SCRIPTS = {
     "EVERSTEP_RUN_DIR": "Folder of the run on this machine.",
     "EVERSTEP_CHECKPOINT": "`--evaluate-script`: URI of the checkpoint, or empty.",
     "EVERSTEP_VALIDATION": "`--evaluate-script`: URI of the held-out text.",
-    "EVERSTEP_RESULTS": "`--evaluate-script`: what the training named, as JSON.",
+    "EVERSTEP_RESULTS": "`--evaluate-script`: the results of the training, as JSON.",
 }
 INTERNAL = {
-    "EVERSTEP_COMPLETE": "Set by the shell's completion: print what may follow, instead of running.",
+    "EVERSTEP_COMPLETE": "Set by the shell's completion: print completions instead of running.",
     "EVERSTEP_AGENT": "The socket through which a worker speaks to its agent.",
-    "EVERSTEP_BOARD": "File in which a worker shows what it does.",
+    "EVERSTEP_BOARD": "File in which a worker publishes what it is doing.",
     "EVERSTEP_LOCAL_RANK": "The worker's number on its node, for its agent.",
     "EVERSTEP_TRACEBACK": "File in which a worker leaves its traceback.",
     "EVERSTEP_MASTER": "Address of the job's master.",
-    "EVERSTEP_DEAD_MAN_S": "Seconds that an agent trains on without a master before it ends. Default: 300.",
+    "EVERSTEP_DEAD_MAN_S": "Seconds that an agent continues without a master before it ends. Default: 300.",
     "EVERSTEP_IP": "Address of this node that other nodes reach.",
     "EVERSTEP_HOST": "Name of the pod's machine.",
-    "EVERSTEP_HOST_IP": "Address of the machine as a topology names it.",
+    "EVERSTEP_HOST_IP": "Address of the machine, as in a topology.",
     "EVERSTEP_POD": "Name of a step's own pod on a cluster.",
     "EVERSTEP_POD_MARK": "Marks the processes of a local run's pod.",
     "EVERSTEP_CLONE": "Marks the processes of a git clone.",
@@ -77,20 +77,20 @@ def render() -> str:
     return f"""\
 # Environment variables
 
-Made from `docs/rendering/environment.py` by `make reference`; a test finds each variable in the code, and each variable
-of the code here.
+Made from `docs/rendering/environment.py` by `make reference`. A test keeps the
+page and the code in agreement.
 
 ## What you may set
 {_table(YOURS)}
 Stores in S3 use the usual variables: [MinIO and S3](../how-to/minio.md). Submission reads `ARGO_SERVER`, `ARGO_TOKEN`,
 `ARGO_NAMESPACE`, `ARGO_INSTANCEID` and `KUBECONFIG`: [Argo Workflows](../how-to/argo.md).
-[A local run](../pod-isolation.md) hands a fixed list of your shell's variables to its pods.
+[A local run](../pod-isolation.md) passes a fixed list of your shell's variables to its pods.
 
-## What a script is told
+## What a script receives
 Scripts also get torchrun's variables: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` and the rest.
 
 {_table(SCRIPTS)}
-## What Everstep's processes tell each other
+## Between Everstep's processes
 Do not set these.
 
 {_table(INTERNAL)}"""

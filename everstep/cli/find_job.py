@@ -77,7 +77,7 @@ def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     except (JournalError, StoreError) as error:
         raise BadInput(f"{name}: {error}") from None
     if not state.conditions:
-        raise BadInput(f"{name}: its training has not begun")
+        raise BadInput(f"{name}: its training has not started")
     return store, state
 
 

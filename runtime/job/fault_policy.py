@@ -202,7 +202,7 @@ def render() -> str:
         "Made from `runtime/job/fault_policy.py` by `python -m everstep.runtime.job.fault_policy > docs/faults.md`; a",
         "test keeps it true.",
         "",
-        "| seen | exit codes | reason | decision | counts against |",
+        "| symptom | exit codes | reason | decision | counts against |",
         "|---|---|---|---|---|",
     ]
     for row in TABLE:
@@ -211,7 +211,7 @@ def render() -> str:
     lines += [
         "",
         "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
-        "An error in a round that another fault has ended is an echo of it and counts against nothing.",
+        "If a fault has ended a round, later errors in that round are its echoes and count against nothing.",
         "",
         "| limit | default | then |",
         "|---|---|---|",
@@ -219,21 +219,21 @@ def render() -> str:
         f"| the same error at the same iteration (`same_error`) | {patience.same_error} | the job fails |",
         f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
         "| restarts of a role (`restart_limit`) | none | the node is given up |",
-        f"| rounds in a row that a fault ends, without a new iteration (`no_progress`) | {patience.no_progress} |"
+        f"| rounds in a row that end by a fault without a new iteration (`no_progress`) | {patience.no_progress} |"
         " the job fails |",
         f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
         f" up to {_gib(oom.limit_bytes)} | the job fails |",
         "",
-        "A node that is given up ends the job only if fewer than the minimum remain (exit code 3), or if the",
-        "`fail_policy` of its role says so.",
+        "Giving up a node ends the job only if fewer than the minimum remain (exit code 3), or if the `fail_policy` of",
+        "its role says so.",
         "",
-        "| restart policy of a role | is followed by a restart |",
+        "| restart policy of a role | faults that cause a restart |",
         "|---|---|",
     ]
     lines += [f"| {policy.value} | {_covered_faults(policy)} |" for policy in RestartPolicy]
     lines += [
         "",
-        "A fault rule (`faultTolerantPolicy`) replaces the restart policy for its exit codes, or its events:",
+        "A fault rule (`faultTolerantPolicy`) replaces the restart policy for its exit codes or events:",
         "",
         "| event of a fault rule | means |",
         "|---|---|",

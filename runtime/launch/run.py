@@ -213,7 +213,7 @@ class _Node:
             if found.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
                 return  # The agent says what is wrong with a master.
             if found.answer not in said:
-                what = "nobody listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
+                what = "nothing listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
                 limit_s = self._options.rendezvous.connect_s
                 say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
             said.add(found.answer)
@@ -240,7 +240,7 @@ class _Node:
             if not alone and ending.job is not None:
                 await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
             if not self._master.stopped and not self._hosting.done():
-                say(f"the master goes on for the other nodes, as process {self._master.pid}")
+                say(f"the master continues for the other nodes, as process {self._master.pid}")
         return self._exit_code(ending)
 
     def _exit_code(self, ending: Ending) -> int:

@@ -102,7 +102,7 @@ class Follower:
             if isinstance(news, ApiError):
                 if not news.trouble.is_passing:
                     raise news
-                self._view.note = f"the run goes on, but it cannot be seen: {news}"
+                self._view.note = f"the run continues, but cannot be watched: {news}"
             elif news:
                 self._view = View(news, self._view.lines, OFFLOADED if is_offloaded(news) else "", rows(news))
             if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - begun > TAKEN_UP_S:

@@ -47,19 +47,19 @@ class Context(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _NamedEntry(msgspec.Struct, frozen=True):
     name: str
 
 
-class _NamedCluster(_Named, frozen=True):
+class _NamedCluster(_NamedEntry, frozen=True):
     cluster: dict[str, Any] = {}
 
 
-class _NamedContext(_Named, frozen=True):
+class _NamedContext(_NamedEntry, frozen=True):
     context: Context = Context()
 
 
-class _NamedUser(_Named, frozen=True):
+class _NamedUser(_NamedEntry, frozen=True):
     user: User = User()
 
 
@@ -99,14 +99,14 @@ class KubeConfig:
         """The current context's way to the API. Raises LoginError, or OSError for a file that it names."""
         if not self.current_context:
             raise LoginError("there is no current-context: choose one by `kubectl config use-context NAME`")
-        context = _named("context", self.current_context, self.contexts)
-        fields, folder = _named("cluster", context.cluster, self.clusters)
+        context = _find_entry("context", self.current_context, self.contexts)
+        fields, folder = _find_entry("cluster", context.cluster, self.clusters)
         cluster = msgspec.convert(fields, Cluster)
         if urlsplit(cluster.server).scheme not in ("http", "https"):
             raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is no http:// or https:// URL")
         login = KubeLogin()
         if context.user:
-            user, users_folder = _named("user", context.user, self.users)
+            user, users_folder = _find_entry("user", context.user, self.users)
             login = log_in(context.user, user, users_folder, environment, fields)
         return Access(
             cluster.server,
@@ -168,7 +168,7 @@ def _without_nulls(value: Any) -> Any:
             return value
 
 
-def _named(kind: str, name: str, entries: Mapping[str, S]) -> S:
+def _find_entry(kind: str, name: str, entries: Mapping[str, S]) -> S:
     if name in entries:
         return entries[name]
     raise LoginError(f"there is no {kind} {name!r} (there are: {', '.join(sorted(entries)) or 'none'})")

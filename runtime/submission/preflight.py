@@ -66,11 +66,15 @@ async def examine(api: KubeApi, needs: Needs, within_s: float = WITHIN_S) -> lis
     await asyncio.gather(*late, return_exceptions=True)
     found: list[Finding] = []
     for name, task in zip(checks, tasks, strict=True):
-        found += [_doubt(f"{name}: no answer in {within_s:g} s")] if task in late else _named(name, task.result())
+        found += (
+            [_doubt(f"{name}: no answer in {within_s:g} s")]
+            if task in late
+            else _findings_or_doubt(name, task.result())
+        )
     return found
 
 
-def _named(name: str, result: "list[Finding] | KubeError") -> list[Finding]:
+def _findings_or_doubt(name: str, result: "list[Finding] | KubeError") -> list[Finding]:
     if not isinstance(result, KubeError):
         return result
     if result.status in (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED):

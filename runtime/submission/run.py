@@ -35,7 +35,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
             if every:
                 every.finish()
     except KeyboardInterrupt:
-        _say(f"left: {name} goes on; see it: {route.link(name)}")
+        _say(f"{name} continues; see {route.link(name)}")
         return DETACHED
     except ApiError as error:
         _say(f"{name}: {error}")

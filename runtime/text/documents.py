@@ -141,7 +141,7 @@ class DocumentReader:
         return tuple(self._text(value, key) for key in self._keys)
 
     def _text(self, document: dict[str, Any], key: str) -> str | None:
-        value, choose = document.get(key), f"choose one with {self._flag}" if self._flag else "mend the line"
+        value, choose = document.get(key), f"choose one with {self._flag}" if self._flag else "fix the line"
         if value is None:
             if self._required:
                 raise _BadDocument(f"no key {key!r} (there are: {', '.join(document)}); {choose}")

@@ -18,7 +18,7 @@ def template() -> Container:
         "train",
         Config,
         title="Train",
-        description="Elastic training: goes on when workers, nodes or this step die.",
+        description="Elastic training: continues when workers, nodes or this step die.",
         outputs=("checkpoint", "iterations", "results"),
         fixed={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
         cpu=2,

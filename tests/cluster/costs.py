@@ -18,17 +18,17 @@ LAST = ROOT / ".pytest_cache/cluster.xml"
 """Where `make test-cluster` has JUnit's file."""
 HEAD = """# What a fault costs on a cluster
 
-One training meets all these faults, one after the other (`tests/cluster/test_faults.py`). It has two pods, each on its
-own machine where a machine is harmed, on a real Kubernetes. One pod is enough to train, an iteration takes 0.1 s, and
+One training meets all these faults, one after the other (`tests/cluster/test_faults.py`), on a real Kubernetes. It has
+two pods; if the fault harms a machine, each pod has its own. One pod is enough to train, an iteration takes 0.1 s, and
 each iteration is staged. etcd, the API server, both machines and MinIO share the {cores} of one computer. After each
-fault, every sample has been applied once.
+fault, every sample has been applied exactly once.
 
 The seconds are the longest time between the ends of two new iterations, from the fault until both pods train again.
-Iterations done again are those that had already been reported; a machine without power cannot report its last half
+Only iterations that had already been reported count as done again; a machine without power cannot report its last half
 second. A pod that is asked to end leaves when its replacement is ready. A silent machine counts as lost after 30 s
-(`patience.silence` of the job). When the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes
-(here somebody does so at once); 45 s later `everstep status` asks for the taint, which is set at once, and the step is
-retried.
+(`patience.silence` of the job). When the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes;
+this test does so at once. 45 s later `everstep status` asks for the taint, the test sets it at once, and Argo retries
+the step.
 
 {runs}; `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster`.
 

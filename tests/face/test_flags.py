@@ -80,7 +80,7 @@ def test_a_switch_does_not_take_a_positional_word_for_its_value() -> None:
 def test_two_fields_of_one_flag_are_refused() -> None:
     parser = Flags()
     flags.add_flags(parser, Config)
-    with pytest.raises(ValueError, match=r"Config\.nodes: --nodes is another flag already; rename it"):
+    with pytest.raises(ValueError, match=r"Config\.nodes: --nodes is already another flag; rename it"):
         flags.add_flags(parser, Config)
 
 

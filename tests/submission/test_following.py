@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_the_run_to_itself(environment: Environment, cluster: Clus
     running.send_signal(signal.SIGINT)
     rest = running.communicate(timeout=DEADLINE_S)[1]
     assert running.returncode == 130, rest
-    assert "left: drill-1 goes on" in rest
+    assert "drill-1 continues" in rest
     assert not any(method == "DELETE" for method, _, _ in cluster.asked)
 
 

@@ -16,7 +16,7 @@ async def taint(api: KubeApi, host: str, say: Callable[[str], None]) -> None:
     try:
         while not await _try_taint(api, host):
             pass
-        say(f"node {host} is tainted {TAINT['key']}:{TAINT['effect']}: nobody's new pods go there")
+        say(f"node {host} is tainted {TAINT['key']}:{TAINT['effect']}: no new pods are scheduled there")
     except KubeError as error:
         say(f"node {host} could not be tainted {TAINT['key']}: {error}")
 
