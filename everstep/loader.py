@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler as TorchSampler
 
-from everstep.own_datasets import Fetched, Place, Position, Reading, Shape, Source, source_of
+from everstep.own_datasets import FetchedBatch, Place, Position, Reading, Shape, Source, source_of
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import Sampler, mix_seed, parts_of
@@ -110,7 +110,7 @@ class Loader:
     def __iter__(self) -> Iterator[LoadedBatch]:
         """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
         session, opened = self._session, None
-        reader: Iterator[Fetched] = iter(())
+        reader: Iterator[FetchedBatch] = iter(())
         while self._iterations is None or self.iteration < self._iterations:
             began, start = time.perf_counter(), self._position
             place = Place(session.context.rank, session.context.world_size)
@@ -129,7 +129,7 @@ class Loader:
             session.send({"consumed": self.consumed, "samples": samples, "seconds": time.perf_counter() - began})
         session.beacon("end")
 
-    def _batch(self, fetched: Fetched) -> LoadedBatch:
+    def _batch(self, fetched: FetchedBatch) -> LoadedBatch:
         pairs = list(zip(fetched.parts, fetched.data, strict=True))
         parts = tuple(LoadedPart(data, part.weight, part is fetched.parts[-1]) for part, data in pairs)
         positions = np.concatenate([np.asarray(part.applied, dtype=np.int64) for part in fetched.parts])

@@ -70,7 +70,7 @@ class OwnSlots:
         if self._file is None or self._file.capacity < size or self._file.slots != SLOTS:
             self._file = self._make(size)
         file = self._file
-        order = sorted((slot for slot in range(file.slots) if slot != busy), key=file.kept)
+        order = sorted((slot for slot in range(file.slots) if slot != busy), key=file.slot_record)
         file.write_slot_record(order[0], SlotRecord())
         return order[0], file.slot(order[0])
 
