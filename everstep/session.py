@@ -241,7 +241,7 @@ class Checkpoints:
         place = link.ask(Fetch(), Fetched)
         if not place.path and not place.sources:
             return []
-        with worker.refusing_damaged(link, place):
+        with worker.report_damage(link, place):
             shards = open_shards(*worker.shard_sources(link, place))
         for shard in shards:
             shard.on_lost = link.refuse_restore
