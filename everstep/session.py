@@ -32,6 +32,8 @@ from everstep.runtime.store import Store, StoreError, open_store
 
 NOT_FINITE_SAID = (10, 100, 1000)
 """Besides the first, these losses in a row that are not finite are said."""
+EVALUATION = "evaluation"
+"""The phase whose seconds are reported as such."""
 WATCHED = 3
 """For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
 
@@ -84,17 +86,31 @@ class Session:
     """So many losses in a row were not finite."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
+    evaluates_since: float | None = None
+    """When its phase `evaluation` began; None: it does not evaluate."""
 
     def begin_round(self, context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
         """Begin a later round. What the script made for the one before, it makes again."""
         self.context, self.checkpointer, self.iteration, self.ahead = context, None, 0, ahead
+        self.evaluates_since = None
         self.pending = dict(facts)
         if self.loop is not None:
             self.loop.begin_round()
 
     def beacon(self, name: str) -> None:
+        now = time.perf_counter()
+        if self.evaluates_since is not None:
+            self._add("evaluation_s", now - self.evaluates_since)
+        self.evaluates_since = now if name == EVALUATION else None
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
+
+    def note_restore(self, seconds: float) -> None:
+        """The state was restored in so many seconds."""
+        self._add("restore_s", seconds)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self.pending[name] = float(self.pending.get(name, 0.0)) + seconds
 
     def report(self, values: Mapping[str, float | int | str]) -> None:
         """Add to the iteration's telemetry."""
@@ -284,6 +300,19 @@ class Checkpointer(worker.Checkpointer):
         session.checkpointer = self
         session.beacon("start")
         self._session = session
+
+    def load(self, state: dict[str, Any]) -> int:
+        """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
+
+        Call it on every rank: all restore the same checkpoint, or fail. A damaged checkpoint is passed over for an
+        older one. Under an agent this takes another round, and this process ends first. Raises RestoreError if the
+        checkpoint is of another model, or if none can be read although some may be whole; LinkError if there is no room
+        for it.
+        """
+        began = time.perf_counter()
+        if iteration := super().load(state):
+            self._session.note_restore(time.perf_counter() - began)
+        return iteration
 
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.

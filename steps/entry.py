@@ -6,9 +6,11 @@ told to end (SIGTERM).
 
 import dataclasses
 import errno
+import importlib.metadata
 import inspect
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -185,6 +187,22 @@ def _help(step: str, config_type: type[Any]) -> str:
     return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nexample:\n  {example}"
 
 
+def _environment() -> dict[str, str | int]:
+    """Where this step runs, for the report."""
+    versions = {name: _version(name) for name in ("everstep", "torch")}
+    return {
+        "host": platform.node(), "cpus": os.cpu_count() or 0, "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(), **versions,
+    }  # fmt: skip
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:
     """Write the outputs as files, each under its final name only when complete; then the summary for the report."""
     folder = Path(config.outputs)
@@ -208,5 +226,6 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         "seconds": round(seconds, 3),
         "facts": dict(result.facts),
         "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
+        "environment": _environment(),
     }
     open_store(config.store).put(f"runs/{config.run}/steps/{config.task}.json", json.dumps(summary, indent=1).encode())

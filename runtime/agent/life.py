@@ -37,6 +37,7 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Refusal, Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
+from everstep.runtime.system.kernel_log import kernel_messages
 from everstep.runtime.watch.board import Board, read_board
 from everstep.runtime.watch.find_workers import LocalWorker
 
@@ -44,6 +45,8 @@ _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
+_KERNEL_S = 10.0
+"""What the kernel said so long before a worker's end may explain it."""
 T = TypeVar("T")
 
 
@@ -294,8 +297,10 @@ class AgentLifecycle:
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
+        killed = end.exit_code < 0
+        kernel = await self._run_in_thread(kernel_messages, time.monotonic() - _KERNEL_S, end.pid) if killed else ()
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        report = fault_message(self._settings.node, seat, end, iteration, oom)
+        report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
         died = end.time or time.time()
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died, 0.0)))
 

@@ -94,7 +94,9 @@ class MasterDialogue:
         return round_ >= self.round
 
 
-def fault_message(node: str, seat: Seat, end: WorkerEnd, iteration: int, oom: bool) -> WorkerExit:
+def fault_message(
+    node: str, seat: Seat, end: WorkerEnd, iteration: int, oom: bool, kernel: tuple[str, ...]
+) -> WorkerExit:
     """The report of the first worker of a round that failed, at its iteration."""
     return WorkerExit(
         node=node,
@@ -105,6 +107,7 @@ def fault_message(node: str, seat: Seat, end: WorkerEnd, iteration: int, oom: bo
         iteration=iteration,
         error=end.error,
         oom=oom,
+        kernel=kernel,
     )
 
 

@@ -188,6 +188,8 @@ class WorkerFaulted(Fact, frozen=True, kw_only=True):
     error: str = ""
     died: float = 0.0
     """Unix time of the death, by the master's clock."""
+    kernel: tuple[str, ...] = ()
+    """What its node's kernel said about that time."""
 
 
 class FaultJudged(Fact, frozen=True, kw_only=True):

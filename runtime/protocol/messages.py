@@ -242,6 +242,8 @@ class WorkerExit(msgspec.Struct, frozen=True):
     """Seconds from the death until this is sent. Clocks of hosts differ, and the master must find the first failure."""
     oom: bool = False
     """The cgroup counted an OOM kill at this death."""
+    kernel: tuple[str, ...] = ()
+    """What the kernel said about that time."""
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from everstep.runtime.report.history import History, RoundSpan
-from everstep.runtime.report.ledger import Ledger
+from everstep.runtime.report.history import History
 
 COLUMNS = 1000
 """Columns of the x axis in a line chart: each shows the lowest and the highest of its values."""
 PLACES = 500
 """Places on the x axis for marks and bars: those that would hide each other become one."""
-LANES = 256
-"""Nodes in a timeline: those of the newest rounds."""
 
 
 @dataclass(frozen=True)
@@ -45,36 +42,6 @@ class Chart:
     y_ticks: tuple[Tick, ...]
     marks: tuple[Mark, ...]
     x_label: str = "iteration"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One node in one round."""
-
-    left: float
-    width: float
-    label: str
-    title: str
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The bars of one node."""
-
-    node: str
-    bars: tuple[Bar, ...]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Lanes over a common axis in seconds."""
-
-    lanes: tuple[Lane, ...]
-    ticks: tuple[Tick, ...]
-    marks: tuple[Mark, ...]
-    description: str
-    hidden: int = 0
-    """Nodes that are not shown."""
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -133,7 +100,7 @@ def line_chart(
         path=path,
         x_ticks=tuple(Tick(x(t), f"{t:.0f}") for t in nice_ticks(left, right) if t == int(t)),
         y_ticks=tuple(Tick(y(t), short(t)) for t in nice_ticks(bottom, top, 4)),
-        marks=_merge_close(marks),
+        marks=merge_close(marks),
     )
 
 
@@ -149,7 +116,7 @@ def _thin_out(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]
     return [value for some in few for value in sorted(some)]
 
 
-def _merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+def merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     """At most one mark at each of PLACES: the first of those that would hide each other, labelled with their number."""
     places: dict[int, list[Mark]] = {}
     for mark in marks:
@@ -174,47 +141,3 @@ def throughput_chart(history: History) -> Chart | None:
         if point.tokens is not None and point.seconds > 0
     ]
     return line_chart("Throughput", "tokens a second", values, history, zero=True)
-
-
-def timeline(history: History, span: Ledger) -> Timeline | None:
-    """A lane for each node that was ever in a round, on the ledger's time axis; None without rounds."""
-    nodes: dict[str, None] = {}
-    for round_ in reversed(history.rounds):
-        nodes |= dict.fromkeys(round_.nodes)
-    if not nodes:
-        return None
-
-    def at(time: float) -> float:
-        return round(min(max((time - span.begin) / span.seconds * 100, 0.0), 100.0), 3)
-
-    places: dict[str, dict[int, list[RoundSpan]]] = {node: {} for node in sorted(list(nodes)[:LANES])}
-    for round_ in history.rounds:
-        place = int(at(round_.begin) * PLACES / 100)
-        for node in round_.nodes:
-            if node in places:
-                places[node].setdefault(place, []).append(round_)
-
-    def bar(node: str, some: list[RoundSpan]) -> Bar:
-        first, last = some[0], some[-1]
-        end = last.end if last.end is not None else span.end
-        left = at(first.begin)
-        width = max(at(end) - left, 100 / PLACES)
-        if len(some) == 1:
-            title = f"{node}, round {first.number}: {end - first.begin:.1f} s. {first.reason}"
-            return Bar(left, width, str(first.number), title)
-        label = f"{first.number}–{last.number}"
-        return Bar(left, width, label, f"{node}, {len(some)} of the rounds {label}: {end - first.begin:.1f} s.")
-
-    lanes = (
-        Lane(node, tuple(bar(node, some) for some in round_spans.values())) for node, round_spans in places.items()
-    )
-    return Timeline(
-        lanes=tuple(lanes),
-        ticks=tuple(Tick(t / span.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, span.seconds)),
-        marks=_merge_close(
-            Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(history.restarts, 1)
-        ),
-        description=f"{len(nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} restarts "
-        f"in {span.seconds:.1f} seconds.",
-        hidden=max(len(nodes) - LANES, 0),
-    )

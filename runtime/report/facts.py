@@ -1,5 +1,6 @@
 """What steps say about themselves, as words and tables for people; what the run achieved. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,40 @@ def uses(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     if checkpoint:
         found.append(("weights of the checkpoint", f"everstep checkpoint export {checkpoint} model.safetensors"))
     return found
+
+
+_SECRET = re.compile(r"(?i)secret|token$|password|credential|(access|api|private).?key")
+
+
+def parameters(workflow: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of the run's parameters; a secret's value is left out."""
+    spec = workflow.get("spec")
+    arguments = spec.get("arguments") if isinstance(spec, dict) else None
+    entries = arguments.get("parameters") if isinstance(arguments, dict) else None
+    named = [one for one in entries or [] if isinstance(one, dict)]
+    return [_shown(str(one.get("name")), one.get("value", one.get("default", ""))) for one in named]
+
+
+def settings(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(step, its settings) as they were when it ran."""
+    written = ((name, step.get("settings")) for name, step in steps.items())
+    return [
+        (name, [_shown(key, value) for key, value in some.items()]) for name, some in written if isinstance(some, dict)
+    ]
+
+
+def environments(steps: Mapping[str, Mapping[str, Any]]) -> FactTable | None:
+    """Where each step ran; None if no step says so."""
+    rows = [(name, place) for name, step in steps.items() if isinstance(place := step.get("environment"), dict)]
+    if not rows:
+        return None
+    columns = tuple(dict.fromkeys(key for _, place in rows for key in place))
+    body = tuple((name, *(words(place.get(column, "")) for column in columns)) for name, place in rows)
+    return FactTable("environment", ("step", *map(_name, columns)), body)
+
+
+def _shown(name: str, value: object) -> tuple[str, str]:
+    return name, "(not shown)" if _SECRET.search(name) and value else words(value)
 
 
 def words(value: object) -> str:

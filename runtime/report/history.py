@@ -8,23 +8,27 @@ import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 from everstep.runtime.job import records as job
+from everstep.runtime.report.causes import Causes, death_time
+from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
 
-HistoryRecord = (
-    job.MasterClaimed
-    | job.RoundFormed
-    | job.WorkerFaulted
-    | job.RoundBroken
-    | job.Committed
-    | job.JobReopened
-    | job.JobEnded
-)
+HistoryRecord = job.MasterClaimed | job.HangExplained | job.ShardPersisted | NodeRecord
 """The records that a history is made from."""
+_NEEDED = (
+    job.MasterClaimed,
+    job.WorkerFaulted,
+    job.FaultJudged,
+    job.RoundBroken,
+    job.HangExplained,
+    job.JobReopened,
+    job.JobEnded,
+)
+"""Of these the records that are kept whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class Point:
     """From the previous iteration (or the start of the workers' loop) to its end, including the stall."""
     stall_s: float = 0.0
     """Seconds of these that were spent waiting for the checkpoint."""
+    evaluation_s: float = 0.0
+    """Seconds of these that were spent evaluating, if the script says so."""
+    restore_s: float = 0.0
+    """In the first iteration of a round: how long rank 0 restored its state before."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,12 @@ class Restart:
     lost: int | None
     """Iterations that were computed again; None: no round has followed yet."""
     error: str = ""
+    cause: str = ""
+    """The first cause, its evidence and echoes, whether a restart can help, what was done: one paragraph."""
+    why: str = ""
+    """What was decided about the fault, and why."""
+    ended: tuple[tuple[str, int], ...] = ()
+    """(node, rank) of all workers that ended, in that order."""
 
     @property
     def until(self) -> float | None:
@@ -125,6 +139,12 @@ class History:
     result: str = ""
     reason: str = ""
     error: str = ""
+    newest: float = 0.0
+    """The time of the newest record."""
+    stored_bytes: Mapping[int, int] = field(default_factory=dict)
+    """By iteration: the size of its checkpoint in the store."""
+    lives: Lives = field(default_factory=Lives)
+    """What happened to each node."""
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
@@ -145,12 +165,18 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     commits: list[tuple[float, int]] = []
     needed: list[job.Record] = []
     formed: list[_FormedRound] = []
+    collector, newest, stored = LifeCollector(), 0.0, dict[tuple[int, int], int]()
     for record in records:
-        if isinstance(record, job.Committed):
+        collector.add(record)
+        newest = record.time
+        if isinstance(record, job.ShardPersisted):
+            place = record.holding.iteration, record.holding.round
+            stored[place] = stored.get(place, 0) + record.holding.size
+        elif isinstance(record, job.Committed):
             commits.append((record.time, record.iteration))
         elif isinstance(record, job.RoundFormed):
             formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
-        elif isinstance(record, HistoryRecord):
+        elif isinstance(record, _NEEDED):
             needed.append(record)
     ended = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
     if ended is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(ended) :]):
@@ -169,6 +195,9 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         result=ended.result.value if ended else "",
         reason=ended.reason if ended else "",
         error=ended.error if ended else "",
+        newest=newest,
+        stored_bytes={iteration: size for (iteration, _), size in sorted(stored.items())},
+        lives=collector.lives(),
     )
 
 
@@ -194,6 +223,8 @@ def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], li
             tokens=_number(line.get("tokens")),
             seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
             stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
+            evaluation_s=max(_number(line.get("evaluation_s")) or 0.0, 0.0),
+            restore_s=max(_number(line.get("restore_s")) or 0.0, 0.0),
         )
         by_round.setdefault(point.round, {})[point.iteration] = point
     points = [point for some in by_round.values() for point in some.values()]
@@ -286,15 +317,12 @@ def _restarts(
     ended: job.JobEnded | None,
 ) -> list[Restart]:
     broken = [record for record in records if isinstance(record, job.RoundBroken)]
-    faults: dict[int, job.WorkerFaulted] = {}
-    for record in records:
-        if isinstance(record, job.WorkerFaulted):
-            faults[record.round] = min(faults.get(record.round, record), record, key=_death_time)
+    causes = Causes(records)
     trained, numbers = _PointsByRound(points), [record.number for record in formed]
     restarts = []
     for index, record in enumerate(broken):
-        fault = faults.get(record.round)
-        time = min(record.time, _death_time(fault)) if fault else record.time
+        fault = causes.first_fault(record.round)
+        time = min(record.time, death_time(fault)) if fault else record.time
         last = max(trained.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
         following = formed[at] if at < len(formed) else None
@@ -311,10 +339,13 @@ def _restarts(
                 node=record.node or (fault.node if fault else ""),
                 what=_description(record, fault),
                 reason=record.reason.value,
-                decision=_decision(following, formed[at - 1] if at else None),
+                decision=(decision := _decision(following, formed[at - 1] if at else None)),
                 seconds=None if until is None else max(until - time, 0.0),
                 lost=None if following is None else max(last - restored, 0),
                 error=fault.error if fault else "",
+                cause=causes.paragraph(record, decision),
+                why=causes.judgement(record.round),
+                ended=causes.ends(record.round),
             )
         )
     return restarts
@@ -344,10 +375,6 @@ class _PointsByRound:
             return None
         later = next(place for place in range(at, len(self._numbers)) if self._most[place] > iteration)
         return next(point.time for point in self._rounds[self._numbers[later]] if point.iteration > iteration)
-
-
-def _death_time(fault: job.WorkerFaulted) -> float:
-    return fault.died or fault.time
 
 
 def _description(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:

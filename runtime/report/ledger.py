@@ -1,44 +1,99 @@
-"""Where each second of a train step went. Pure; the parts add up to the whole."""
+"""Where each second of each node went. Pure; by construction the parts add up to the whole.
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
-from enum import StrEnum
+A node's seconds begin when it is requested (those of the first round's nodes with the window) and end when it is gone.
+Its life cuts them into stretches that follow each other; a stretch in a round is cut further by `RoundSeconds`.
+"""
 
-from everstep.runtime.report.history import History
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from everstep.runtime.report.activity import GOODPUT_NAMES, Activity
+from everstep.runtime.report.history import History, Point, Restart
+from everstep.runtime.report.node_lives import Event, Lives, Step
+from everstep.runtime.report.round_seconds import RoundSeconds, Spell, Sums
 
 MOST_ENTRIES = 200
-"""Restarts with a line of their own: the newest ones."""
-
-
-class Part(StrEnum):
-    """What a second was spent on. The order is that of the bar."""
-
-    TRAINING = "training"
-    STALL = "checkpoint stall"
-    RESTART = "restart"
-    STARTUP = "start-up"
-    WAITING = "waiting for nodes"
-    REST = "rest"
+"""Restarts that are shown one by one: the newest ones."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One line of the ledger."""
 
-    part: Part
-    label: str
+    activity: Activity
     seconds: float
+    """Of all nodes together."""
     share: float
     """Share of the whole, 0 to 1."""
+
+    @property
+    def goodput_name(self) -> str:
+        """The nearest name of ml-goodput-measurement."""
+        return GOODPUT_NAMES[self.activity]
+
+
+class _Stretch(NamedTuple):
+    """A part of a node's life: of one activity, or in a round."""
+
+    begin: float
+    end: float
+    activity: Activity
+    round: RoundSeconds | None = None
+
+    def sums(self, begin: float, end: float) -> Sums:
+        begin, end = max(begin, self.begin), min(end, self.end)
+        if end <= begin:
+            return {}
+        return self.round.sums(begin, end) if self.round else {self.activity: end - begin}
+
+
+@dataclass(frozen=True)
+class NodeLedger:
+    """The seconds of one node."""
+
+    node: str
+    _stretches: Sequence[_Stretch] = field(repr=False)
+
+    @cached_property
+    def seconds(self) -> Sums:
+        """Seconds of each activity."""
+        return self.seconds_between(float("-inf"), float("inf"))
+
+    @cached_property
+    def _begins(self) -> list[float]:
+        return [stretch.begin for stretch in self._stretches]
+
+    def seconds_between(self, begin: float, end: float) -> Sums:
+        """Seconds of each activity in that time."""
+        total: defaultdict[Activity, float] = defaultdict(float)
+        for stretch in self._stretches[max(bisect_right(self._begins, begin) - 1, 0) :]:
+            if stretch.begin >= end:
+                break
+            for activity, seconds in stretch.sums(begin, end).items():
+                total[activity] += seconds
+        return total
+
+    def spells(self) -> Iterator[Spell]:
+        """What it did, one after the other."""
+        for stretch in self._stretches:
+            if stretch.round is not None:
+                yield from stretch.round.between(stretch.begin, stretch.end)
+            else:
+                yield Spell(stretch.begin, stretch.end, stretch.activity)
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """All seconds from `begin` to `end`, once each."""
+    """All seconds of all nodes from `begin` to `end`, once each."""
 
     begin: float
     end: float
-    entries: tuple[Entry, ...]
+    nodes: tuple[NodeLedger, ...]
+    """Those that were there at some time, by name."""
     iterations: int = 0
     """How many were computed in that time."""
 
@@ -47,77 +102,126 @@ class Ledger:
         """The length of the window."""
         return self.end - self.begin
 
-    @property
-    def goodput(self) -> float | None:
-        """Productive seconds / elapsed seconds, 0 to 1; None if there was nothing to do: no iteration was computed."""
-        share = sum(entry.share for entry in self.entries if entry.part is Part.TRAINING)
-        return share if self.iterations else None
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Activities that took any time, in the order of `Activity`."""
+        total: defaultdict[Activity, float] = defaultdict(float)
+        for node in self.nodes:
+            for activity, seconds in node.seconds.items():
+                total[activity] += seconds
+        whole = sum(total.values())
+        return tuple(Entry(one, total[one], total[one] / whole) for one in Activity if total.get(one, 0.0) > 0)
 
     @property
-    def restart_s(self) -> float:
-        """Seconds that restarts cost."""
-        return sum(entry.seconds for entry in self.entries if entry.part is Part.RESTART)
+    def node_seconds(self) -> float:
+        """The seconds of all nodes together."""
+        return sum(entry.seconds for entry in self.entries)
+
+    @property
+    def goodput(self) -> float | None:
+        """Productive seconds / seconds of all nodes, 0 to 1; None: there was nothing to do, no iteration was computed."""
+        share = sum(entry.share for entry in self.entries if entry.activity is Activity.PRODUCTIVE)
+        return share if self.iterations else None
+
+    def badput(self) -> Mapping[str, float]:
+        """Share of each kind of time that was not productive, by its name in ml-goodput-measurement."""
+        shares: defaultdict[str, float] = defaultdict(float)
+        for entry in self.entries:
+            if entry.activity is not Activity.PRODUCTIVE:
+                shares[entry.goodput_name] += entry.share
+        return shares
+
+    def cost_of(self, restart: Restart) -> Mapping[Activity, float]:
+        """What the seconds of a restart went to, in seconds of one node: the mean of the nodes that were there."""
+        end = self.end if restart.until is None else min(restart.until, self.end)
+        total: defaultdict[Activity, float] = defaultdict(float)
+        for node in self.nodes:
+            for activity, seconds in node.seconds_between(restart.time, end).items():
+                total[activity] += seconds
+        share = (end - restart.time) / (sum(total.values()) or 1.0)
+        return {one: total[one] * share for one in Activity if total.get(one, 0.0) > 0}
 
 
 def ledger(history: History, begin: float, end: float) -> Ledger | None:
-    """The ledger of the seconds from `begin` to `end` (the train step); None if there are none.
-
-    Waiting lasts until the first round was formed, start-up until its first iteration began. A restart lasts as
-    `Restart` says, or to the end; the newest MOST_ENTRIES have lines of their own, and iterations that are computed
-    again count as part of the restart. Rest: between iterations, and after the last.
-    """
-    whole = end - begin
-    if whole <= 0:
+    """The ledger of the seconds from `begin` to `end` (the train step); None if there are none, or no nodes."""
+    if end <= begin or not history.lives.nodes:
         return None
-    spent = _SpentTime(begin, end)
-    lines: list[tuple[Part, str, float]] = []
-    earlier, older = 0.0, len(history.restarts) - MOST_ENTRIES
-    for number, restart in enumerate(history.restarts, 1):
-        seconds = spent.take(restart.time, end if restart.until is None else restart.until)
-        if number <= older:
-            earlier += seconds
-        else:
-            lines.append((Part.RESTART, f"restart {number}: {restart.reason}", seconds))
-    if older > 0:
-        lines.insert(0, (Part.RESTART, f"restarts 1 to {older}", earlier))
-    if history.begin is not None or history.points:
-        first_round = history.rounds[0].begin if history.rounds else end
-        first = min((point.time - point.seconds for point in history.points), default=end)
-        waiting = spent.take(begin, min(first_round, first))
-        lines.append((Part.WAITING, "waiting for nodes", waiting))
-        lines.append((Part.STARTUP, "start-up: until the first iteration", spent.take(begin, first)))
-    stall = training = 0.0
-    for point in history.points:
-        seconds = spent.take(point.time - point.seconds, point.time)
-        stalled = min(point.stall_s, seconds)
-        stall += stalled
-        training += seconds - stalled
-    lines.append((Part.TRAINING, "training", training))
-    lines.append((Part.STALL, "checkpoint stall", stall))
-    rest = max(whole - sum(seconds for _, _, seconds in lines), 0.0)
-    lines.append((Part.REST, "rest: between iterations, after the last", rest))
-    order = list(Part)
-    lines.sort(key=lambda line: order.index(line[0]))
+    rounds = _rounds(history, end)
+    first = next(iter(history.lives.rounds.values()), None)
+    early = frozenset(history.lives.nodes if first is None else first.members)
+    nodes = list[NodeLedger]()
+    for node, events in sorted(history.lives.nodes.items()):
+        life = _Life(history.lives, rounds, min(begin, events[0].time) if node in early else None)
+        if some := tuple(_stretches(life, events, begin, end)):
+            nodes.append(NodeLedger(node, some))
     inside = sum(begin < point.time <= end for point in history.points)
-    return Ledger(begin, end, tuple(Entry(part, label, s, s / whole) for part, label, s in lines), inside)
+    return Ledger(begin, end, tuple(nodes), inside) if nodes else None
 
 
-class _SpentTime:
-    """The seconds of a window that are accounted for, as disjoint intervals in order."""
+def _rounds(history: History, end: float) -> dict[int, RoundSeconds]:
+    by_round: dict[int, list[Point]] = {}
+    for point in history.points:
+        by_round.setdefault(point.round, []).append(point)
+    rounds, done = dict[int, RoundSeconds](), 0
+    for number, life in history.lives.rounds.items():
+        points = by_round.get(number, [])
+        rounds[number] = RoundSeconds(life, points, done, end)
+        done = max([done, *(point.iteration for point in points)])
+    return rounds
 
-    def __init__(self, begin: float, end: float) -> None:
-        self._window = begin, end
-        self._starts: list[float] = []
-        self._ends: list[float] = []
 
-    def take(self, start: float, stop: float) -> float:
-        """Take that interval; returns the seconds of it inside the window that were still free."""
-        start, stop = max(start, self._window[0]), min(stop, self._window[1])
-        if stop <= start:
-            return 0.0
-        first, last = bisect_left(self._ends, start), bisect_right(self._starts, stop)
-        met = list(zip(self._starts[first:last], self._ends[first:last], strict=True))
-        free = stop - start - sum(min(other_stop, stop) - max(other, start) for other, other_stop in met)
-        self._starts[first:last] = [min([start, *(other for other, _ in met)])]
-        self._ends[first:last] = [max([stop, *(other for _, other in met)])]
-        return max(free, 0.0)
+class _Life:
+    """Cuts a node's life into stretches that follow each other while it is there."""
+
+    def __init__(self, lives: Lives, rounds: Mapping[int, RoundSeconds], since: float | None) -> None:
+        """`since`: when it came, if that was before its first event."""
+        self._lives, self._rounds = lives, rounds
+        self._at = since or 0.0
+        self._doing = Step.GONE if since is None else Step.CAME
+        self._round = 0
+        """The round that it is in, or was in last."""
+
+    def next(self, event: Event) -> Iterator[_Stretch]:
+        """What it did until this event."""
+        if self._doing is not Step.GONE:
+            yield from self._doing_until(event)
+        self._at = event.time
+        match event.step:
+            case Step.UNSEATED if self._doing in (Step.RELEASED, Step.GONE):
+                pass
+            case Step.RELEASED if self._doing is Step.GONE:
+                pass
+            case Step.SEATED:
+                self._doing, self._round = event.step, event.round
+            case _:
+                self._doing = event.step
+
+    def _doing_until(self, event: Event) -> Iterator[_Stretch]:
+        match self._doing:
+            case Step.SEATED:
+                yield _Stretch(self._at, event.time, Activity.OTHER, self._rounds[self._round])
+            case Step.CAME:
+                checked = event.time - event.checked_s if event.step is Step.JOINED else event.time
+                yield from self._cut(Activity.WAITING, checked, Activity.CHECK, event.time)
+            case Step.JOINED:
+                last = self._lives.rounds[event.round].last_join if event.step is Step.SEATED else event.time
+                yield from self._cut(Activity.WAITING, last, Activity.RENDEZVOUS, event.time)
+            case Step.UNSEATED:
+                judged = self._lives.rounds[self._round].judged
+                yield from self._cut(Activity.DECIDE, judged, Activity.RENDEZVOUS, event.time)
+            case _:
+                yield _Stretch(self._at, event.time, Activity.IDLE)
+
+    def _cut(self, first: Activity, at: float, second: Activity, end: float) -> Iterator[_Stretch]:
+        cut = min(max(at, self._at), end)
+        yield _Stretch(self._at, cut, first)
+        yield _Stretch(cut, end, second)
+
+
+def _stretches(life: _Life, events: Sequence[Event], begin: float, end: float) -> Iterator[_Stretch]:
+    """The stretches inside the window that have any length."""
+    for event in (*events, Event(max(end, events[-1].time), Step.GONE)):
+        for one in life.next(event):
+            clipped = one._replace(begin=max(one.begin, begin), end=min(one.end, end))
+            if clipped.end > clipped.begin:
+                yield clipped

@@ -1,36 +1,27 @@
 """The page: one self-contained HTML file. jinja2 escapes everything that comes from a run."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from everstep.runtime.display.pages import environment
-from everstep.runtime.report import charts, facts, flow
-from everstep.runtime.report.charts import Chart, Timeline
-from everstep.runtime.report.history import History, Restart
-from everstep.runtime.report.ledger import MOST_ENTRIES, Ledger, ledger
+from everstep.runtime.report import facts, flow
+from everstep.runtime.report.activity import Activity
+from everstep.runtime.report.charts import short
+from everstep.runtime.report.job_view import view
+from everstep.runtime.report.ledger import Ledger
 from everstep.runtime.report.read import Run
-
-
-@dataclass(frozen=True)
-class JobView:
-    """What the page shows about one job."""
-
-    name: str
-    history: History
-    ledger: Ledger | None
-    charts: tuple[Chart, ...]
-    timeline: Timeline | None
-    restarts: tuple[Restart, ...]
-    """The newest ones."""
-    missing: tuple[str, ...]
+from everstep.runtime.report.timeline import COLUMNS
 
 
 def render(run: Run, now: float) -> str:
     """The page of that run as of `now` (Unix seconds)."""
     steps = flow.steps(run, now)
-    jobs = [view(name, content, steps, now) for name, content in run.jobs.items()]
+    jobs = [
+        view(name, content, steps, now, logs=run.log_files, stacks=run.stacks.get(name, ()))
+        for name, content in run.jobs.items()
+    ]
     phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in steps) else "Unknown")
     template = environment(Path(__file__).parent, _FILTERS).get_template("page.html")
     return template.render(
@@ -48,6 +39,11 @@ def render(run: Run, now: float) -> str:
         outcome=facts.outcome(run.steps),
         uses=facts.uses(run.steps),
         jobs=jobs,
+        colours={one: f"a{number}" for number, one in enumerate(Activity)},
+        columns=COLUMNS,
+        parameters=facts.parameters(run.workflow),
+        settings=facts.settings(run.steps),
+        environment=facts.environments(run.steps),
         facts=[facts.step_facts(name, content) for name, content in run.steps.items() if name != run.own],
     )
 
@@ -57,46 +53,18 @@ def overview(run: Run, now: float) -> str:
     steps = flow.steps(run, now)
     lines = []
     for name, history in run.jobs.items():
-        span_of_job = ledger(history, *window(name, history, steps, now))
+        job = view(name, history, steps, now, draws=False)
         count = len(history.restarts)
         line = f"{count} restart{'' if count == 1 else 's'}"
-        if span_of_job is not None:
-            lost = f", {format_seconds(span_of_job.restart_s)} lost" if count else ""
-            line += lost + _goodput(span_of_job)
+        if job.ledger is not None:
+            lost = f", {format_seconds(job.restart_s)} lost" if count else ""
+            line += lost + _goodput(job.ledger)
         lines.append(line)
     return "; ".join(lines) or "no training"
 
 
 def _goodput(span: Ledger) -> str:
     return ", nothing was left to do" if span.goodput is None else f", goodput {span.goodput * 100:.0f} %"
-
-
-def view(name: str, history: History, steps: list[flow.Step], now: float) -> JobView:
-    """A job with its ledger over the seconds of its step (of its journal, if the step is unknown)."""
-    span = ledger(history, *window(name, history, steps, now))
-    drawn = [chart for chart in (charts.loss_chart(history), charts.throughput_chart(history)) if chart]
-    missing = []
-    if not history.rounds:
-        missing.append("No timeline: no round was formed.")
-    if len(history.points) < 2:
-        missing.append("No curves: fewer than two iterations were reported.")
-    elif len(drawn) < 2:
-        missing.append("A curve is missing: iterations were reported without loss or without tokens.")
-    if span is None:
-        missing.append("No ledger: the job's beginning and end are unknown.")
-    timeline = charts.timeline(history, span) if span else None
-    return JobView(name, history, span, tuple(drawn), timeline, history.restarts[-MOST_ENTRIES:], tuple(missing))
-
-
-def window(name: str, history: History, steps: list[flow.Step], now: float) -> tuple[float, float]:
-    """Begin and end of the step that ran this job, else of the job; equal if neither is known."""
-    step = next((s for s in steps if s.begin is not None and s.name == name), None)
-    if step is not None and step.begin is not None:
-        return step.begin, step.end or now
-    last = max(
-        [history.end or 0.0, *(point.time for point in history.points), *(r.begin for r in history.rounds)], default=0.0
-    )
-    return (history.begin, last) if history.begin is not None else (0.0, 0.0)
 
 
 def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
@@ -138,4 +106,20 @@ def _format_time(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str
     return "–" if time is None else datetime.fromtimestamp(time, UTC).strftime(form)
 
 
-_FILTERS = {"span": format_seconds, "clock": _format_time, "percent": lambda share: f"{share * 100:.1f} %"}
+def _format_cost(cost: Mapping[Activity, float]) -> str:
+    """`1.2 s start-up and imports, 0.3 s rendezvous`: the largest first, without what rounds to nothing."""
+    parts = sorted(cost.items(), key=lambda part: -part[1])
+    return ", ".join(f"{format_seconds(seconds)} {one.value}" for one, seconds in parts if seconds >= 0.05)
+
+
+def _format_bytes(size: int) -> str:
+    return f"{short(size)}B" if size >= 10_000 else f"{size} B" if size else "–"
+
+
+_FILTERS = {
+    "span": format_seconds,
+    "clock": _format_time,
+    "percent": lambda share: f"{share * 100:.1f} %",
+    "cost": _format_cost,
+    "bytes": _format_bytes,
+}

@@ -4,6 +4,7 @@ Missing or torn parts are not errors (a report matters most for failed runs) but
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from everstep.runtime.journal import segments
 from everstep.runtime.report.history import History, HistoryRecord, history
 from everstep.runtime.store import NoSuchKey, Store
 
+MOST_STACKS, MOST_STACK_BYTES = 20, 20_000
+_STACKS = re.compile(r"stacks-(\d+)-\d+\.txt$")
 MOST_NOTES = 20
 """Unreadable lines of a journal that are named one by one."""
 
@@ -28,6 +31,17 @@ _KIND = msgspec.json.Decoder(_Kind)
 _HISTORY_RECORD = msgspec.json.Decoder(HistoryRecord)
 _NEEDED_KINDS = frozenset(kind.__name__ for kind in get_args(HistoryRecord))
 _KNOWN_KINDS = frozenset(kind.__name__ for kind in (segments.Segment, *get_args(job.Record)))
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What a node's ranks did while they hung."""
+
+    round: int
+    key: str
+    """In the store."""
+    text: str
+    """Its first MOST_STACK_BYTES."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,10 @@ class Run:
     """Per job, by its name without the workflow's uid: `train`."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """The last lines of a node's log, by Argo's node id."""
+    log_files: frozenset[str] = frozenset()
+    """Names of the logs beside the page, in `logs`."""
+    stacks: Mapping[str, tuple[Stacks, ...]] = field(default_factory=dict)
+    """Per job, the newest MOST_STACKS."""
     own: str = ""
     """The step that writes the page: it is done when somebody reads it."""
     notes: tuple[str, ...] = ()
@@ -89,6 +107,8 @@ def read_run(
         steps=_steps(store, name, notes),
         jobs=jobs,
         logs=_logs(folder, workflow),
+        log_files=frozenset(path.name for path in folder.glob("logs/*.log")) if folder else frozenset(),
+        stacks={job_name: tuple(_stacks(store, f"jobs/{uid}-{job_name}/logs/")) for job_name in jobs},
         own=own,
         notes=tuple(notes),
     )
@@ -184,6 +204,16 @@ def newest_iteration(store: Store, job: str) -> int:
     """The newest iteration that a job has reported, seconds ago at most; 0: none. Raises StoreError."""
     found = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
     return max((number for number in found if isinstance(number, int)), default=0)
+
+
+def _stacks(store: Store, prefix: str) -> Iterator[Stacks]:
+    """Files that agents wrote as `[NODE/]stacks-ROUND-NUMBER.txt`."""
+    found = [(entry.key, named) for entry in store.list(prefix) if (named := _STACKS.search(entry.key))]
+    for key, named in found[-MOST_STACKS:]:
+        try:
+            yield Stacks(int(named[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
+        except NoSuchKey:
+            continue
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:

@@ -3,9 +3,13 @@
 from typing import Any
 
 from everstep.runtime.report import facts, flow
-from everstep.runtime.report.history import Restart
-from everstep.runtime.report.page import JobView, format_seconds, view, what_next
+from everstep.runtime.report.job_view import FaultView, JobView, view
+from everstep.runtime.report.page import format_seconds, what_next
 from everstep.runtime.report.read import Run
+
+
+MOST_PARAGRAPHS = 5
+"""Faults that Markdown explains: the newest ones."""
 
 
 def summary(run: Run, now: float) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def summary(run: Run, now: float) -> dict[str, Any]:
         "steps": [
             {"name": step.name, "phase": step.phase, "seconds": step.seconds, "message": step.message} for step in steps
         ],
-        "jobs": [_job(view(name, history, steps, now)) for name, history in run.jobs.items()],
+        "jobs": [_job(view(name, history, steps, now, draws=False)) for name, history in run.jobs.items()],
         "notes": list(run.notes),
     }
 
@@ -34,21 +38,33 @@ def _job(job: JobView) -> dict[str, Any]:
         "iteration": max((point.iteration for point in history.points), default=0),
         "goodput": None if span is None else span.goodput,
         "seconds": None if span is None else span.seconds,
+        "badput": None if span is None else dict(span.badput()),
+        "node_seconds": None if span is None else span.node_seconds,
         "ledger": []
         if span is None
         else [
-            {"part": entry.part.value, "label": entry.label, "seconds": entry.seconds, "share": entry.share}
+            {"activity": entry.activity.value, "goodput_name": entry.goodput_name, "seconds": entry.seconds,
+             "share": entry.share}
             for entry in span.entries
         ],
-        "restarts": [_restart(one) for one in job.restarts],
-        "checkpoints": [iteration for _, iteration in history.commits],
-    }
+        "nodes": {}
+        if span is None
+        else {node.node: {one.value: s for one, s in node.seconds.items() if s} for node in span.nodes},
+        "faults": [_fault(one) for one in job.faults],
+        "checkpoints": [
+            {"iteration": one.iteration, "time": one.time, "bytes": one.size, "stall_s": one.stall_s,
+             "interval": one.interval}
+            for one in job.checkpoints
+        ],
+    }  # fmt: skip
 
 
-def _restart(one: Restart) -> dict[str, Any]:
+def _fault(fault: FaultView) -> dict[str, Any]:
+    one = fault.restart
     return {
-        "time": one.time, "what": one.what, "node": one.node, "reason": one.reason, "decision": one.decision,
-        "seconds": one.seconds, "lost_iterations": one.lost, "error": one.error,
+        "time": one.time, "what": one.what, "node": one.node, "reason": one.reason, "cause": one.cause,
+        "judged": one.why, "decision": one.decision, "seconds": one.seconds, "lost_iterations": one.lost,
+        "cost": {activity.value: seconds for activity, seconds in fault.cost.items()}, "error": one.error,
     }  # fmt: skip
 
 
@@ -65,15 +81,16 @@ def markdown(told: dict[str, Any]) -> str:
         lines.append(f"Iteration {job['iteration']}, goodput {good}. {job['reason']}".rstrip())
         if job["ledger"]:
             rows = [
-                [entry["label"], format_seconds(entry["seconds"]), f"{entry['share'] * 100:.1f} %"]
+                [entry["activity"], format_seconds(entry["seconds"]), f"{entry['share'] * 100:.1f} %"]
                 for entry in job["ledger"]
             ]
-            lines += ["", *_table(["seconds spent on", "time", "share"], rows)]
-        if job["restarts"]:
+            lines += ["", *_table(["node-seconds spent on", "time", "share"], rows)]
+        if job["faults"]:
             rows = [
-                [one["what"], one["reason"], one["decision"], format_seconds(one["seconds"])] for one in job["restarts"]
+                [one["what"], one["reason"], one["decision"], format_seconds(one["seconds"])] for one in job["faults"]
             ]
             lines += ["", *_table(["fault", "reason", "decision", "cost"], rows)]
+            lines += [line for one in job["faults"][-MOST_PARAGRAPHS:] for line in ("", _cell(one["cause"]))]
     lines += ["", *(f"Note: {note}" for note in told["notes"])]
     return "\n".join(lines).rstrip() + "\n"
 

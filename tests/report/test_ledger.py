@@ -1,65 +1,62 @@
-"""Each second of the train step is in the ledger once."""
+"""Each second of each node is in the ledger once, and in the class that a model finds second by second."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.report.history import History, Point, Restart, RoundSpan
-from everstep.runtime.report.ledger import Part, ledger
+from everstep.runtime.job import records as job
+from everstep.runtime.report.activity import Activity
+from everstep.runtime.report.history import History, history
+from everstep.runtime.report.ledger import Ledger, ledger
+from tests.report.random_journal import RandomJournal
+from tests.report.second_model import Model
 
 
-def restart(time: float, seconds: float | None) -> Restart:
-    return Restart(time, 1, "worker-0-0", "rank 0", "killed", "", seconds, 0)
+def ledger_of(journal: RandomJournal, begin: int = 0, end: int | None = None) -> Ledger | None:
+    return ledger(history(journal.records, journal.lines), begin, journal.end if end is None else end)
 
 
-def test_the_parts_are_what_they_say() -> None:
-    told = History(
-        rounds=(RoundSpan(1, 3.0, None, ("worker-0-0",), "", None),),
-        restarts=(restart(20.0, 5.0),),
-        points=(
-            Point(12.0, 1, 1, seconds=2.0, stall_s=0.5),
-            Point(19.0, 1, 2, seconds=6.0),
-            Point(25.0, 2, 3, seconds=1.0),
-        ),
-        begin=1.0,
-    )
-    found = ledger(told, 0.0, 30.0)
-    assert found is not None
-    assert {entry.part: entry.seconds for entry in found.entries} == pytest.approx(
-        {Part.WAITING: 3.0, Part.STARTUP: 7.0, Part.TRAINING: 7.5, Part.STALL: 0.5, Part.RESTART: 5.0, Part.REST: 7.0}
-    )
-    assert found.goodput == pytest.approx(0.25)
+@given(st.integers(0, 10**9), st.integers(0, 20), st.integers(-20, 5))
+def test_the_ledger_has_no_gap_no_overlap_and_equals_the_model(seed: int, begin: int, more: int) -> None:
+    journal = RandomJournal(seed)
+    end = max(journal.end + more, begin + 1)
+    told = ledger_of(journal, begin, end)
+    model = Model(journal.records, journal.lines, begin, end)
+    found = {node.node: node for node in told.nodes} if told else {}
+    for name in model.nodes():
+        wanted = model.seconds(name)
+        seconds: list[Activity | None] = [None] * (end - begin)
+        for spell in found[name].spells() if name in found else ():
+            assert begin <= spell.begin < spell.end <= end
+            for second in range(int(spell.begin), int(spell.end)):
+                assert seconds[second - begin] is None, "a second is in the ledger twice"
+                seconds[second - begin] = spell.activity
+        assert seconds == wanted, name
+        if name in found:
+            sums = {one: float(wanted.count(one)) for one in Activity if one in wanted}
+            assert {one: some for one, some in found[name].seconds.items() if some} == pytest.approx(sums)
 
 
-def test_a_restart_that_is_not_over_lasts_to_the_end() -> None:
-    found = ledger(History(restarts=(restart(4.0, None),), begin=0.0), 0.0, 10.0)
-    assert found is not None
-    assert found.restart_s == pytest.approx(6.0)
+@given(st.integers(0, 10**9))
+def test_the_parts_add_up_to_the_whole(seed: int) -> None:
+    told = ledger_of(RandomJournal(seed))
+    if told is None:
+        return
+    assert sum(entry.share for entry in told.entries) == pytest.approx(1.0)
+    good = sum(entry.share for entry in told.entries if entry.activity is Activity.PRODUCTIVE)
+    assert sum(told.badput().values()) + good == pytest.approx(1.0)
 
 
 def test_no_seconds_make_no_ledger() -> None:
     assert ledger(History(), 5.0, 5.0) is None
 
 
-times = st.floats(-10, 200, allow_nan=False)
-lengths = st.floats(0, 100, allow_nan=False)
-
-
-@given(
-    st.lists(st.builds(restart, times, st.none() | lengths), max_size=4),
-    st.lists(
-        st.builds(Point, times, st.just(1), st.integers(0, 50), st.none(), st.none(), lengths, lengths), max_size=12
-    ),
-    st.lists(times, max_size=3),
-    st.none() | times,
-    st.floats(0.001, 150),
-)
-def test_every_ledger_adds_up_to_the_whole(
-    restarts: list[Restart], points: list[Point], rounds: list[float], begin: float | None, end: float
-) -> None:
-    spans = tuple(RoundSpan(number, time, None, (), "", None) for number, time in enumerate(sorted(rounds), 1))
-    found = ledger(History(spans, tuple(restarts), tuple(points), begin=begin), 0.0, end)
-    assert found is not None
-    assert all(entry.seconds >= 0 for entry in found.entries)
-    assert sum(entry.seconds for entry in found.entries) == pytest.approx(end)
-    assert sum(entry.share for entry in found.entries) == pytest.approx(1.0)
+def test_a_node_that_comes_again_is_not_there_in_between() -> None:
+    records: list[job.Record] = [
+        job.NodeAppeared(time=1, node="a", role="worker", index=0, host=""),
+        job.NodeLost(time=3, node="a", reason=job.Reason.NODE_LOST),
+        job.NodeAppeared(time=7, node="a", role="worker", index=0, host=""),
+    ]
+    told = ledger(history(records, []), 1, 9)
+    assert told is not None
+    assert [(spell.begin, spell.end) for spell in told.nodes[0].spells()] == [(1, 3), (7, 9)]

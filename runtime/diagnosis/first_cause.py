@@ -1,0 +1,75 @@
+"""Which of a round's ends was first, which are echoes of it, and what that means: one paragraph. Pure.
+
+The first cause is the earliest end that is not of a kind that follows from another's; if all are, the earliest.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep.runtime.diagnosis.error_kinds import OOM_KILLED, ErrorKind, evidence_line, kind_of
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """A worker's end."""
+
+    who: str
+    """`rank 3 on worker-1-0`"""
+    time: float
+    """Unix time of its death."""
+    exit_code: int
+    """Negative for a signal."""
+    error: str = ""
+    iteration: int = 0
+    kernel: tuple[str, ...] = ()
+    """What the kernel said about that time."""
+    oom: bool = False
+    """Its cgroup counted a kill."""
+
+    @property
+    def kind(self) -> ErrorKind:
+        """What it died of; the kernel knows better."""
+        if self.oom:
+            return OOM_KILLED
+        known = kind_of("\n".join(self.kernel), 0) if self.kernel else None
+        return known if known is not None and known.words else kind_of(self.error, self.exit_code)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Why a round ended."""
+
+    first: ProcessEnd
+    kind: ErrorKind
+    evidence: str
+    echoes: tuple[ProcessEnd, ...]
+
+    def paragraph(self, what_was_done: str = "") -> str:
+        """First cause, evidence, echoes, whether a restart can help, what was done."""
+        first, kind = self.first, self.kind
+        how = f"signal {-first.exit_code}" if first.exit_code < 0 else f"exit code {first.exit_code}"
+        sentences = [f"First, {first.who} ended ({how}) at iteration {first.iteration}: {kind.name}."]
+        if self.evidence:
+            sentences.append(f"Its last words: “{self.evidence}”.")
+        if first.kernel:
+            sentences.append(f"The kernel: “{first.kernel[-1]}”.")
+        if self.echoes:
+            kinds = Counter(echo.kind.name for echo in self.echoes)
+            told = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
+            count = len(self.echoes)
+            sentences.append(f"{count} other end{' is an echo' if count == 1 else 's are echoes'} of it: {told}.")
+        sentences.append(f"A restart {kind.hope.value}." + (f" To mend it: {kind.mend}." if kind.mend else ""))
+        if what_was_done:
+            sentences.append(f"Done: {what_was_done}.")
+        return " ".join(sentences)
+
+
+def attribute(ends: Sequence[ProcessEnd]) -> Attribution | None:
+    """The first cause among the ends of one round; None if nothing ended."""
+    if not ends:
+        return None
+    ordered = sorted(ends, key=lambda end: (end.time, end.who))
+    first = next((end for end in ordered if not end.kind.is_echo), ordered[0])
+    echoes = tuple(end for end in ordered if end is not first)
+    return Attribution(first, first.kind, evidence_line(first.error), echoes)

@@ -1,0 +1,71 @@
+"""Why each round ended, from the records of a journal: the first cause, the hang's culprit, the judgement. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from everstep.runtime.diagnosis.first_cause import ProcessEnd, attribute
+from everstep.runtime.job import records as job
+
+_CLIPPED = 4096
+"""Characters of an error that are looked at: its last ones."""
+
+
+def death_time(fault: job.WorkerFaulted) -> float:
+    """When the worker died; if that is not known, when it was reported."""
+    return fault.died or fault.time
+
+
+class Causes:
+    """What the records say about the ends of rounds."""
+
+    def __init__(self, records: Iterable[job.Record]) -> None:
+        self._faults: defaultdict[int, list[job.WorkerFaulted]] = defaultdict(list)
+        self._judged: defaultdict[int, list[job.FaultJudged]] = defaultdict(list)
+        self._hangs: dict[int, job.HangExplained] = {}
+        for record in records:
+            match record:
+                case job.WorkerFaulted():
+                    self._faults[record.round].append(record)
+                case job.FaultJudged():
+                    self._judged[record.round].append(record)
+                case job.HangExplained():
+                    self._hangs[record.round] = record
+
+    def first_fault(self, number: int) -> job.WorkerFaulted | None:
+        """The fault of the round that is the cause of the others."""
+        faults = self._faults.get(number)
+        if not faults:
+            return None
+        attribution = attribute([_process_end(fault) for fault in faults])
+        assert attribution is not None
+        return next(fault for fault in faults if _process_end(fault) == attribution.first)
+
+    def ends(self, number: int) -> tuple[tuple[str, int], ...]:
+        """(Node, rank) of all workers that ended, the first one first."""
+        return tuple((fault.node, fault.rank) for fault in sorted(self._faults.get(number, ()), key=death_time))
+
+    def judgement(self, number: int) -> str:
+        """`restart in place`; with the reason, where it says more."""
+        told = {
+            one.decision.value if one.detail == one.decision.value else f"{one.decision.value}: {one.detail}": None
+            for one in self._judged.get(number, ())
+        }
+        return "; ".join(told)
+
+    def paragraph(self, broken: job.RoundBroken, decision: str) -> str:
+        """Why that round ended, and what was done."""
+        done = "; ".join(part for part in (self.judgement(broken.round), decision) if part)
+        attribution = attribute([_process_end(fault) for fault in self._faults.get(broken.round, ())])
+        hang = self._hangs.get(broken.round)
+        if attribution is not None and hang is None:
+            return attribution.paragraph(done)
+        what = f"{broken.reason.value}: {hang.detail}" if hang else f"{broken.reason.value}: {broken.detail}"
+        who = f"Node {broken.node}" if broken.node and not hang else f"Round {broken.round}"
+        return f"{who}: {what.rstrip('.: ')}. Done: {done}."
+
+
+def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:
+    return ProcessEnd(
+        f"rank {fault.rank} on {fault.node}", death_time(fault), fault.exit_code, fault.error[-_CLIPPED:],
+        fault.iteration, fault.kernel, fault.reason is job.Reason.OOM,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""What the page and the summary show about one job. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from everstep.runtime.report import charts, flow
+from everstep.runtime.report.activity import Activity
+from everstep.runtime.report.charts import Chart
+from everstep.runtime.report.history import History, Restart
+from everstep.runtime.report.ledger import MOST_ENTRIES, Ledger, ledger
+from everstep.runtime.report.read import Stacks
+from everstep.runtime.report.timeline import Timeline, timeline
+
+MOST_CHECKPOINTS = 30
+"""Checkpoints with a line of their own: the newest ones."""
+
+
+@dataclass(frozen=True)
+class FaultView:
+    """A fault with its cost, and where to read on."""
+
+    number: int
+    restart: Restart
+    cost: Mapping[Activity, float]
+    """Of its seconds, of one node."""
+    logs: tuple[str, ...]
+    """Names of logs in the run's folder."""
+    stacks: tuple[Stacks, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """A checkpoint in the store."""
+
+    time: float
+    iteration: int
+    size: int
+    """Bytes of all shards; 0: unknown."""
+    stall_s: float | None
+    """How long rank 0 waited for it; None: unknown."""
+    interval: str
+    """How often, and why."""
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the page shows about one job."""
+
+    name: str
+    history: History
+    ledger: Ledger | None
+    charts: tuple[Chart, ...]
+    timeline: Timeline | None
+    faults: tuple[FaultView, ...]
+    """The newest ones."""
+    checkpoints: tuple[CheckpointView, ...]
+    memory_saves: int
+    """Saves to the memory of the nodes."""
+    memory_stall_s: float
+    """The median of their stalls."""
+    missing: tuple[str, ...]
+
+    @property
+    def restart_s(self) -> float:
+        """Seconds that all restarts cost."""
+        end = self.ledger.end if self.ledger else 0.0
+        return sum(
+            one.seconds if one.seconds is not None else max(end - one.time, 0.0) for one in self.history.restarts
+        )
+
+
+def view(
+    name: str,
+    history: History,
+    steps: list[flow.Step],
+    now: float,
+    *,
+    logs: frozenset[str] = frozenset(),
+    stacks: tuple[Stacks, ...] = (),
+    draws: bool = True,
+) -> JobView:
+    """A job with its ledger over the seconds of its step (of its journal, if the step is unknown).
+
+    `logs`: the names of the logs that the run's folder has. `draws`: with charts and timeline.
+    """
+    span = ledger(history, *window(name, history, steps, now))
+    drawn = (
+        [chart for chart in (charts.loss_chart(history), charts.throughput_chart(history)) if chart] if draws else []
+    )
+    missing = []
+    if not history.rounds:
+        missing.append("No timeline: no round was formed.")
+    if len(history.points) < 2:
+        missing.append("No curves: fewer than two iterations were reported.")
+    elif len(drawn) < 2:
+        missing.append("A curve is missing: iterations were reported without loss or without tokens.")
+    if span is None:
+        missing.append("No ledger: the job's beginning and end are unknown.")
+    stalls = [point.stall_s for point in history.points if point.stall_s > 0]
+    return JobView(
+        name, history, span, tuple(drawn), timeline(history, span) if span and draws else None,
+        tuple(_faults(history, span, logs, stacks)), tuple(_checkpoints(history)), len(stalls),
+        median(stalls) if stalls else 0.0, tuple(missing),
+    )  # fmt: skip
+
+
+def _faults(history: History, span: Ledger | None, logs: frozenset[str], stacks: tuple[Stacks, ...]) -> list[FaultView]:
+    older = max(len(history.restarts) - MOST_ENTRIES, 0)
+    views = []
+    for number, one in enumerate(history.restarts[older:], older + 1):
+        nodes = dict.fromkeys([one.node, *(node for node, _ in one.ended)])
+        own = tuple(f"{node}.log" for node in nodes if f"{node}.log" in logs)
+        dumps = tuple(dump for dump in stacks if dump.round == one.round)
+        views.append(FaultView(number, one, span.cost_of(one) if span else {}, own, dumps))
+    return views
+
+
+def _checkpoints(history: History) -> list[CheckpointView]:
+    stalls = {point.iteration: point.stall_s for point in history.points}
+    views = []
+    for time, iteration in history.commits[-MOST_CHECKPOINTS:]:
+        interval = next((why for since, why in reversed(history.intervals) if since <= iteration), "")
+        size = history.stored_bytes.get(iteration, 0)
+        views.append(CheckpointView(time, iteration, size, stalls.get(iteration), interval))
+    return views
+
+
+def window(name: str, history: History, steps: list[flow.Step], now: float) -> tuple[float, float]:
+    """Begin and end of the step that ran this job, else of the job; equal if neither is known.
+
+    While it runs, it ends with the newest thing that is known: what came after that nobody has reported yet.
+    """
+    last = max(
+        [
+            history.end or 0.0,
+            *(point.time for point in history.points),
+            *(r.begin for r in history.rounds),
+            history.newest,
+        ],
+        default=0.0,
+    )
+    step = next((s for s in steps if s.begin is not None and s.name == name), None)
+    if step is not None and step.begin is not None:
+        return step.begin, step.end or min(max(last, step.begin), now)
+    return (history.begin, last) if history.begin is not None else (0.0, 0.0)

@@ -1,0 +1,190 @@
+"""From a job's records to the life of each node: when it came, joined, trained, went. Pure.
+
+Only what the ledger needs is kept: a month of whole records would fill the memory.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from everstep.runtime.job import records as job
+
+FAULTLESS = frozenset(
+    {job.Reason.GROW, job.Reason.SCALED, job.Reason.PREEMPTED, job.Reason.REJOINED, job.Reason.RESTARTED}
+)
+"""Reasons to end a round at which nobody had to find out that something had failed."""
+
+NodeRecord = (
+    job.NodeRequested
+    | job.NodeAppeared
+    | job.NodeJoined
+    | job.NodeReleased
+    | job.NodeLost
+    | job.NodeFinished
+    | job.WorkerFaulted
+    | job.FaultJudged
+    | job.HangSeen
+    | job.HangOver
+    | job.RoundFormed
+    | job.RoundBroken
+    | job.Committed
+    | job.JobEnded
+    | job.JobReopened
+)
+"""The records that lives are made from."""
+
+
+class Step(Enum):
+    """What happens to a node."""
+
+    CAME = auto()
+    JOINED = auto()
+    SEATED = auto()
+    FINISHED = auto()
+    UNSEATED = auto()
+    RELEASED = auto()
+    GONE = auto()
+
+
+class Event(NamedTuple):
+    """A step in a node's life."""
+
+    time: float
+    step: Step
+    round: int = 0
+    """SEATED, FINISHED, UNSEATED: of that round."""
+    checked_s: float = 0.0
+    """JOINED: how long its check took before."""
+
+
+@dataclass
+class RoundLife:
+    """A round from its agreement to its end."""
+
+    number: int
+    begin: float
+    members: tuple[str, ...]
+    end: float = math.inf
+    """inf: it has not ended."""
+    last_join: float = 0.0
+    """When the last of its members had joined."""
+    broken_by: job.Reason | None = None
+    """None: the job ended with it, or it runs."""
+    death: tuple[float, float] | None = None
+    """(When its first worker died, when that was reported)."""
+    judged: float = 0.0
+    """When the last of its faults was judged."""
+    hangs: list[tuple[float, float]] = field(default_factory=list)
+    """From the last progress to the next, or to its end."""
+    last_commit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The lives of all nodes of a job."""
+
+    nodes: Mapping[str, Sequence[Event]] = field(default_factory=dict)
+    rounds: Mapping[int, RoundLife] = field(default_factory=dict)
+
+
+class LifeCollector:
+    """Collects lives from a journal's records, in their order."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, list[Event]] = {}
+        self._rounds: dict[int, RoundLife] = {}
+        self._running: RoundLife | None = None
+        self._joined: dict[str, float] = {}
+        """When each node joined that has no seat."""
+        self._there: set[str] = set()
+
+    def lives(self) -> Lives:
+        """What was collected."""
+        return Lives(self._nodes, self._rounds)
+
+    def add(self, record: job.Record) -> None:
+        """Take the next record."""
+        match record:
+            case job.NodeRequested() | job.NodeAppeared():
+                self._come(record.node, record.time)
+            case job.NodeJoined():
+                self._join(record)
+            case job.NodeReleased():
+                self._note(record.node, Event(record.time, Step.RELEASED))
+            case job.NodeLost():
+                self._go(record.node, record.time)
+            case job.NodeFinished():
+                self._note(record.node, Event(record.time, Step.FINISHED, record.round))
+            case job.RoundFormed():
+                self._form(record)
+            case job.RoundBroken():
+                self._end_round(record.time, record.reason)
+            case job.Committed() if self._running is not None:
+                self._running.last_commit = record.time
+            case job.JobEnded():
+                self._end_round(record.time, None)
+                for node in self._there:
+                    self._note(node, Event(record.time, Step.RELEASED))
+            case job.JobReopened():
+                for node in sorted(self._there):
+                    self._go(node, record.time)
+            case job.WorkerFaulted() | job.FaultJudged() | job.HangSeen() | job.HangOver():
+                self._note_fault(record)
+
+    def _note(self, node: str, event: Event) -> None:
+        self._nodes.setdefault(node, []).append(event)
+
+    def _come(self, node: str, time: float) -> None:
+        self._there.add(node)
+        self._note(node, Event(time, Step.CAME))
+
+    def _go(self, node: str, time: float) -> None:
+        self._there.discard(node)
+        self._joined.pop(node, None)
+        self._note(node, Event(time, Step.GONE))
+
+    def _join(self, record: job.NodeJoined) -> None:
+        """A node that has a seat asks for it again; one that waits repeats its request."""
+        if record.node not in self._there:
+            self._come(record.node, record.time)
+        if record.node in self._joined or (self._running and record.node in self._running.members):
+            return
+        self._joined[record.node] = record.time
+        self._note(record.node, Event(record.time, Step.JOINED, checked_s=record.checked))
+
+    def _form(self, record: job.RoundFormed) -> None:
+        self._end_round(record.time, None)
+        members = tuple(member.node for some in record.round.members.values() for member in some)
+        last = max((self._joined.pop(node, record.time) for node in members), default=record.time)
+        self._running = RoundLife(record.round.number, record.time, members, last_join=last)
+        self._rounds[record.round.number] = self._running
+        for node in members:
+            self._there.add(node)
+            self._note(node, Event(record.time, Step.SEATED, record.round.number))
+
+    def _end_round(self, time: float, reason: job.Reason | None) -> None:
+        ended, self._running = self._running, None
+        if ended is None:
+            return
+        ended.end, ended.broken_by = time, reason
+        if ended.hangs and ended.hangs[-1][1] == math.inf:
+            ended.hangs[-1] = ended.hangs[-1][0], time
+        for node in ended.members:
+            self._note(node, Event(time, Step.UNSEATED, ended.number))
+
+    def _note_fault(self, record: job.WorkerFaulted | job.FaultJudged | job.HangSeen | job.HangOver) -> None:
+        life = self._rounds.get(record.round)
+        if life is None:
+            return
+        match record:
+            case job.WorkerFaulted():
+                death = (record.died or record.time, record.time)
+                life.death = min(life.death, death) if life.death else death
+            case job.FaultJudged():
+                life.judged = record.time
+            case job.HangSeen():
+                life.hangs.append((record.time - record.still_s, math.inf))
+            case job.HangOver() if life.hangs:
+                life.hangs[-1] = life.hangs[-1][0], record.time

@@ -1,0 +1,164 @@
+"""What the seconds of a round were spent on, the same on each of its nodes: they train together. Pure.
+
+Rank 0 reports an iteration's end, and how much of it was a stall or an evaluation; these are put at its end, compilation
+at its beginning. What a script does between two iterations is part of the second.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from statistics import median_low
+from typing import NamedTuple, Protocol
+
+from everstep.runtime.report.activity import Activity
+from everstep.runtime.report.node_lives import FAULTLESS, RoundLife
+
+PACE_ITERATIONS = 20
+"""A round's pace is the median of its second to so-manieth iteration: of these, packed telemetry keeps each one."""
+
+
+class Iteration(Protocol):
+    """What is needed of a finished iteration (`history.Point`)."""
+
+    @property
+    def time(self) -> float: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def stall_s(self) -> float: ...
+    @property
+    def evaluation_s(self) -> float: ...
+    @property
+    def restore_s(self) -> float: ...
+
+
+class Spell(NamedTuple):
+    """A stretch of time that was spent on one thing."""
+
+    begin: float
+    end: float
+    activity: Activity
+
+
+Sums = Mapping[Activity, float]
+
+
+class RoundSeconds:
+    """The spells of a round: they begin with it, end with it, and have no gap and no overlap."""
+
+    def __init__(self, life: RoundLife, iterations: Sequence[Iteration], done: int, end: float) -> None:
+        """`iterations`: those of the round, by time. `done`: the newest iteration of the rounds before. `end`: when the
+        window ends, for a round that has not."""
+        end = max(min(life.end, end), life.begin)
+        self.spells = tuple(_with_hangs(_fill(life, iterations, done, end), life.hangs))
+        self._ends = [spell.end for spell in self.spells]
+        self._begins = [spell.begin for spell in self.spells]
+        lengths: dict[Activity, list[float]] = {}
+        for at, spell in enumerate(self.spells):
+            lengths.setdefault(spell.activity, [0.0] * len(self.spells))[at] = spell.end - spell.begin
+        self._before = {name: list(accumulate(some, initial=0.0)) for name, some in lengths.items()}
+        self._known: dict[tuple[float, float], Sums] = {}
+
+    def between(self, begin: float, end: float) -> Iterator[Spell]:
+        """The spells from `begin` to `end`."""
+        for spell in self.spells[bisect_right(self._ends, begin) : bisect_left(self._begins, end)]:
+            yield Spell(max(spell.begin, begin), min(spell.end, end), spell.activity)
+
+    def sums(self, begin: float, end: float) -> Sums:
+        """Seconds of each activity from `begin` to `end`. Nodes of a round mostly ask the same."""
+        key = begin, end
+        if key not in self._known:
+            self._known[key] = self._sum(begin, end)
+        return self._known[key]
+
+    def _sum(self, begin: float, end: float) -> Sums:
+        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
+        if last <= first:
+            return {}
+        sums = {name: before[last] - before[first] for name, before in self._before.items()}
+        head, tail = self.spells[first], self.spells[last - 1]
+        sums[head.activity] -= max(begin - head.begin, 0.0)
+        sums[tail.activity] -= max(tail.end - end, 0.0)
+        return sums
+
+
+def pace(iterations: Sequence[Iteration]) -> float:
+    """Seconds that an iteration of the round takes."""
+    some = [one.seconds for one in iterations[1:PACE_ITERATIONS]] or [one.seconds for one in iterations]
+    return median_low(some) if some else 0.0
+
+
+class _Filler:
+    """Writes one spell after the other: the next begins where the last ends."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self.spells: list[Spell] = []
+        self.at, self._end = begin, end
+
+    def until(self, time: float, activity: Activity) -> None:
+        """That was done until then, if it is later than what is known already."""
+        time = min(time, self._end)
+        if time > self.at:
+            self.spells.append(Spell(self.at, time, activity))
+            self.at = time
+
+
+def _fill(life: RoundLife, iterations: Sequence[Iteration], done: int, end: float) -> list[Spell]:
+    filler = _Filler(life.begin, end)
+    usual = pace(iterations)
+    for at, one in enumerate(iterations):
+        if at == 0:
+            first = one.time - one.seconds
+            filler.until(first - one.restore_s, Activity.STARTUP)
+            filler.until(first, Activity.RESTORE)
+        trained = one.time - min(one.stall_s, one.seconds)
+        if at == 0 and len(iterations) > 1:
+            filler.until(min(filler.at + one.seconds - usual, trained), Activity.COMPILE)
+        work = Activity.RECOMPUTED if one.iteration <= done else Activity.PRODUCTIVE
+        filler.until(trained - one.evaluation_s, work)
+        filler.until(trained, Activity.EVALUATION)
+        filler.until(one.time, Activity.SAVE)
+    _fill_rest(filler, life, iterations, usual, end)
+    return filler.spells
+
+
+def _fill_rest(filler: _Filler, life: RoundLife, iterations: Sequence[Iteration], usual: float, end: float) -> None:
+    """What was done after the last iteration, or in a round that finished none."""
+    unfinished = Activity.RECOMPUTED if iterations else Activity.STARTUP
+    if life.broken_by is None:
+        if not iterations:
+            filler.until(end, Activity.STARTUP)
+        filler.until(min(life.last_commit, end), Activity.SAVE)
+        filler.until(end, Activity.OTHER)
+    elif life.death is not None:
+        died, reported = life.death
+        filler.until(died, unfinished)
+        filler.until(reported, Activity.DETECT)
+        filler.until(end, Activity.DECIDE)
+    elif iterations and life.broken_by not in FAULTLESS:
+        filler.until(iterations[-1].time + usual, unfinished)
+        filler.until(end, Activity.DETECT)
+    else:
+        filler.until(end, unfinished)
+
+
+def _with_hangs(spells: Sequence[Spell], hangs: Sequence[tuple[float, float]]) -> Iterator[Spell]:
+    """The spells, hung while they hung, whatever else was reported of that time."""
+    left = [(begin, end) for begin, end in hangs if end > begin]
+    for spell in spells:
+        at = spell.begin
+        while left and left[0][1] <= at:
+            left.pop(0)
+        for begin, end in left:
+            if begin >= spell.end:
+                break
+            if begin > at:
+                yield Spell(at, begin, spell.activity)
+            stop = min(end, spell.end)
+            if stop > max(at, begin):
+                yield Spell(max(at, begin), stop, Activity.HUNG)
+                at = stop
+        if spell.end > at:
+            yield Spell(at, spell.end, spell.activity)

@@ -1,0 +1,140 @@
+"""The timeline of nodes: each lane shows what a node's time was spent on; nodes that did the same share a lane. Pure."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from everstep.runtime.report.activity import Activity
+from everstep.runtime.report.charts import Mark, Tick, merge_close, nice_ticks, short
+from everstep.runtime.report.history import History
+from everstep.runtime.report.ledger import Ledger, NodeLedger
+
+COLUMNS = 300
+"""Columns of a lane: each shows what took most of its time."""
+LANES = 300
+"""Most lanes: of those left, the ones that were productive longest are left out."""
+MOST_NODES = 2000
+"""Nodes that are looked at."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of a lane, in columns."""
+
+    left: int
+    width: int
+    activity: Activity
+
+
+@dataclass(frozen=True)
+class RoundBar:
+    """A round, in percent of the axis."""
+
+    left: float
+    width: float
+    label: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one node did, or several that did the same."""
+
+    nodes: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    goodput: float
+    """Share of their seconds that was productive, 0 to 1."""
+    seconds: Mapping[Activity, float]
+    """Of all of them."""
+
+    @property
+    def name(self) -> str:
+        """`worker-0-0`, or `worker-0-0 and 63 more`."""
+        first, *others = self.nodes
+        return f"{first} and {len(others)} more" if others else first
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Lanes over a common axis in seconds."""
+
+    lanes: tuple[Lane, ...]
+    rounds: tuple[RoundBar, ...]
+    ticks: tuple[Tick, ...]
+    marks: tuple[Mark, ...]
+    activities: tuple[Activity, ...]
+    """Those that occur."""
+    description: str
+    hidden: int = 0
+    """Nodes that are not shown."""
+
+
+def timeline(history: History, ledger: Ledger) -> Timeline:
+    """The timeline of the ledger's nodes."""
+    groups: dict[tuple[Bar, ...], list[NodeLedger]] = {}
+    for node in ledger.nodes[-MOST_NODES:]:
+        groups.setdefault(tuple(_bars(node, ledger)), []).append(node)
+    lanes = [_lane(bars, nodes) for bars, nodes in groups.items()]
+    kept = sorted(lanes, key=lambda lane: lane.goodput)[:LANES]
+    shown = [lane for lane in lanes if lane in kept] if len(kept) < len(lanes) else lanes
+    return Timeline(
+        lanes=tuple(shown),
+        rounds=tuple(_rounds(history, ledger)),
+        ticks=tuple(Tick(t / ledger.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, ledger.seconds)),
+        marks=merge_close(
+            Mark(_percent(one.time, ledger), f"fault {number}: {one.reason}")
+            for number, one in enumerate(history.restarts, 1)
+        ),
+        activities=tuple(entry.activity for entry in ledger.entries),
+        description=f"{len(ledger.nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} faults "
+        f"in {ledger.seconds:.1f} seconds.",
+        hidden=len(ledger.nodes) - sum(len(lane.nodes) for lane in shown),
+    )
+
+
+def _percent(time: float, ledger: Ledger) -> float:
+    return round(min(max((time - ledger.begin) / ledger.seconds * 100, 0.0), 100.0), 3)
+
+
+def _bars(node: NodeLedger, ledger: Ledger) -> Iterator[Bar]:
+    """What took most of each column, like neighbours joined; nothing where the node was not there."""
+    width = ledger.seconds / COLUMNS
+    edges = [ledger.begin + column * width for column in range(COLUMNS + 1)]
+    columns = [_most(node.seconds_between(edges[at], edges[at + 1]), width) for at in range(COLUMNS)]
+    at = 0
+    for activity, some in groupby(columns):
+        count = len(list(some))
+        if activity is not None:
+            yield Bar(at, count, activity)
+        at += count
+
+
+def _most(seconds: Mapping[Activity, float], width: float) -> Activity | None:
+    if sum(seconds.values()) < width / 2:
+        return None
+    return max(seconds, key=lambda activity: seconds[activity])
+
+
+def _lane(bars: tuple[Bar, ...], nodes: list[NodeLedger]) -> Lane:
+    total: dict[Activity, float] = {}
+    for node in nodes:
+        for activity, seconds in node.seconds.items():
+            total[activity] = total.get(activity, 0.0) + seconds
+    whole = sum(total.values()) or 1.0
+    return Lane(tuple(node.node for node in nodes), bars, total.get(Activity.PRODUCTIVE, 0.0) / whole, total)
+
+
+def _rounds(history: History, ledger: Ledger) -> Iterator[RoundBar]:
+    """Those that begin in the same half percent of the axis are one bar."""
+    edges = [step / 2 for step in range(200)]
+    by_place = groupby(history.rounds, key=lambda one: bisect_right(edges, _percent(one.begin, ledger)))
+    for _, group in by_place:
+        some = list(group)
+        first, last = some[0], some[-1]
+        end = last.end if last.end is not None else ledger.end
+        left = _percent(first.begin, ledger)
+        label = f"{first.number}" if len(some) == 1 else f"{first.number}–{last.number}"
+        size = f"{len(last.nodes)} node{'' if len(last.nodes) == 1 else 's'}"
+        title = f"round {label}: {size}, {end - first.begin:.1f} s. {last.reason}"
+        yield RoundBar(left, max(_percent(end, ledger) - left, 0.2), label, title)

@@ -1,0 +1,48 @@
+"""What the kernel says about killed processes and failing devices, where it may be read (Linux, /dev/kmsg)."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TELLING = re.compile(r"oom-kill|[Oo]ut of memory|NVRM: Xid|segfault|I/O error|Hardware Error|EDAC|soft lockup")
+"""Messages that explain the end of a process."""
+_PROCESS = re.compile(r"\bpid=(\d+)|[Pp]rocess (\d+)|\w\[(\d+)\]: segfault")
+MOST = 5
+
+
+def kernel_messages(since_s: float, pid: int, device: Path = Path("/dev/kmsg")) -> tuple[str, ...]:
+    """The newest telling messages since then (seconds of CLOCK_MONOTONIC) that name no process or that one, without
+    their head; empty where the log may not be read. Reads what is there and does not wait."""
+    try:
+        file = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        return tuple(text for time, text in _messages(file) if time >= since_s and _is_about(text, pid))[-MOST:]
+    finally:
+        os.close(file)
+
+
+def _is_about(text: str, pid: int) -> bool:
+    named = {number for numbers in _PROCESS.findall(text) for number in numbers if number}
+    return bool(TELLING.search(text)) and (not named or str(pid) in named)
+
+
+def _messages(file: int) -> Iterator[tuple[float, str]]:
+    """(Time, text): each read of the device gives one record, `priority,number,microseconds,flags;text`."""
+    while True:
+        try:
+            record = os.read(file, 8192)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # It was overwritten meanwhile: the next one is there.
+                continue
+            return
+        if not record:
+            return
+        for line in record.decode(errors="replace").splitlines():
+            head, _, text = line.partition(";")
+            fields = head.split(",")
+            if len(fields) >= 3 and fields[2].isdecimal():
+                yield int(fields[2]) / 1e6, text[:300]
