@@ -1,0 +1,119 @@
+"""The page in a real browser: nothing overflows, texts have contrast, a planted script does nothing."""
+
+import asyncio
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from everstep.runtime.job import records as job
+from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.report import Run, read_run, render
+from everstep.runtime.report.history import history
+from everstep.runtime.store import open_store
+from tests import chromium
+
+pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no browser here: chromium not found")
+LOOKS = [(width, dark) for width in (390, 1024, 1440) for dark in (False, True)]
+OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true })"
+TOO_WIDE = """[...document.querySelectorAll("body *")].filter((one) => !one.closest(".wide, pre, svg") &&
+  one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 80))
+  .concat(document.documentElement.scrollWidth > innerWidth ? ["the page"] : [])"""
+CONTRAST = """(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (one) => { for (; one; one = one.parentElement) {
+    const c = parse(getComputedStyle(one).backgroundColor);
+    if (c.length && (c.length < 4 || c[3] > 0.99)) return c; } return [255, 255, 255]; };
+  const own = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  return [...document.querySelectorAll("body *")].filter((one) => own(one) && !one.closest("svg") && one.checkVisibility())
+    .map((one) => { const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), one.outerHTML.slice(0, 80)]; }).filter(([ratio]) => ratio < 4.5);
+})()"""
+"""Texts with less contrast than 4.5 : 1 (WCAG 2.2, 1.4.3)."""
+PLANT = "<img src=x onerror=\"document.title='planted'\"><script>document.title='planted'</script>"
+
+
+def look_at(page: str, place: Path) -> None:
+    """Every look of the page, with everything unfolded."""
+    place.write_text(page, encoding="utf-8")
+
+    async def watch() -> None:
+        async with chromium.open_tab(place.as_uri()) as tab:
+            await tab.until("document.querySelector('h1')")
+            title = await tab.value("document.title")
+            await tab.value(OPEN_ALL)
+            for width, dark in LOOKS:
+                await tab.size(width, 900, dark=dark)
+                assert await tab.value(TOO_WIDE) == [], (width, dark)
+                assert await tab.value(CONTRAST) == [], (width, dark)
+            assert await tab.value("document.title") == title
+            assert await tab.value("document.images.length") == 0
+            assert tab.problems == []
+
+    asyncio.run(watch())
+
+
+def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing(
+    maker: ModuleType, tmp_path: Path
+) -> None:
+    made = maker.failed_run(tmp_path)
+    store = open_store(str(made.store))
+    (made.folder / "logs" / "worker-1-0.log").write_text(PLANT)
+    store.put(f"jobs/{made.uid}-train/logs/worker-1-0/stacks-000001-1.txt", PLANT.encode())
+    hostile = [
+        *maker.journal()[:2],
+        job.WorkerFaulted(
+            time=maker.BEGIN + 30, node="worker-1-0", round=1, rank=1, local_rank=0, exit_code=1, iteration=3,
+            reason=job.Reason.USER_ERROR, error=f"ValueError: {PLANT}{'w' * 3000}",
+        ),
+        job.RoundBroken(time=maker.BEGIN + 30, round=1, reason=job.Reason.USER_ERROR, detail=PLANT, node="worker-1-0"),
+    ]  # fmt: skip
+    run = read_run(store, made.name, uid=made.uid, folder=made.folder)
+    told = history(hostile, maker.telemetry()[:12])
+    run = Run(
+        PLANT, run.uid, "Failed", workflow={**run.workflow, "spec": {**run.workflow["spec"], "arguments": {
+            "parameters": [{"name": PLANT, "value": "long" * 200}]}}},
+        steps={**run.steps, "x": {"summary": PLANT, "facts": {"a": PLANT}, "settings": {"b": PLANT}}},
+        jobs={"train": told}, logs=run.logs, log_files=run.log_files, stacks=run.stacks, notes=(PLANT,),
+    )  # fmt: skip
+    page = render(run, maker.BEGIN + 60)
+    assert page.count("planted") > 5
+    look_at(page, tmp_path / "report.html")
+
+
+def big_run(nodes: int) -> Run:
+    """Nodes that join one after the other, of which every seventh is lost and comes again."""
+    names = tuple(f"worker-{number}-0" for number in range(nodes))
+    members = tuple(Member(name, f"host-{name}", "", 8) for name in names)
+    records: list[job.Record] = [job.MasterClaimed(time=1, epoch=1, address="a:1")]
+    for time, name in enumerate(names, 1):
+        records.append(job.NodeRequested(time=time, node=name, role="worker", index=time, launch=0, host=""))
+    lines = []
+    for number in range(1, 6):
+        at = nodes + number * 200.0
+        records.append(job.RoundFormed(time=at, round=Round(number, {"worker": members}, "", 1, None, "all joined")))
+        lines += [
+            {"time": at + 20 + 2 * i, "round": number, "iteration": 80 * number - 80 + i, "seconds": 2.0, "stall_s": 0.1}
+            for i in range(1, 80)
+        ]
+        lost = names[number % len(names)]
+        records.append(
+            job.RoundBroken(time=at + 180, round=number, reason=job.Reason.NODE_LOST, detail="gone", node=lost)
+        )
+        for time, name in enumerate(names):
+            records.append(
+                job.NodeJoined(
+                    time=at + 181 + time / nodes * 10, node=name, host="", slots=8, address="", master_port=1,
+                    holdings=(), after_round=number,
+                )
+            )  # fmt: skip
+    return Run("big", phase="Running", jobs={"train": history(records, lines)})
+
+
+def test_a_hundred_nodes_have_a_readable_timeline(tmp_path: Path) -> None:
+    run = big_run(100)
+    page = render(run, 2000.0)
+    assert len(page) < 1_000_000
+    look_at(page, tmp_path / "report.html")
