@@ -2,16 +2,20 @@
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from everstep.cli.find_job import store_of
 from everstep.cli.run_views import read_workflow, run_folder
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
+
+if TYPE_CHECKING:
+    from everstep.runtime.report import Run
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Report:
     """Show what a run did: steps, ledger, faults with their cost. From its folder, journal and telemetry alone."""
 
     run: Annotated[str, Flag(metavar="RUN", is_positional=True)]
-    """A run of this machine."""
+    """A run of this machine, or what a store has of one: STORE/runs/NAME or STORE/jobs/JOB, also s3://..."""
     output: Annotated[Literal["md", "json", "html"], Flag("-o")] = "md"
     """Markdown, data, or the page."""
     runs: Path = Path("runs")
@@ -29,19 +33,36 @@ class Report:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_action(parser, Report, run)
-    parser.epilog = "examples: everstep report llama-finetune-x7k2; everstep report RUN -o html > report.html"
+    parser.epilog = (
+        "examples: everstep report llama-finetune-x7k2; everstep report RUN -o html > report.html; "
+        "everstep report s3://bucket/prefix/runs/llama-finetune-x7k2"
+    )
+
+
+def _read(flags: Report) -> "Run":
+    """Raises BadInput, StoreError; StopIteration and KeyError if the workflow names no store."""
+    from everstep.runtime.report import read_job, read_run
+    from everstep.runtime.store import open_store
+
+    if stored := re.fullmatch(r"(.+)/(runs|jobs)/([^/]+)/?", flags.run):
+        uri, kind, name = stored.groups()
+        store = open_store(uri, read_only=True)
+        told = read_run(store, name) if kind == "runs" else read_job(store, name)
+        if not told.jobs and not told.steps:
+            raise BadInput(f"{flags.run}: the store has nothing of it; `everstep report STORE/runs/NAME`")
+        return told
+    folder = run_folder(flags.runs, flags.run)
+    return read_run(open_store(store_of(read_workflow(folder)), read_only=True), flags.run, folder=folder)
 
 
 def run(flags: Report) -> int:
     """Print the report; returns the exit code. Raises BadInput."""
-    from everstep.runtime.report import read_run, render
+    from everstep.runtime.report import render
     from everstep.runtime.report.summary import markdown, summary
-    from everstep.runtime.store import StoreError, open_store
+    from everstep.runtime.store import StoreError
 
-    folder = run_folder(flags.runs, flags.run)
     try:
-        store = open_store(store_of(read_workflow(folder)), read_only=True)
-        told, now = read_run(store, flags.run, folder=folder), time.time()
+        told, now = _read(flags), time.time()
     except (StopIteration, KeyError):
         raise BadInput(f"{flags.run}: its workflow has no parameter `store`, so it has no report") from None
     except StoreError as error:

@@ -51,9 +51,10 @@ OOM_KILLED = ErrorKind(
 TABLE = (
     OOM_KILLED,
     ErrorKind("a GPU fell out or failed (Xid)", Hope.YES, "the node is replaced; have the GPU examined: nvidia-smi -q",
-              r"NVRM: Xid|GPU has fallen off the bus|uncorrectable ECC|CUDA error: (an illegal|unspecified launch|hardware)"),
-    ErrorKind("out of GPU memory", Hope.NO, "a smaller batch or sequence, activation checkpointing, more ranks to shard on",
-              r"CUDA out of memory|OutOfMemoryError|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA error: out of memory"),
+              r"NVRM: Xid|GPU has fallen off the bus|uncorrectable ECC|CUDA error: (an illegal|unspecified|hard)"),
+    ErrorKind("out of GPU memory", Hope.NO,
+              "a smaller batch or sequence, activation checkpointing, more ranks to shard on",
+              r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
     ErrorKind("shared memory is full", Hope.NO,
               "give the pod a larger /dev/shm (emptyDir, medium: Memory), or use fewer data loader workers",
               r"(?i)bus error|unable to (open|write to|allocate) shared memory|insufficient shared memory",
@@ -63,41 +64,43 @@ TABLE = (
     ErrorKind("a collective timed out", Hope.PERHAPS,
               "some rank did not come: look for the one that is not in this collective in the stacks",
               r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (recv|send)|"
-              r"DistBackendError.*[Tt]imeout|monitoredBarrier.*timed? ?out"),
+              r"waiting for clients|Application timeout caused pair closure|monitoredBarrier.*timed? ?out"),
     ErrorKind("the connection to another rank broke", Hope.YES, "find why that rank ended",
               r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|"
               r"NCCL communicator was aborted|ncclRemoteError|remote process exited or there was a network error|"
-              r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError|DistStoreError|"
-              r"Application timeout caused pair closure",
+              r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError",
               is_echo=True),
     ErrorKind("the loss is not a number", Hope.PERHAPS,
               "a lower learning rate, gradient clipping, a look at the data of that iteration",
               r"(?i)\bloss\b[^\n]{0,60}\b(is|was|=|became)\s*-?(nan|inf)\b|contains? (nan|inf)|returned nan values|"
               r"FloatingPointError|non-?finite (loss|grad)", (ExitCode.DIVERGED,)),
-    ErrorKind("the state has other shapes than the model", Hope.NO, "train the model that the checkpoint is of, or begin anew",
+    ErrorKind("the state has other shapes than the model", Hope.NO,
+              "train the model that the checkpoint is of, or begin anew",
               r"Error\(s\) in loading state_dict|size mismatch for |RestoreError"),
     ErrorKind("shapes do not fit", Hope.NO, "fix the model or the shape of the data; print the shapes at that line",
               r"shapes cannot be multiplied|size of tensor a|must match the size|shape '.*' is invalid for input|"
-              r"Expected input batch_size|Given groups=|mat1 and mat2|Sizes of tensors must match|index out of range in self|"
-              r"operands could not be broadcast"),
+              r"Expected input batch_size|Given groups=|mat1 and mat2|Sizes of tensors must match|"
+              r"index out of range in self|operands could not be broadcast"),
     ErrorKind("tensors are on different devices or of different types", Hope.NO, "move them with .to(device, dtype)",
-              r"Expected all tensors to be on the same device|expected scalar type|expected m1 and m2 to have the same dtype"),
+              r"Expected all tensors to be on the same device|expected scalar type|to have the same dtype"),
     ErrorKind("a module cannot be imported", Hope.NO, "install it in the image or the environment that the step uses",
               r"ModuleNotFoundError|ImportError|undefined symbol|cannot open shared object file"),
     ErrorKind("a file is missing", Hope.NO, "check the path, and that every node mounts it",
               r"FileNotFoundError|No such file or directory|NoSuchKey|NoSuchBucket"),
-    ErrorKind("access is denied", Hope.NO, "check owner, mode and credentials", r"PermissionError|AccessDenied|403 Forbidden"),
+    ErrorKind("access is denied", Hope.NO, "check owner, mode and credentials",
+              r"PermissionError|AccessDenied|403 Forbidden"),
     ErrorKind("too many open files", Hope.NO, "raise `ulimit -n`, or set torch's sharing strategy to file_system",
               r"Too many open files|received 0 items of ancdata"),
     ErrorKind("out of memory", Hope.PERHAPS, "more memory for the node, fewer data loader workers, a smaller batch",
               r"\bMemoryError\b|Cannot allocate memory|not enough memory: you tried to allocate|DefaultCPUAllocator"),
     ErrorKind("a data loader's worker died", Hope.PERHAPS, "its own error stands above; try num_workers=0",
               r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)"),
-    ErrorKind("the CUDA driver or a library does not fit", Hope.NO, "match torch's CUDA version and the driver of the host",
+    ErrorKind("the CUDA driver or a library does not fit", Hope.NO,
+              "match torch's CUDA version and the driver of the host",
               r"CUDA driver version is insufficient|no kernel image is available|forward compatibility was attempted|"
               r"Found no NVIDIA driver"),
     ErrorKind("a crash in native code", Hope.PERHAPS, "the last Python frame is in the stacks; run with faulthandler",
-              r"Segmentation fault|Fatal Python error", (-signal.SIGSEGV, 139, -signal.SIGABRT, 134, -signal.SIGILL, 132)),
+              r"Segmentation fault|Fatal Python error", (-signal.SIGSEGV, 139, -signal.SIGABRT, 134)),
     ErrorKind("the gang was ended by us", Hope.YES, "", r"SignalException: .*SIGTERM|got signal: 15", is_echo=True),
     ErrorKind("told to end: a preemption, or somebody's SIGTERM", Hope.YES, "",
               exit_codes=(-signal.SIGTERM, 143, -signal.SIGINT, 130, -signal.SIGHUP, 129)),
@@ -126,15 +129,15 @@ def render() -> str:
     lines = [
         "# What an error means",
         "",
-        "Made from `runtime/diagnosis/error_kinds.py` by `python -m everstep.runtime.diagnosis.error_kinds > docs/errors.md`;",
-        "a test keeps it true. `everstep report` names the kind of each end, and sets echoes apart: an echo follows from the",
-        "end of another process.",
+        "Made from `runtime/diagnosis/error_kinds.py` by",
+        "`python -m everstep.runtime.diagnosis.error_kinds > docs/errors.md`; a test keeps it true.",
+        "`everstep report` names the kind of each end, and sets echoes apart: an echo follows from another end.",
         "",
         "| error | a restart | what to do | exit codes, signals |",
         "|---|---|---|---|",
     ]
     for kind in (*TABLE, UNKNOWN):
-        codes = ", ".join(_code(code) for code in kind.exit_codes if code < 0 or 128 + -code not in kind.exit_codes)
+        codes = ", ".join(_code(code) for code in kind.exit_codes)
         echo = " (echo)" if kind.is_echo else ""
         lines.append(f"| {kind.name}{echo} | {kind.hope.value} | {kind.mend} | {codes} |")
     return "\n".join(lines) + "\n"

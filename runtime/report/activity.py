@@ -44,5 +44,4 @@ GOODPUT_NAMES = {
     Activity.IDLE: "OTHER",
     Activity.OTHER: "OTHER",
 }
-"""The nearest `GoodputType` or `BadputType` of ml-goodput-measurement (`src/goodput_utils.py`, README, "Badput Breakdown
-Details")."""
+"""The nearest `GoodputType` or `BadputType` of ml-goodput-measurement (its README, "Badput Breakdown Details")."""

@@ -119,7 +119,7 @@ class Ledger:
 
     @property
     def goodput(self) -> float | None:
-        """Productive seconds / seconds of all nodes, 0 to 1; None: there was nothing to do, no iteration was computed."""
+        """Productive seconds / seconds of all nodes, 0 to 1; None: no iteration was computed."""
         share = sum(entry.share for entry in self.entries if entry.activity is Activity.PRODUCTIVE)
         return share if self.iterations else None
 

@@ -90,7 +90,8 @@ def read_run(
     """
     notes: list[str] = []
     workflow = _workflow(folder, notes)
-    uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "")
+    steps = _steps(store, name, notes)
+    uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
     jobs: dict[str, History] = {}
     if uid:
         for name_of_job in _jobs(store, uid):
@@ -104,7 +105,7 @@ def read_run(
         duration_s=duration_s,
         failures=failures,
         workflow=workflow,
-        steps=_steps(store, name, notes),
+        steps=steps,
         jobs=jobs,
         logs=_logs(folder, workflow),
         log_files=frozenset(path.name for path in folder.glob("logs/*.log")) if folder else frozenset(),
@@ -112,6 +113,24 @@ def read_run(
         own=own,
         notes=tuple(notes),
     )
+
+
+def read_job(store: Store, job_name: str) -> Run:
+    """Read what the store has of one job; nothing else is known of its run."""
+    notes: list[str] = []
+    told = _history(store, f"jobs/{job_name}", notes)
+    jobs = {job_name: told} if told.rounds or told.points or told.lives.nodes else {}
+    stacks = {job_name: tuple(_stacks(store, f"jobs/{job_name}/logs/"))}
+    return Run(job_name, phase=told.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
+
+
+def _uid_in(steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """The workflow's uid, from the name of a training step's job: `<uid>-<step>`."""
+    for name, step in steps.items():
+        named = str(_dict_or_empty(step.get("settings")).get("job") or "")
+        if named.endswith(f"-{name}"):
+            return named.removesuffix(f"-{name}")
+    return ""
 
 
 def _dict_or_empty(value: object) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """What the seconds of a round were spent on, the same on each of its nodes: they train together. Pure.
 
-Rank 0 reports an iteration's end, and how much of it was a stall or an evaluation; these are put at its end, compilation
-at its beginning. What a script does between two iterations is part of the second.
+Rank 0 reports an iteration's end, and how much of it was a stall or an evaluation; these are put at its end,
+compilation at its beginning. What a script does between two iterations is part of the second.
 """
 
 from bisect import bisect_left, bisect_right

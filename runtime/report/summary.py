@@ -7,7 +7,6 @@ from everstep.runtime.report.job_view import FaultView, JobView, view
 from everstep.runtime.report.page import format_seconds, what_next
 from everstep.runtime.report.read import Run
 
-
 MOST_PARAGRAPHS = 5
 """Faults that Markdown explains: the newest ones."""
 

@@ -1,4 +1,4 @@
-"""The timeline of nodes: each lane shows what a node's time was spent on; nodes that did the same share a lane. Pure."""
+"""The timeline: a lane shows what a node's time was spent on; nodes that did the same share a lane. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -50,9 +50,9 @@ class Lane:
 
     @property
     def name(self) -> str:
-        """`worker-0-0`, or `worker-0-0 and 63 more`."""
+        """`worker-0-0`, or `worker-0-0 + 63`."""
         first, *others = self.nodes
-        return f"{first} and {len(others)} more" if others else first
+        return f"{first} + {len(others)}" if others else first
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def timeline(history: History, ledger: Ledger) -> Timeline:
         rounds=tuple(_rounds(history, ledger)),
         ticks=tuple(Tick(t / ledger.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, ledger.seconds)),
         marks=merge_close(
-            Mark(_percent(one.time, ledger), f"fault {number}: {one.reason}")
+            Mark(_percent(one.time, ledger), f"restart {number}: {one.reason}")
             for number, one in enumerate(history.restarts, 1)
         ),
         activities=tuple(entry.activity for entry in ledger.entries),
-        description=f"{len(ledger.nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} faults "
+        description=f"{len(ledger.nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} restarts "
         f"in {ledger.seconds:.1f} seconds.",
         hidden=len(ledger.nodes) - sum(len(lane.nodes) for lane in shown),
     )

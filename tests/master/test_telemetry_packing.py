@@ -47,8 +47,8 @@ def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
     assert known is not None
     assert found is not None
     assert found.goodput == pytest.approx(known.goodput)
-    assert {e.part: e.seconds for e in found.entries} == pytest.approx(
-        {e.part: e.seconds for e in known.entries}, abs=1e-6
+    assert {e.activity: e.seconds for e in found.entries} == pytest.approx(
+        {e.activity: e.seconds for e in known.entries}, abs=1e-6
     )
 
 

@@ -90,7 +90,6 @@ class Model:
             if not following:
                 return Activity.WAITING
             number = min(following)
-            formed = self.rounds[number].time
             last = max(self._join_before(member, number) for member in self.members(number))
             return Activity.RENDEZVOUS if t > last else Activity.WAITING
         if not left:

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no browser her
 LOOKS = [(width, dark) for width in (390, 1024, 1440) for dark in (False, True)]
 OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true })"
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter((one) => !one.closest(".wide, pre, svg") &&
-  one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 80))
+  one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5)
+  .map((one) => one.outerHTML.slice(0, 80))
   .concat(document.documentElement.scrollWidth > innerWidth ? ["the page"] : [])"""
 CONTRAST = """(() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -27,8 +28,10 @@ CONTRAST = """(() => {
     const c = parse(getComputedStyle(one).backgroundColor);
     if (c.length && (c.length < 4 || c[3] > 0.99)) return c; } return [255, 255, 255]; };
   const own = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  return [...document.querySelectorAll("body *")].filter((one) => own(one) && !one.closest("svg") && one.checkVisibility())
-    .map((one) => { const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
+  return [...document.querySelectorAll("body *")]
+    .filter((one) => own(one) && !one.closest("svg") && one.checkVisibility())
+    .map((one) => {
+      const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
       return [(a + 0.05) / (b + 0.05), one.outerHTML.slice(0, 80)]; }).filter(([ratio]) => ratio < 4.5);
 })()"""
 """Texts with less contrast than 4.5 : 1 (WCAG 2.2, 1.4.3)."""
@@ -95,7 +98,7 @@ def big_run(nodes: int) -> Run:
         at = nodes + number * 200.0
         records.append(job.RoundFormed(time=at, round=Round(number, {"worker": members}, "", 1, None, "all joined")))
         lines += [
-            {"time": at + 20 + 2 * i, "round": number, "iteration": 80 * number - 80 + i, "seconds": 2.0, "stall_s": 0.1}
+            {"time": at + 20 + 2 * i, "round": number, "iteration": 80 * number - 80 + i, "seconds": 2.0}
             for i in range(1, 80)
         ]
         lost = names[number % len(names)]

@@ -26,7 +26,8 @@ def test_the_ledger_of_a_run_adds_up_in_json(runs: Path, capsys: pytest.CaptureF
     (job,) = json.loads(capsys.readouterr().out)["jobs"]
     assert sum(entry["share"] for entry in job["ledger"]) == pytest.approx(1.0)
     assert job["iteration"] == 200
-    assert len(job["restarts"]) == 2
+    assert len(job["faults"]) == 2
+    assert job["goodput"] + sum(job["badput"].values()) == pytest.approx(1.0)
 
 
 def test_for_people_it_is_markdown_whose_cells_break_no_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,3 +47,20 @@ def test_the_page_can_be_printed(runs: Path, capsys: pytest.CaptureFixture[str])
 def test_an_unknown_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
     assert "no such run" in capsys.readouterr().err
+
+
+def test_a_store_alone_is_enough(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = runs / "store"
+    (job,) = {path.name for path in (store / "jobs").iterdir()}
+    for place in (f"{store}/jobs/{job}", f"{store}/runs/llama-finetune-x7k2"):
+        written = store / "runs" / "llama-finetune-x7k2" / "steps" / "train.json"
+        written.write_text(json.dumps({**json.loads(written.read_text()), "settings": {"job": job}}))
+        assert main(["report", place, "-o", "json"]) == 0
+        (told,) = json.loads(capsys.readouterr().out)["jobs"]
+        assert told["iteration"] == 200
+        assert sum(entry["share"] for entry in told["ledger"]) == pytest.approx(1.0)
+
+
+def test_a_place_of_a_store_that_has_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", f"{tmp_path}/runs/nothing"]) == 2
+    assert "the store has nothing of it" in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""The table of errors: real ends of real processes, and texts that torch and NCCL are known to print."""
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.runtime.diagnosis import error_kinds
+from everstep.runtime.diagnosis.error_kinds import OOM_KILLED, TABLE, evidence_line, kind_of
+from everstep.runtime.diagnosis.first_cause import ProcessEnd, attribute
+from tests.harness import PATIENCE_S
+
+REAL = {
+    "a file is missing": "open('/nothing/here')",
+    "the disk is full": "f = open('/dev/full', 'w'); f.write('x'); f.flush()",
+    "a module cannot be imported": "import no_such_module",
+    "out of memory": "bytearray(1 << 60)",
+    "told to end: a preemption, or somebody's SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "killed from outside": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "a crash in native code": "import ctypes; ctypes.string_at(0)",
+    "shared memory is full": (  # A page of a mapping that its file does not have, as in a full /dev/shm.
+        "import mmap, tempfile; f = tempfile.TemporaryFile(); f.truncate(1 << 20); m = mmap.mmap(f.fileno(), 1 << 20); "
+        "f.truncate(0); m[:1] = b'x'"
+    ),
+    "access is denied": "raise PermissionError(13, 'Permission denied', '/data')",
+    "too many open files": (
+        "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)); [os.open('/', 0) for _ in range(9)]"
+    ),
+    "the connection to another rank broke": ("import socket; a, b = socket.socketpair(); b.close(); a.send(b'x')"),
+    "an error in the script's code": "undefined_name",
+    "an assertion of the script failed": "assert 1 == 2",
+    "an error of the script": "raise ValueError('a config of mine')",
+}
+"""Kind -> a program that ends so."""
+
+PAIR = """
+import datetime, os, tempfile, time
+import torch.distributed as d
+place = tempfile.mktemp()
+rank = 0 if os.fork() else 1
+d.init_process_group(
+    "gloo", init_method=f"file://{place}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=2)
+)
+d.all_reduce(torch.ones(1))
+"""
+TORCH = {
+    "shapes do not fit": "torch.ones(2, 3) @ torch.ones(4, 5)",
+    "tensors are on different devices or of different types": "torch.ones(2, 2) @ torch.ones(2, 2).double()",
+    "the state has other shapes than the model": (
+        "torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())"
+    ),
+    "the loss is not a number": (
+        "torch.autograd.set_detect_anomaly(True); x = torch.zeros(1, requires_grad=True); "
+        "torch.sqrt(x * 0).mul(0).backward()"
+    ),
+    "a collective timed out": f"{PAIR}\nif rank: time.sleep(4); os._exit(0)\nd.all_reduce(torch.ones(1))",
+    "the connection to another rank broke": f"{PAIR}\nif rank: os._exit(0)\nd.all_reduce(torch.ones(1))",
+}
+"""The same of torch, in one process each."""
+
+WRITTEN = [
+    # pytorch/pytorch issue 16417, comment of 2024-02-13; the class has its shorter name since torch 2.5.
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 23.65 "
+     "GiB of which 11.06 MiB is free.", 1, "out of GPU memory"),
+    # NVIDIA/Megatron-LM issue 1207.
+    ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, "
+     "NumelOut=1, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.", -6, "a collective timed out"),
+    # pytorch/pytorch issue 108861.
+    ("RuntimeError: DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's "
+     "workers are out of shared memory. Please try to raise your shared memory limit", 1, "shared memory is full"),
+    # NVIDIA/Megatron-LM issue 878.
+    ("OSError: [Errno 28] No space left on device", 1, "the disk is full"),
+    # FoNDUE-HTR/Documentation issue 13.
+    ("RuntimeError: DataLoader worker (pid 164244) is killed by signal: Killed. ", 1, "a data loader's worker died"),
+    # gloo/transport/tcp/pair.cc, as torch 2 prints it after the end of a peer.
+    ("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10427", 1,
+     "the connection to another rank broke"),
+    # NCCL's documentation, "ncclRemoteError".
+    ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error "
+     "or a remote process exiting prematurely.", 1, "the connection to another rank broke"),
+    # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
+    ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
+     "a GPU fell out or failed (Xid)"),
+    # The kernel's mm/oom_kill.c, of a killed worker of this project's own tests.
+    ("Memory cgroup out of memory: Killed process 7405 (python) total-vm:462824kB", -9, OOM_KILLED.name),
+    ("everstep: the loss of iteration 81 is nan, right after iteration 80", 76, "the loss is not a number"),
+]  # fmt: skip
+
+
+def end_of(program: str) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    return done.stderr, done.returncode
+
+
+@pytest.mark.parametrize("kind", REAL)
+def test_a_real_end_is_of_its_kind(kind: str) -> None:
+    error, exit_code = end_of(REAL[kind])
+    assert exit_code != 0, "the program must end with an error"
+    assert kind_of(error, exit_code).name == kind, error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TORCH)
+def test_a_real_end_in_torch_is_of_its_kind(kind: str) -> None:
+    pytest.importorskip("torch")
+    error, exit_code = end_of(f"import torch\n{TORCH[kind]}")
+    assert exit_code != 0, "the program must end with an error"
+    assert kind_of(error, exit_code).name == kind, error
+
+
+@pytest.mark.parametrize(("error", "exit_code", "kind"), WRITTEN)
+def test_what_torch_nccl_and_the_kernel_print_is_of_its_kind(error: str, exit_code: int, kind: str) -> None:
+    assert kind_of(error, exit_code).name == kind
+
+
+def test_the_names_are_different_and_the_page_is_that_of_the_table() -> None:
+    assert len({kind.name for kind in TABLE}) == len(TABLE)
+    assert Path("docs/errors.md").read_text() == error_kinds.render()
+
+
+def test_the_line_that_names_the_error_is_the_evidence() -> None:
+    error = "Traceback (most recent call last):\n  File 'a'\nValueError: bad\nsome later line of a library"
+    assert evidence_line(error) == "ValueError: bad"
+    assert evidence_line("") == ""
+
+
+FIRST = ProcessEnd("rank 3 on b", 10.4, 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 41)
+ECHOES = (
+    ProcessEnd("rank 0 on a", 10.2, 1, "RuntimeError: Connection closed by peer [10.0.0.3]:4711", 41),
+    ProcessEnd("rank 1 on a", 10.3, -6, "NCCL communicator was aborted on rank 1.", 41),
+    ProcessEnd("rank 2 on b", 10.9, -15, "", 41),
+)
+
+
+@pytest.mark.parametrize("ends", list(itertools.permutations((FIRST, *ECHOES))))
+def test_the_first_cause_is_found_in_any_order_even_if_its_echoes_died_before(ends: tuple[ProcessEnd, ...]) -> None:
+    told = attribute(ends)
+    assert told is not None
+    assert told.first is FIRST
+    assert set(told.echoes) == set(ECHOES)
+
+
+def test_one_paragraph_says_cause_evidence_echoes_hope_and_what_was_done() -> None:
+    told = attribute((*ECHOES, FIRST))
+    assert told is not None
+    text = told.paragraph("restart in place")
+    assert text.startswith("First, rank 3 on b ended (exit code 1) at iteration 41: out of GPU memory.")
+    for part in (
+        "Tried to allocate 2 GiB",
+        "3 other ends are echoes",
+        "A restart does not help.",
+        "Done: restart in place.",
+    ):
+        assert part in text
+
+
+def test_the_kernel_knows_better_than_the_signal() -> None:
+    kernel = ("Memory cgroup out of memory: Killed process 7 (python)",)
+    told = attribute([ProcessEnd("rank 0 on a", 1.0, -signal.SIGKILL, kernel=kernel)])
+    assert told is not None
+    assert told.kind is OOM_KILLED
+    assert "The kernel: “Memory cgroup out of memory" in told.paragraph()
+
+
+def test_without_ends_there_is_no_cause() -> None:
+    assert attribute([]) is None
