@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -43,6 +43,9 @@ docs: $(READY)  ## the site, in build/site; a broken link or a warning is an err
 
 reference: $(READY)  ## the pages of docs/reference, from the code
 	$(BIN)/python -m docs.rendering
+
+screenshots: $(READY)  ## docs/pictures/report-*.png: the page of a run, in Chromium (RUN=NAME)
+	$(BIN)/python -m docs.rendering.screenshots runs/$(RUN)/report.html
 
 picture: $(READY)  ## docs/pictures/run.svg: the terminal of a real run of the default pipeline
 	$(BIN)/python -m docs.rendering.terminal llama-finetune-$$(date +%H%M)
@@ -92,6 +95,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.node_check
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.brain
 	$(BIN)/python -m benchmarks.master
 	$(BIN)/python -m benchmarks.preprocess

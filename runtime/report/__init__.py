@@ -1,8 +1,8 @@
 """What a run did, for a person: journal + telemetry -> history -> ledger -> one HTML page.
 
-`read` collects everything that a run left (and notes what is missing). Pure functions go on: `history` and `causes` say
-what happened, `node_lives`, `round_seconds` and `ledger` where each second went, `flow`, `charts` and `timeline` compute
-the drawings, `page` fills `page.html`. The story begins in `read`.
+`read` collects what a run left (and notes what is missing). Pure functions go on: `history` and `causes` say
+what happened, `node_lives`, `round_seconds` and `ledger` where each second went, `flow`, `charts` and `timeline`
+compute the drawings, `page` fills `page.html`. The story begins in `read`.
 """
 
 from everstep.runtime.report.history import History, Restart, history
