@@ -42,7 +42,8 @@ class Cost:
         return self.seconds <= SECONDS and self.peak_bytes <= BYTES and self.page_bytes <= PAGE_BYTES
 
     def __str__(self) -> str:
-        return f"{self.seconds:.1f} s ({self.cpu_s:.1f} s of CPU), {self.peak_bytes / 2**20:.0f} MiB, page {self.page_bytes / 1e6:.2f} MB"
+        spent = f"{self.seconds:.1f} s ({self.cpu_s:.1f} s of CPU)"
+        return f"{spent}, {self.peak_bytes / 2**20:.0f} MiB, page {self.page_bytes / 1e6:.2f} MB"
 
 
 def journal() -> Iterator[job.Record]:
