@@ -59,9 +59,10 @@ class Causes:
         hang = self._hangs.get(broken.round)
         if attribution is not None and hang is None:
             return attribution.paragraph(done)
-        what = f"{broken.reason.value}: {hang.detail}" if hang else f"{broken.reason.value}: {broken.detail}"
-        who = f"Node {broken.node}" if broken.node and not hang else f"Round {broken.round}"
-        return f"{who}: {what.rstrip('.: ')}. Done: {done}."
+        what = (hang.detail if hang else broken.detail).rstrip(". ")
+        if broken.reason.value not in what:
+            what = f"{broken.reason.value}: {what}" if what else broken.reason.value
+        return f"Round {broken.round} ended, {what}. Done: {done}."
 
 
 def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:

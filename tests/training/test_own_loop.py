@@ -78,3 +78,17 @@ def test_losses_that_are_not_finite_do_not_pass_in_silence(
         "everstep: the loss of iteration 2 is nan",
         "everstep: the loss of iteration 11 is nan, the 10th in a row",
     ]
+
+
+def test_how_long_an_evaluation_and_a_restore_took_is_told_with_the_next_iteration_only(session: Session) -> None:
+    link: Any = session.context.link
+    session.note_restore(2.5)
+    session.beacon("evaluation")
+    session.beacon("step")
+    for iteration in (1, 2):
+        session.iteration = iteration
+        session.send({"seconds": 1.0})
+    first, second = (report.values for report in link.reports)
+    assert first["restore_s"] == 2.5
+    assert 0 <= float(first["evaluation_s"]) < 60
+    assert second == {"seconds": 1.0, "stall_s": 0.0}
