@@ -82,8 +82,9 @@ def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
     from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
     return Scheduling(
-        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec)
-    )
+        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec),
+        tuple(name for name, role in spec.roles.items() if role.waits_for),
+    )  # fmt: skip
 
 
 @asynccontextmanager

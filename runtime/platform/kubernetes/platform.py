@@ -31,7 +31,13 @@ from everstep.runtime.platform.kubernetes.pods import (
     selector,
     waiting_reason,
 )
-from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, extras_to_admit, with_scheduling
+from everstep.runtime.platform.kubernetes.scheduling import (
+    PLAIN,
+    Scheduling,
+    admission_of_extra,
+    extras_to_admit,
+    with_scheduling,
+)
 from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
@@ -202,7 +208,7 @@ class KubernetesPlatform:
         """Remove the scheduling gates of extras when it is time."""
         for name in extras_to_admit(self._known.pods(), self._scheduling):
             try:
-                await self._api.patch("pods", name, {"spec": {"schedulingGates": None}})
+                await self._api.patch("pods", name, admission_of_extra(self._scheduling))
             except KubeError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise

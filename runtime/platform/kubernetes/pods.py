@@ -42,6 +42,9 @@ GRACE_S = 10
 """Grace period of a pod that the master no longer needs, in seconds."""
 NOTICE_S = 25
 """Grace period when anybody else ends the pod: the agent has 20 s to hand over its state, then some to exit."""
+GATE = "everstep/minimum"
+"""Keeps an extra from being placed before the gang, whose room it might take."""
+KUEUE_GATE = "kueue.x-k8s.io/admission"
 CANNOT_START_REASONS = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
@@ -49,6 +52,8 @@ CANNOT_START_REASONS = (
 """Reasons of a waiting container that somebody has to fix."""
 EVICTED_REASONS = ("PreemptionByScheduler", "EvictionByEvictionAPI")
 """Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that are nobody's fault."""
+KUEUE_STOPPED = "TerminationTarget"
+"""Condition that Kueue gives a pod when it takes its quota back."""
 Pod = dict[str, Any]
 
 
@@ -261,9 +266,16 @@ def waiting_reason(pod: Pod) -> str:
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             if one.get("reason") == "SchedulingGated":
-                return "it gets a machine after the nodes of the minimum"
+                if GATE in gates_of(pod):
+                    return "it gets a machine after the nodes of the minimum"
+                return "it waits for quota of its queue"
             return f"no machine has room for its pod: {_one_line(one.get('message'))}".rstrip(": ")
     return ""
+
+
+def gates_of(pod: Pod) -> list[str]:
+    """What keeps the pod from being scheduled."""
+    return [one["name"] for one in pod["spec"].get("schedulingGates") or ()]
 
 
 def _one_line(message: str | None) -> str:
@@ -271,9 +283,11 @@ def _one_line(message: str | None) -> str:
 
 
 def was_evicted(pod: Pod) -> bool:
-    """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler)."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in EVICTED_REASONS for one in conditions)
+    """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler, a queue's quota)."""
+    conditions = [one for one in (pod.get("status") or {}).get("conditions") or () if one.get("status") == "True"]
+    disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget"]
+    stopped = any(one.get("type") == KUEUE_STOPPED for one in conditions)
+    return stopped or any(one.get("reason") in EVICTED_REASONS for one in disrupted)
 
 
 def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:
