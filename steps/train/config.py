@@ -74,7 +74,7 @@ class Config:
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     gang: str = "none"
-    """On a cluster: who admits min-nodes all at once or not at all: none, volcano, koordinator, coscheduling or kueue."""
+    """On a cluster: who admits min-nodes together or not at all: none, volcano, koordinator, coscheduling or kueue."""
     queue: str = ""
     """Volcano's Queue, Koordinator's ElasticQuota (empty: the default one) or Kueue's LocalQueue."""
     priority_class: str = ""

@@ -21,7 +21,7 @@ from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
 from everstep.steps.progress import write_for_argo
-from everstep.steps.train.config import Config
+from everstep.steps.train.config import COMMAND_SCRIPT, Config
 from everstep.steps.train.job import job_of
 from everstep.steps.train.nodes import node_backend, serve_node_checks, stop_on_request
 
@@ -103,23 +103,23 @@ def _result(
 async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
+    from everstep.runtime.job.pod_template import command_of
     from everstep.runtime.master import run as run_master
 
     requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, requested.set)
     loop.add_signal_handler(signal.SIGINT, requested.set)
-    script = [
+    flags = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
-        "--any-script" if config.script else "--has-beacon",
-        "--",
-        config.script_of_nodes(),
-        *config.script_arguments(),
     ]
+    kind = "--any-script" if config.script else "--has-beacon"
+    script = [*flags, kind, "--", config.script_of_nodes(), *config.script_arguments()]
+    own = {name: command for name, role in spec.roles.items() if (command := command_of(role.template))}
     async with (
         node_backend(config, spec, folder, os.environ) as place,
         serve_node_checks(config, place) as (port, check),
@@ -132,6 +132,10 @@ async def _train(
                 place.platform,
                 credentials=place.credentials,
                 agent_arguments=[*check, *script],
+                role_arguments={
+                    name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
+                    for name, command in own.items()
+                },
                 agent_environment={**place.environment, **config.script_variables()},
                 stop=stop,
                 remove_nodes=hearing.result,

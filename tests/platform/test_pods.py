@@ -69,7 +69,7 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
     assert [one["name"] for one in agent["env"]] == [
         "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_IP",
-        "EVERSTEP_HOST_IP",
+        "EVERSTEP_HOST_IP", "OMP_NUM_THREADS",
     ]  # fmt: skip
     assert spec["imagePullSecrets"] == [{"name": "pull"}]
     assert spec["automountServiceAccountToken"] is False

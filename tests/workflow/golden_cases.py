@@ -50,7 +50,7 @@ def manifest_of(path: Path) -> tuple[dict[str, Any], Library]:
     submitted = json.loads(workflow["metadata"].get("annotations", {}).get("golden/submit", "[]"))
     values = [word.split("=", 1) for flag, word in pairwise(submitted) if flag == "-p"]
     library = Library.from_objects(one for one in documents if one is not workflow)
-    return with_arguments(workflow, {name: value for name, value in values}), library
+    return with_arguments(workflow, dict(values)), library
 
 
 def judged_by_lint(path: Path) -> Answer | None:

@@ -1,4 +1,4 @@
-"""Schedules of a CronWorkflow, as robfig/cron's standard parser takes or refuses them (its "CRON Expression Format")."""
+"""Schedules of a CronWorkflow, as robfig/cron's standard parser takes them or not ("CRON Expression Format")."""
 
 import pytest
 

@@ -27,6 +27,7 @@ TOKEN = "EVERSTEP_JOB_TOKEN"
 HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
 """Variables: the host that the scheduler chose, the pod's address, and its machine's address."""
 TOKEN_KEY = "token"
+THREADS = "OMP_NUM_THREADS"
 OOM_KILLED = 247
 """The exit code for out of memory in the table of faults; the killed container itself ends with 137 or 0."""
 COMMAND = ("python", "-m", "everstep.runtime.agent")
@@ -168,6 +169,9 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     first["env"] = [*template_variables, *variables.values()]
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
+    if threads := _threads(request, first["resources"]):
+        given = {one["name"] for one in first["env"]}
+        first["env"] += [{"name": THREADS, "value": threads}] if THREADS not in given else []
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -182,6 +186,17 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
         "ownerReferences": [owner.reference()],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _threads(request: NodeRequest, resources: Mapping[str, Any]) -> str:
+    """How many threads each worker may have of the pod's cores; empty if it does not say how many these are.
+
+    Without it a pod of 2 cores on a machine of 64 starts 64 threads.
+    """
+    cores = float(quantity({**resources["requests"], **resources["limits"]}.get("cpu", 0)))
+    arguments = list(request.arguments)
+    workers = int(arguments[arguments.index("--slots") + 1]) if "--slots" in arguments else 1
+    return str(max(1, int(cores) // workers)) if cores else ""
 
 
 def _arguments(request: NodeRequest) -> list[str]:

@@ -250,9 +250,8 @@ def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
     timeout = template.get("timeout")
     if timeout:
         if kind in ("steps", "dag"):
-            yield Problem(
-                (*where, "timeout"), "is not allowed in steps and dag templates; set it in the templates they run"
-            )
+            said = "is not allowed in steps and dag templates; set it in the templates they run"
+            yield Problem((*where, "timeout"), said)
         elif str(timeout).isdigit():
             yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
 
@@ -260,9 +259,7 @@ def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
 def _pod_limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
     """Of the fields of 4.1 that mean something only where there is a pod."""
     if template.get("pendingTimeout") and kind in ("steps", "dag", "suspend"):
-        yield Problem(
-            (*where, "pendingTimeout"), f"is not allowed in {kind} templates; set it in the templates they run"
-        )
+        yield Problem((*where, "pendingTimeout"), f"is not allowed in {kind} templates, which make no pod")
     if template.get("resourceClaims") and kind in ("steps", "dag", "suspend", "http"):
         yield Problem((*where, "resourceClaims"), f"is not allowed in {kind} templates, which make no pod")
 

@@ -26,15 +26,14 @@ PodMetadata: labels={str}~ annotations={str}~
 WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={LabelFrom}+
 LabelFrom: expression=str+
 Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
-  artifactRepositoryRef=RepositoryRef+ automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
-  executor=any~ executorPlugins=[ExecutorPlugin] hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
-  nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
-  podPriorityClassName=str~ podResources=Resources~ podSpecPatch=str+ priority=int~ resourceClaims=[ResourceClaim]~
-  retryStrategy=Retry+ schedulerName=str~ securityContext=any~
+  artifactRepositoryRef=RepositoryRef+ automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~
+  entrypoint=str+ executor=any~ executorPlugins=[ExecutorPlugin] hooks={Hook}+ hostAliases=any~ hostNetwork=bool~
+  imagePullSecrets=any~ metrics=Metrics~ nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~
+  podGC=PodGC~ podMetadata=PodMetadata~ podPriorityClassName=str~ podResources=Resources~ podSpecPatch=str+
+  priority=int~ resourceClaims=[ResourceClaim]~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
   serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization+ templateDefaults=Template+
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[Claim]+
-  volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
-  artifacts=any
+  volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+ artifacts=any
 PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
@@ -43,9 +42,9 @@ Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}+ archive
   executor=any~ failFast=bool+ hostAliases=any~ http=HttpTemplate+ initContainers=[Container]+ inputs=Inputs+
   memoize=Memoize+ metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+
   parallelism=int+ pendingTimeout=str~ plugin=any podResources=Resources~ podSpecPatch=str+ priorityClassName=str~
-  priority=int~ resource=Resource resourceClaims=[ResourceClaim]~ retryStrategy=Retry+ schedulerName=str~ script=Script+ securityContext=any~ serviceAccountName=str~
-  sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+ synchronization=Synchronization+ timeout=str+
-  tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+  priority=int~ resource=Resource resourceClaims=[ResourceClaim]~ retryStrategy=Retry+ schedulerName=str~
+  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+
+  synchronization=Synchronization+ timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
 ExecutorPlugin: metadata=Metadata~ spec=PluginSpec~
 PluginSpec: sidecar=PluginSidecar~
 PluginSidecar: automountServiceAccountToken=bool~ container=Container~
