@@ -69,11 +69,18 @@ def run(config: Config) -> Result:
         raise Terminated
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)
-    return _result(config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)})
+    return _result(
+        config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)}, lines.rate
+    )
 
 
 def _result(
-    config: Config, spec: "JobSpec", store: "Store", outcome: "Outcome", measured: Mapping[str, float | None]
+    config: Config,
+    spec: "JobSpec",
+    store: "Store",
+    outcome: "Outcome",
+    measured: Mapping[str, float | None],
+    rate: float | None,
 ) -> Result:
     """Raises StepError if our own script left no checkpoint."""
     from everstep.runtime.data.results import read_results
@@ -92,7 +99,11 @@ def _result(
         "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
         **({"results": named} if named else {}),
     }
+    tokens = None if rate is None or config.script else rate * config.global_batch * config.sequence_length
     outputs = {
+        "loss": "" if facts["loss"] is None else f"{facts['loss']:g}",
+        "restarts": str(facts["restarts"]),
+        "tokens_per_second": "" if tokens is None else f"{tokens:g}",
         "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
         "results": json.dumps(named, sort_keys=True),
@@ -163,6 +174,9 @@ class ProgressLines:
         self._environment = environment
         self.loss: float | None = None
         """The newest report."""
+        self._first: tuple[float, int] | None = None
+        self.rate: float | None = None
+        """Iterations a second from the first that was reported to the newest; None: fewer than two were."""
         self._iterations = iterations
         self._stream = stream
         self._clock = clock
@@ -172,6 +186,11 @@ class ProgressLines:
     def show(self, progress: "Progress") -> None:
         """Take the newest progress; print it when its time has come."""
         self.loss = progress.loss if progress.loss is not None else self.loss
+        if progress.iteration:
+            moment = self._clock()
+            begun, before = self._first = self._first or (moment, progress.iteration)
+            if moment > begun and progress.iteration > before:
+                self.rate = (progress.iteration - before) / (moment - begun)
         if progress.reason != self._reason:
             self._reason = progress.reason
             print(progress.reason, file=self._stream, flush=True)
