@@ -40,17 +40,20 @@ def programs() -> Path:
 
 def install(kubectl: Kubectl) -> None:
     """Its controller answers. Raises NoGoError, ClusterError."""
-    made, keys = programs(), HOME / "kueue"
+    made, etc = programs(), HOME / "kueue"
+    keys = etc / "kueue/metrics/certs"
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})
-    keys.mkdir(exist_ok=True)
+    keys.mkdir(parents=True, exist_ok=True)
     output_of(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=kueue", "-addext",
         f"subjectAltName=IP:{PLANE}", "-keyout", keys / "tls.key", "-out", keys / "tls.crt",
     )  # fmt: skip
     settings = keys / "configuration.json"
     settings.write_text(json.dumps({**CONFIGURATION, "webhook": {"port": PORT, "certDir": str(keys)}}))
-    command = [made / "kueue", "--config", settings, "--feature-gates=VisibilityOnDemand=false"]
+    # With certificates from outside it reads those of its metrics below /etc, wherever the others are.
+    seen = ["unshare", "--mount", "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh"]
+    command = [*seen, made / "kueue", "--config", settings, "--feature-gates=VisibilityOnDemand=false"]
     start("kueue", 0, command, {"KUBECONFIG": str(ADMIN), "HOME": str(HOME)})
     kubectl.apply(*_webhooks((keys / "tls.crt").read_bytes()))
     wait(lambda: _takes_queues(kubectl), "Kueue's webhooks")

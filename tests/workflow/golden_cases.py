@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from everstep.runtime.workflow.lint.findings import findings
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
+from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import with_arguments
 from everstep.runtime.workflow.manifest.yaml_source import read
