@@ -44,6 +44,9 @@ def install(kubectl: Kubectl) -> None:
     keys = etc / "kueue/metrics/certs"
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})
+    kubectl(
+        "wait", "--for=condition=established", "--timeout=30s", f"crd/workloads.{GROUP}", f"crd/localqueues.{GROUP}"
+    )
     keys.mkdir(parents=True, exist_ok=True)
     output_of(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=kueue", "-addext",
