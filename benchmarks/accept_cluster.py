@@ -49,7 +49,10 @@ CLUSTER = {
     "with Argo: steps called by templateRef from anybody's workflow": ["test_argo.py::template_ref"],
     "with Argo: the step's pod deleted, tried again, its nodes taken over": ["test_argo.py::tried_again"],
     "with Argo: stop, terminate, deletion, deadline: no pod trains on": ["test_argo.py::over_for_good"],
-    "gangs, with Volcano and coscheduling themselves: of 3 none or all, the 4th joins, gives way": ["test_gangs.py"],
+    "gangs, with Volcano, coscheduling and Kueue themselves: of 3 none or all, the 4th joins, gives way": [
+        "test_gangs.py",
+        "test_kueue.py",
+    ],
     "rights: what the account must do, verb by verb, and nothing else": ["test_rights.py"],
     "templates/ is taken by a real API server": ["test_templates.py"],
     "Spark executors as pods tokenize to the same bytes": ["test_spark.py"],

@@ -75,11 +75,13 @@ def step_template(
     shared_memory: str = "",
     deadline_s: int | None = None,
     account: str = "",
+    gauges: Mapping[str, str] = {},
 ) -> Container:
     """The template that runs `python -m everstep.steps.<step>` with a flag for each field of `config`.
 
     `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a /dev/shm.
     `account`: suffix of its service account's name, if the step needs rights that others must not have.
+    `gauges`: outputs that Argo exports as metrics where they are not empty, and what each is.
     """
     annotations = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
     given = {**COMMON_ARGUMENTS, **fixed}
@@ -106,9 +108,21 @@ def step_template(
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,
         active_deadline_seconds=deadline_s,
+        metrics=[_gauge(step, output, what) for output, what in gauges.items()] or None,
         volumes=_shared_memory(shared_memory) if shared_memory else None,
         pod_security_context=POD_SECURITY,
         security_context=SECURITY,
+    )
+
+
+def _gauge(step: str, output: str, what: str) -> argo.Prometheus:
+    value = f"{{{{outputs.parameters.{_flag(output)}}}}}"
+    return argo.Prometheus(
+        name=f"everstep_{step}_{output}",
+        help=what,
+        labels=[argo.MetricLabel(key="workflow", value="{{workflow.name}}")],
+        when=f"'{value}' != ''",
+        gauge=argo.Gauge(value=value, realtime=False),
     )
 
 

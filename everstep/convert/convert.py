@@ -11,6 +11,7 @@ from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import parse_launch, step_arguments
 from everstep.convert.nearest import nearest
 from everstep.convert.source import Pod, Role, SourceJob
+from everstep.runtime.job.pod_template import CONTAINER, SPEC
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 from everstep.steps.train.config import Config
@@ -63,16 +64,25 @@ def convert(text: str, file: str) -> Conversion:
 
 
 def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
-    """What other roles' pods have and the first role's has not: all nodes of a job get one pod template."""
+    """What the first role's pod has and another's has not: a role's template takes nothing away."""
     first = _pod_fields(roles[0])
     for role in roles[1:]:
-        own = _pod_fields(role)
-        for name in sorted(name for name in {*first, *own} if first.get(name) != own.get(name)):
-            what = "its own" if name in own else "no"
+        for name in sorted(first.keys() - _pod_fields(role).keys()):
             yield (
-                f"{file}: {role.name} has {what} {name}: no counterpart; nearest: that of {roles[0].name}, which all "
-                "roles get"
+                f"{file}: {role.name} has no {name}: no counterpart; nearest: that of {roles[0].name}, which its "
+                "template may replace"
             )
+
+
+def _own_template(role: Role, first: Role) -> dict[str, Any]:
+    """A job spec's template of a role, with what its pod has otherwise than the first's; empty: nothing."""
+    usual, own = _pod_fields(first), _pod_fields(role)
+    differs = {name: value for name, value in own.items() if usual.get(name) != value}
+    container = {name: value for name, value in differs.items() if name in CONTAINER}
+    spec = {name: value for name, value in differs.items() if name in SPEC}
+    spec |= {"containers": [container]} if container else {}
+    metadata = differs.get("metadata")
+    return {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
 
 
 def _pod_fields(role: Role) -> dict[str, Any]:
@@ -142,6 +152,7 @@ def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> di
         entries[role.name] = {
             "replicas": role.nodes, "minReplicas": max(1, role.min_nodes), "slots": role.slots, **role.policies,
             **({"resources": resources} if resources else {}),
+            **({"template": template} if (template := _own_template(role, roles[0])) else {}),
         }  # fmt: skip
     spec = {**policies, "replicaSpecs": entries}
     try:

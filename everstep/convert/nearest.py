@@ -10,7 +10,7 @@ _NEAREST = {
     "plugins": "not needed: workers find each other by RANK, WORLD_SIZE, MASTER_ADDR; hosts need no ssh",
     "initContainers": "waitsFor in a job spec; else initContainers of the Argo template",
     "restartPolicy": "retryStrategy of the step, restartPolicy in a job spec",
-    "schedulerName": "--gang volcano, koordinator or coscheduling",
+    "schedulerName": "--gang volcano, koordinator, coscheduling or kueue",
     "terminationGracePeriodSeconds": "leave in a job spec's patience",
     "dnsPolicy": "dnsPolicy of the Workflow's spec",
     "serviceAccountName": "--service-account",

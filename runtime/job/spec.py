@@ -8,6 +8,7 @@ torchrun and DLRover (docs/faults.md shows the whole table).
 import re
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -55,7 +56,7 @@ class RestartPolicy(StrEnum):
     ON_NODE_FAIL = "OnNodeFail"
     """The loss of a node, a kill from outside, faulty hardware; not a worker's own failure."""
     ON_NODE_FAIL_WITH_EXIT_CODE = "OnNodeFailWithExitCode"
-    """Those of OnNodeFail and of ExitCode."""
+    """Those of OnNodeFail and of ExitCode; without a rule that lists codes, those of OnNodeFail."""
 
 
 class RestartScope(StrEnum):
@@ -160,6 +161,8 @@ class RoleSpec(msgspec.Struct, frozen=True):
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
     """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
+    template: dict[str, Any] = {}
+    """What its pods have otherwise than the train step's own (see `pod_template`); empty: nothing."""
 
     @property
     def most(self) -> int:
@@ -321,8 +324,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
         yield f"{at}.resources: an amount is negative"
     if role.resources.memory_bytes > spec.oom.limit_bytes:
         yield f"{at}.resources: its memory is more than oom.limit_bytes, {spec.oom.limit_bytes}"
-    listed = {RestartPolicy.EXIT_CODE, RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE}
-    if role.restart_policy in listed and not any(rule.exit_codes for rule in role.fault_rules):
+    if role.restart_policy is RestartPolicy.EXIT_CODE and not any(rule.exit_codes for rule in role.fault_rules):
         yield f"{at}.restart_policy: {role.restart_policy.value} needs a fault rule with exit codes"
     if role.restart_policy is RestartPolicy.NEVER and role.restart_limit and not role.fault_rules:
         yield f"{at}.restart_limit: has no effect with the restart policy Never"
@@ -341,6 +343,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
             "priority",
             "resources",
             "restart_scope",
+            "template",
         }
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):

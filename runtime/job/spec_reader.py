@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from msgspec.structs import FieldInfo
 
-from everstep.runtime.job import spec_values
+from everstep.runtime.job import pod_template, spec_values
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec, problems
 from everstep.runtime.job.spec_fields import fields, spelling_of
 
@@ -51,8 +51,7 @@ _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
     "faultTolerant": "not needed: every job is elastic; for a fixed one, write restartPolicy: Never",
-    "template": "not built: nodes run `everstep`'s agent; give a role its resources",
-    "schedulerName": "not built: pods go to the cluster's own scheduler",
+    "schedulerName": "a pod's: write it in the spec of the role's template, or use --gang",
     "replicaType": "not needed: the role's name defines it",
     "timeLimit": "not built: give the step's Argo template an activeDeadlineSeconds",
 }
@@ -157,6 +156,8 @@ class _Reading:
                 self.refuse(path, "missing", key)
         if kind is RoleSpec:
             found = {"nodes": 1, "min_nodes": found.get("nodes", 1), **found}
+            if (amounts := pod_template.amounts_of(found.get("template", {}))) and "resources" not in found:
+                found["resources"] = self._resources(amounts, (*path, "template"))
         return kind(**found)
 
     def _value(self, field: FieldInfo, given: Any, path: Path) -> Any:
@@ -168,7 +169,7 @@ class _Reading:
             try:
                 return spec_values.read(field, given)
             except spec_values.Wrong as error:
-                self.refuse(path, f"{given!r} is not {error}")
+                self.refuse(path, f"{'this' if isinstance(given, dict) else repr(given)} is not {error}")
         elif get_origin(field.type) is tuple and isinstance(given, list):
             return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(given))
         elif get_origin(field.type) is dict and isinstance(given, dict):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import FieldInfo
 
+from everstep.runtime.job import pod_template
 from everstep.runtime.job.spec import NodeEvent
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[KMGT]i?)?")
@@ -82,6 +83,14 @@ def _member(kind: Any, value: Any) -> Any:
     raise Wrong(f"one of {', '.join(kind)}")
 
 
+def _template(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Wrong("a mapping with metadata and spec, as a pod template has them")
+    if wrong := list(pod_template.problems(value)):
+        raise Wrong(f"a pod template of a role: {'; '.join(wrong)}")
+    return value
+
+
 def _bytes(value: Any) -> int:
     return int(quantity(value))
 
@@ -97,6 +106,6 @@ _READERS: dict[Any, Reader] = {
 }  # fmt: skip
 _OWN: dict[str, Reader] = {
     "topology": _texts("lines `access-switch pod-switch ip`", str.splitlines),
-    "factor": _as(float, "a number"), "increment_bytes": _bytes, "limit_bytes": _bytes,
+    "template": _template, "factor": _as(float, "a number"), "increment_bytes": _bytes, "limit_bytes": _bytes,
 }  # fmt: skip
 """Fields that read otherwise than others of their type."""

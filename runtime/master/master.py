@@ -16,6 +16,7 @@ import msgspec
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.events import Opened, ScaleRequested, StopRequested, Survey
+from everstep.runtime.job.pod_template import variables_of
 from everstep.runtime.job.replicas import DesiredNode
 from everstep.runtime.job.spec import JobSpec, problems
 from everstep.runtime.job.transaction import Refused
@@ -63,6 +64,7 @@ async def run(
     *,
     credentials: Credentials,
     agent_arguments: Sequence[str],
+    role_arguments: Mapping[str, Sequence[str]] = {},
     agent_environment: Mapping[str, str],
     stop: asyncio.Event,
     remove_nodes: Callable[[], bool] = lambda: True,
@@ -74,10 +76,11 @@ async def run(
 ) -> Outcome:
     """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
 
-    `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
-    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `listener` is already bound to
-    `host`; it is closed at the end. `sizes` yields (role, nodes) whenever the job is scaled by other means than its
-    HTTP API. A job that has succeeded returns at once; one that ended otherwise is reopened.
+    `agent_arguments` are appended to each node's `--node --role --host --slots`, instead of them `role_arguments` to
+    those of a role that has its own; `agent_environment` to its EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE.
+    `port` 0 takes a free one. `listener` is already bound to `host`; it is closed at the end. `sizes` yields (role,
+    nodes) whenever the job is scaled by other means than its HTTP API. A job that has succeeded returns at once; one
+    that ended otherwise is reopened.
     Raises ValueError for a spec that contradicts itself, CannotListen if host and port are not available or the job has
     more nodes than this process may open files, StoreError and journal.JournalError if the journal cannot be written or
     read.
@@ -99,7 +102,7 @@ async def run(
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
             "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
-        reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments))
+        reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments, role_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
         brain.on_state.append(reporter.on_state)
@@ -164,16 +167,20 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def _request_factory(
-    brain: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
+    brain: JournaledBrain,
+    environment: Mapping[str, str],
+    agent_arguments: Sequence[str],
+    role_arguments: Mapping[str, Sequence[str]],
 ) -> Callable[[DesiredNode], NodeRequest]:
     """A function that makes the platform's request for a desired node."""
 
     def request(node: DesiredNode) -> NodeRequest:
-        slots = str(brain.spec.roles[node.role].slots)
-        own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
-        variables = {**environment, "EVERSTEP_NODE": node.name}
+        role = brain.spec.roles[node.role]
+        own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", str(role.slots)]
+        counts = dict.fromkeys(("NODE_NUM", "WORKER_NUM"), str(role.nodes))
+        variables = {**counts, **variables_of(role.template), **environment, "EVERSTEP_NODE": node.name}
         avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
-        arguments = [*own, *agent_arguments]
+        arguments = [*own, *role_arguments.get(node.role, agent_arguments)]
         return NodeRequest(
             node.name, node.role, node.host, variables, arguments, node.resources, node.priority, node.extra, avoided
         )

@@ -11,8 +11,10 @@ class Gang(StrEnum):
     VOLCANO = "volcano"
     KOORDINATOR = "koordinator"
     COSCHEDULING = "coscheduling"
+    KUEUE = "kueue"
+    """No scheduler: it holds the pods back until a queue has the quota for all of them."""
 
     @property
     def has_queues(self) -> bool:
         """Can a job be put into one of several queues?"""
-        return self in (Gang.VOLCANO, Gang.KOORDINATOR)
+        return self in (Gang.VOLCANO, Gang.KOORDINATOR, Gang.KUEUE)

@@ -126,7 +126,7 @@ class History:
     points: tuple[Point, ...] = ()
     """Every finished iteration by time; a rolled-back iteration appears once per round."""
     takeovers: tuple[float, ...] = ()
-    """When another master took over the job, whose nodes went on."""
+    """When another master took over the job."""
     attempts: tuple[Attempt, ...] = ()
     """Those before the newest one."""
     commits: tuple[tuple[float, int], ...] = ()

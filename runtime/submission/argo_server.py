@@ -6,12 +6,15 @@ ARGO_INSECURE_SKIP_VERIFY, ARGO_TOKEN, ARGO_BASE_HREF, ARGO_NAMESPACE).
 """
 
 import json
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import requests
 from hera.workflows import WorkflowsService, models
 from pydantic import ValidationError
+from urllib3.exceptions import InsecureRequestWarning
 
 from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_for_status
 
@@ -39,6 +42,9 @@ class ArgoServer:
         self._url = server_url(environment)
         self.where = self._url.rstrip("/")
         skip = environment.get("ARGO_INSECURE_SKIP_VERIFY", "").lower() not in FALSE
+        if skip and self._url.startswith("https"):  # Otherwise every request warns.
+            warnings.filterwarnings("ignore", category=InsecureRequestWarning)
+            print(f"{self.where}: its certificate is not checked (ARGO_INSECURE_SKIP_VERIFY)", file=sys.stderr)
         self._service = WorkflowsService(
             host=self._url,
             verify_ssl=not skip,

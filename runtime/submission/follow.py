@@ -18,6 +18,8 @@ from everstep.runtime.system.backoff import backoff
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 REDRAW_S = 0.5
 TAIL_EVERY_S = 2.0
+ARGOS_MARK, OWN_LINES = " argo=true", 5
+"""The end of the lines that Argo's executor adds to a step's, and how many it may add at the log's end."""
 MAX_TAILS = 8
 """The most running steps whose newest line is fetched."""
 TAKEN_UP_S = 30.0
@@ -135,9 +137,15 @@ def newest_line(route: Route, workflow: str, pod: str) -> str:
 def last_lines(route: Route, workflow: str, pod: str, count: int) -> list[str]:
     """The last lines of a pod's log; none where it cannot be had."""
     try:
-        return [line for line in route.log(workflow, pod, tail=count) if line][-count:]
+        lines = list(route.log(workflow, pod, tail=count + OWN_LINES))
+        return [line for line in lines if line and not is_argos(line)][-count:]
     except ApiError:
         return []
+
+
+def is_argos(line: str) -> bool:
+    """Whether Argo's executor wrote it among the lines of a step."""
+    return line.rstrip().endswith(ARGOS_MARK)
 
 
 class LogFollower:

@@ -14,6 +14,8 @@ DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
 ACCOUNT = "everstep/account"
 """Annotation of a template: what its service account's name has after that of the others (files/rbac.yaml)."""
+TITLE = "workflows.argoproj.io/title"
+"""Annotation: what Argo's list of runs shows instead of the name, which is part of it therefore."""
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 WORKING_FOLDER = "/tmp"
 """Where a step may write without being root."""
@@ -73,7 +75,10 @@ def for_argo(
     metadata = {key: value for key, value in copied.get("metadata", {}).items() if key != "generateName"}
     if options.instance:
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
-    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: spec_digest(spec)}
+    annotations = dict(metadata.get("annotations", {}))
+    if (title := annotations.get(TITLE)) and name not in title:
+        annotations[TITLE] = f"{title} · {name}"
+    metadata["annotations"] = {**annotations, DIGEST: spec_digest(spec)}
     return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 

@@ -22,6 +22,7 @@ ENDPOINT = "AWS_ENDPOINT_URL"
 GANG_APIS = {
     "volcano": "apis/scheduling.volcano.sh/v1beta1",
     "coscheduling": "apis/scheduling.x-k8s.io/v1alpha1",
+    "kueue": "apis/kueue.x-k8s.io/v1beta2",
 }
 CONTROLLER_SETTINGS = "workflow-controller-configmap"
 CONTROLLER_NAMESPACE = "argo"
@@ -229,7 +230,7 @@ def _gang(gang: str) -> Check:
     async def check(api: KubeApi) -> list[Finding]:
         if await _find(api, GANG_APIS[gang]):
             return _ready(f"gang scheduler {gang}")
-        return _wrong(f"gang scheduler {gang}: the cluster has no PodGroups of it", "install it, or leave --gang out")
+        return _wrong(f"gang scheduler {gang}: the cluster does not have it", "install it, or leave --gang out")
 
     return check
 

@@ -74,10 +74,9 @@ class Config:
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     gang: str = "none"
-    """On a cluster: the scheduler that admits min-nodes all at once or not at all: none, volcano, koordinator or
-    coscheduling."""
+    """On a cluster: who admits min-nodes together or not at all: none, volcano, koordinator, coscheduling or kueue."""
     queue: str = ""
-    """Volcano's Queue or Koordinator's ElasticQuota; empty: the default one."""
+    """Volcano's Queue, Koordinator's ElasticQuota (empty: the default one) or Kueue's LocalQueue."""
     priority_class: str = ""
     """On a cluster: PriorityClass of min-nodes nodes; empty: that of the step's own pod."""
     extra_priority_class: str = ""
@@ -143,7 +142,9 @@ class Config:
         if self.gang not in tuple(Gang):
             raise StepError(f"--gang {self.gang}: not known; use {', '.join(Gang)}")
         if self.queue and not Gang(self.gang).has_queues:
-            raise StepError(f"--queue {self.queue}: queues are Volcano's and Koordinator's; give --gang, too")
+            raise StepError(f"--queue {self.queue}: queues are Volcano's, Koordinator's and Kueue's; give --gang, too")
+        if self.gang == Gang.KUEUE and not self.queue:
+            raise StepError("--gang kueue: give --queue, the LocalQueue whose quota admits the nodes")
 
     def _check_numbers(self) -> None:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):

@@ -68,6 +68,8 @@ async def node_backend(
         return
     if ignored := config.scheduler_flags():
         _print_line(f"{', '.join(ignored)}: ignored, as nodes are processes of this machine")
+    if own := [name for name, role in spec.roles.items() if role.template]:
+        _print_line(f"{', '.join(own)}: of its template only command and env count on this machine")
     from everstep.runtime.platform.process import ProcessPlatform
 
     async def is_stopped() -> bool:
@@ -82,8 +84,9 @@ def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
     from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
     return Scheduling(
-        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec)
-    )
+        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec),
+        tuple(name for name, role in spec.roles.items() if role.waits_for),
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -134,6 +137,7 @@ async def sibling_pods(
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
         how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
+        how["own_templates"] = {name: role.template for name, role in spec.roles.items()}
         how["ends_at"] = await read_deadline(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
             yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over)

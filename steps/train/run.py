@@ -21,7 +21,7 @@ from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
 from everstep.steps.progress import write_for_argo
-from everstep.steps.train.config import Config
+from everstep.steps.train.config import COMMAND_SCRIPT, Config
 from everstep.steps.train.job import job_of
 from everstep.steps.train.nodes import node_backend, serve_node_checks, stop_on_request
 
@@ -69,11 +69,18 @@ def run(config: Config) -> Result:
         raise Terminated
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)
-    return _result(config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)})
+    return _result(
+        config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)}, lines.rate
+    )
 
 
 def _result(
-    config: Config, spec: "JobSpec", store: "Store", outcome: "Outcome", measured: Mapping[str, float | None]
+    config: Config,
+    spec: "JobSpec",
+    store: "Store",
+    outcome: "Outcome",
+    measured: Mapping[str, float | None],
+    rate: float | None,
 ) -> Result:
     """Raises StepError if our own script left no checkpoint."""
     from everstep.runtime.data.results import read_results
@@ -92,7 +99,11 @@ def _result(
         "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
         **({"results": named} if named else {}),
     }
+    tokens = None if rate is None or config.script else rate * config.global_batch * config.sequence_length
     outputs = {
+        "loss": "" if facts["loss"] is None else f"{facts['loss']:g}",
+        "restarts": str(facts["restarts"]),
+        "tokens_per_second": "" if tokens is None else f"{tokens:g}",
         "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
         "results": json.dumps(named, sort_keys=True),
@@ -103,23 +114,23 @@ def _result(
 async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
+    from everstep.runtime.job.pod_template import command_of
     from everstep.runtime.master import run as run_master
 
     requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, requested.set)
     loop.add_signal_handler(signal.SIGINT, requested.set)
-    script = [
+    flags = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
-        "--any-script" if config.script else "--has-beacon",
-        "--",
-        config.script_of_nodes(),
-        *config.script_arguments(),
     ]
+    kind = "--any-script" if config.script else "--has-beacon"
+    script = [*flags, kind, "--", config.script_of_nodes(), *config.script_arguments()]
+    own = {name: command for name, role in spec.roles.items() if (command := command_of(role.template))}
     async with (
         node_backend(config, spec, folder, os.environ) as place,
         serve_node_checks(config, place) as (port, check),
@@ -132,6 +143,10 @@ async def _train(
                 place.platform,
                 credentials=place.credentials,
                 agent_arguments=[*check, *script],
+                role_arguments={
+                    name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
+                    for name, command in own.items()
+                },
                 agent_environment={**place.environment, **config.script_variables()},
                 stop=stop,
                 remove_nodes=hearing.result,
@@ -159,6 +174,9 @@ class ProgressLines:
         self._environment = environment
         self.loss: float | None = None
         """The newest report."""
+        self._first: tuple[float, int] | None = None
+        self.rate: float | None = None
+        """Iterations a second from the first that was reported to the newest; None: fewer than two were."""
         self._iterations = iterations
         self._stream = stream
         self._clock = clock
@@ -168,6 +186,11 @@ class ProgressLines:
     def show(self, progress: "Progress") -> None:
         """Take the newest progress; print it when its time has come."""
         self.loss = progress.loss if progress.loss is not None else self.loss
+        if progress.iteration:
+            moment = self._clock()
+            begun, before = self._first = self._first or (moment, progress.iteration)
+            if moment > begun and progress.iteration > before:
+                self.rate = (progress.iteration - before) / (moment - begun)
         if progress.reason != self._reason:
             self._reason = progress.reason
             print(progress.reason, file=self._stream, flush=True)

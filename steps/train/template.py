@@ -10,16 +10,24 @@ from everstep.runtime.job.spec_writer import mapping_of
 from everstep.steps.template import StepTask, step_task, step_template
 from everstep.steps.train.config import Config
 
+GAUGES = {
+    "loss": "The loss that was reported last",
+    "restarts": "Rounds that faults or changes of membership broke",
+    "tokens_per_second": "Tokens trained on a second, from the first reported iteration to the last",
+}
+"""Outputs that Argo exports as metrics; empty where the script tells no such thing."""
+
 
 @cache
 def template() -> Container:
-    """Outputs: `checkpoint`, `iterations`, `results`."""
+    """Outputs: `checkpoint`, `iterations`, `results`, and those that are metrics."""
     return step_template(
         "train",
         Config,
         title="Train",
         description="Elastic training: continues when workers, nodes or this step die.",
-        outputs=("checkpoint", "iterations", "results"),
+        outputs=("checkpoint", "iterations", "results", *GAUGES),
+        gauges=GAUGES,
         fixed={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
         cpu=2,
         memory="4Gi",

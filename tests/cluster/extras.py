@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tests.cluster import images
@@ -46,7 +46,7 @@ def phases(job: Training) -> dict[str, str]:
 
 
 @contextmanager
-def crowded(job: Training, scheduler: str = "default-scheduler") -> Iterator[None]:
+def crowded(job: Training, scheduler: str = "default-scheduler", labels: Mapping[str, str] = {}) -> Iterator[None]:
     """A pod of the other job's class runs, in the place of an extra; it goes at the end."""
     name = f"other-{secrets.token_hex(3)}"
     container = {"name": "main", "image": images.PAUSE}
@@ -55,7 +55,8 @@ def crowded(job: Training, scheduler: str = "default-scheduler") -> Iterator[Non
         "schedulerName": scheduler, "priorityClassName": "other", "terminationGracePeriodSeconds": 0,
         "containers": [{**container, "resources": resources}],
     }  # fmt: skip
-    job.cluster.kubectl.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    metadata = {"name": name, "labels": dict(labels)}
+    job.cluster.kubectl.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def runs() -> bool:
         found = job.cluster.kubectl.get("pod", name)

@@ -8,14 +8,21 @@ from tests.cluster.layout import NAMESPACE
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import OF_SPARK, OF_TRAINING, SERVICE_ACCOUNT
 
-VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+VERBS = (
+    "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "bind", "escalate",
+    "impersonate", "use", "approve", "proxy",
+)  # fmt: skip
 RESOURCES = (
-    ("", "pods"), ("", "pods/log"), ("", "pods/exec"), ("", "pods/eviction"), ("", "secrets"), ("", "configmaps"),
+    ("", "pods"), ("", "pods/log"), ("", "pods/exec"), ("", "pods/eviction"), ("", "pods/attach"),
+    ("", "pods/portforward"), ("", "pods/status"), ("", "pods/ephemeralcontainers"), ("", "users"), ("", "groups"),
+    ("", "secrets"), ("", "configmaps"),
     ("", "services"), ("", "events"), ("", "serviceaccounts"), ("", "serviceaccounts/token"), ("", "nodes"),
     ("", "persistentvolumeclaims"), ("", "namespaces"), ("apps", "deployments"), ("batch", "jobs"),
     ("rbac.authorization.k8s.io", "roles"), ("rbac.authorization.k8s.io", "rolebindings"),
     ("argoproj.io", "workflows"), ("argoproj.io", "workflowtaskresults"), ("argoproj.io", "workflowtemplates"),
     ("argoproj.io", "workflowtasksets"), ("networking.k8s.io", "networkpolicies"),
+    ("rbac.authorization.k8s.io", "clusterroles"), ("certificates.k8s.io", "certificatesigningrequests"),
+    ("scheduling.x-k8s.io", "podgroups"), ("kueue.x-k8s.io", "workloads"), ("kueue.x-k8s.io", "localqueues"),
     ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"),
 )  # fmt: skip
 RESULTS = {"workflowtaskresults": {"create", "patch"}}

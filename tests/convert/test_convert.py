@@ -79,23 +79,42 @@ def test_roles_keep_their_commands_resources_and_policies() -> None:
     assert launcher["faultTolerantPolicy"][0]["exitCodes"] == [129, 101]
     assert trainer["faultTolerantPolicy"][0]["exceptionalEvent"] == ["nodeNotReady", "PodForceDeleted"]
     assert (trainer["replicas"], trainer["minReplicas"], trainer["maxReplicas"]) == (3, 1, 5)
-    assert (launcher["restartPolicy"], trainer["restartPolicy"]) == ("OnNodeFailWithExitCode", "OnNodeFail")
+    assert (launcher["restartPolicy"], trainer["restartPolicy"]) == ("OnNodeFailWithExitCode",) * 2
 
 
-def test_what_other_roles_pods_have_alone_is_listed() -> None:
+def test_what_other_roles_pods_have_otherwise_is_their_template() -> None:
     text = (JOBS / "parameter_servers.yaml").read_text()
-    assert not [note for note in convert(text, "j.yaml").notes if "which all roles get" in note]
     one = 'containers: [{image: "registry.example/tf:1", command: [python, -m, trainer]}]'
     other = (
         'containers: [{image: "registry.example/tf:2", command: [python, -m, trainer], env: [{name: A, value: "1"}]}]'
     )
     assert one in text
-    notes = convert(text.replace(one, other), "j.yaml").notes
-    nearest = "no counterpart; nearest: that of chief, which all roles get"
-    assert [note for note in notes if note.endswith(nearest)] == [
-        f"j.yaml: worker has its own env: {nearest}",
-        f"j.yaml: worker has its own image: {nearest}",
+    roles = convert(text.replace(one, other), "j.yaml").arguments["job_spec"]["replicaSpecs"]
+    container = {"image": "registry.example/tf:2", "env": [{"name": "A", "value": "1"}]}
+    assert roles["worker"]["template"] == {"spec": {"containers": [container]}}
+    assert "template" not in roles["ps"]
+
+
+def test_what_only_the_first_roles_pod_has_is_listed() -> None:
+    notes = convert((JOBS / "ai_training_job.yaml").read_text(), "j.yaml").notes
+    assert [note for note in notes if "trainer has no" in note] == [
+        f"j.yaml: trainer has no {name}: no counterpart; nearest: that of launcher, which its template may replace"
+        for name in ("imagePullPolicy", "schedulerName", "volumeMounts", "volumes")
     ]
+
+
+def test_a_job_that_tolerates_no_fault_restarts_nothing_and_keeps_its_priority() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    text = text.replace("faultTolerant: true", "faultTolerant: false").replace("priority: normal", "priority: high")
+    found = convert(text.replace("      restartPolicy: OnNodeFailWithExitCode\n", ""), "j.yaml").arguments
+    assert found["priority_class"] == "high"
+    assert {role["restartPolicy"] for role in found["job_spec"]["replicaSpecs"].values()} == {"Never"}
+
+
+def test_a_time_limit_is_the_steps_deadline() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text().replace("  priority: normal", "  timeLimit: 3600")
+    (template,) = [one for one in workflow_of(convert(text, "j.yaml"))["spec"]["templates"] if one["name"] == "train"]
+    assert template["activeDeadlineSeconds"] == 3600
 
 
 def test_sizes_of_each_kind() -> None:

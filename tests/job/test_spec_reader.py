@@ -108,7 +108,10 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         (BASE + "    resources: {memory: lots}\n", "line 5: replicaSpecs.worker.resources.memory: 'lots' is not an am"),
         (BASE + "    faultTolerantPolicy:\n    - exitCodes: 7-300\n", "line 6: replicaSpecs.worker.faultTolerantPolic"),
         (BASE + "    faultTolerantPolicy:\n    - restartScope: All\n", "give it either exit codes or events"),
-        (BASE + "    template: {}\n", "line 5: replicaSpecs.worker.template: not built"),
+        (
+            BASE + "    template: {spec: {volume: []}}\n",
+            "line 5: replicaSpecs.worker.template: this is not",
+        ),
         (BASE + "    nodeUnit: 3\n", "line 5: replicaSpecs.worker.nodeUnit: no multiple of 3 lies between 2 and 2"),
         (BASE + "    replicas: 3\n", "job.yaml line 5: replicas: appears twice"),
         (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: not needed"),

@@ -9,9 +9,10 @@ from everstep.runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
 from everstep.runtime.platform import NodeRequest
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Owner, template_of, with_shared_memory
-from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_reason
+from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_reason, was_evicted
 from everstep.runtime.platform.kubernetes.scheduling import (
     Scheduling,
+    admission_of_extra,
     extras_to_admit,
     groups_of,
     minimum_of,
@@ -68,7 +69,7 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
     assert [one["name"] for one in agent["env"]] == [
         "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_IP",
-        "EVERSTEP_HOST_IP",
+        "EVERSTEP_HOST_IP", "OMP_NUM_THREADS",
     ]  # fmt: skip
     assert spec["imagePullSecrets"] == [{"name": "pull"}]
     assert spec["automountServiceAccountToken"] is False
@@ -211,7 +212,36 @@ def test_the_coscheduling_plugin_gets_a_group_of_the_minimum() -> None:
     assert label not in placed(gang, extra=True)["metadata"]["labels"]
 
 
-@pytest.mark.parametrize("kind", [Gang.VOLCANO, Gang.KOORDINATOR, Gang.COSCHEDULING])
+def test_kueue_gets_a_group_of_exactly_the_minimum_and_each_extra_alone() -> None:
+    gang = Scheduling(Gang.KUEUE, "research", minimum=3, later=("launcher",))
+    assert groups_of(gang, JOB, OWNER) == []
+    member, extra = placed(gang), placed(gang, extra=True)
+    assert member["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert member["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
+    assert member["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
+    assert "schedulerName" not in member["spec"]
+    assert not [key for key in extra["metadata"]["labels"] if key.startswith("kueue.x-k8s.io/")]
+    assert extra["spec"]["schedulingGates"] == [{"name": "everstep/minimum"}, {"name": "kueue.x-k8s.io/admission"}]
+    opened = admission_of_extra(gang)
+    assert opened["metadata"]["labels"] == {
+        "kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/managed": "true",
+    }  # fmt: skip
+    assert opened["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+
+
+def test_a_pod_of_a_role_that_waits_for_others_is_queued_outside_of_the_group() -> None:
+    labels = placed(Scheduling(Gang.KUEUE, "research", minimum=3, later=("worker",)))["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    assert "kueue.x-k8s.io/pod-group-name" not in labels
+
+
+def test_a_pod_whose_quota_kueue_takes_back_gave_way() -> None:
+    told = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
+    assert was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [told]}})
+    assert not was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [{**told, "status": "False"}]}})
+
+
+@pytest.mark.parametrize("kind", [Gang.VOLCANO, Gang.KOORDINATOR, Gang.COSCHEDULING, Gang.KUEUE])
 def test_extras_do_not_take_the_room_of_their_own_gang(kind: Gang) -> None:
     gang = Scheduling(kind, minimum=2)
     members, extra = [placed(gang), placed(gang)], placed(gang, extra=True)

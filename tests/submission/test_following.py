@@ -98,7 +98,8 @@ def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
     pipeline: Call, environment: Environment, cluster: Cluster
 ) -> None:
     cluster.states = states("Failed", "3", "main: Error (exit code 3)")
-    cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum"]
+    argos = 'time="2026-11-23T11:43:03 UTC" level=info msg="sub-process exited" argo=true'
+    cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum", argos]
     done = pipeline(environment, *ON_ARGO)
     assert done.returncode == 3, done.stderr
     assert "✖ train" in done.stderr

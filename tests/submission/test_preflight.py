@@ -69,7 +69,7 @@ QUOTA = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": "3"}, "u
         ("store", "wrong", ["secret store does not exist", "create secret generic store -n ml --from-literal=AWS_ACC"]),
         ("login", "wrong", ["image pull secret login does not exist", "docker-registry login"]),
         ("high", "wrong", ["PriorityClass high does not exist"]),
-        ("v1beta1", "wrong", ["gang scheduler volcano: the cluster has no PodGroups", "leave --gang out"]),
+        ("v1beta1", "wrong", ["gang scheduler volcano: the cluster does not have it", "leave --gang out"]),
     ],
 )
 def test_what_is_missing_is_named_with_its_mend(

@@ -240,6 +240,14 @@ def test_the_link_is_the_pages_of_the_ui(by_server: Environment) -> None:
     assert route.link("drill-1") == f"{by_server['ARGO_SERVER']}/workflows/ml/drill-1"
 
 
+def test_the_title_that_argos_list_shows_instead_of_the_name_has_the_name() -> None:
+    key = "workflows.argoproj.io/title"
+    source = {"metadata": {"annotations": {key: "Drill"}}, "spec": {"entrypoint": "a", "templates": []}}
+    assert for_argo(source, "drill-x7k2b", "ml", ClusterOptions(), "")["metadata"]["annotations"][key] == (
+        "Drill · drill-x7k2b"
+    )
+
+
 def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_is_in_it() -> None:
     ours = {"name": "a", "container": {"image": "everstep:0", "command": ["python"]}}
     theirs = {"name": "b", "container": {"image": "busybox:1", "command": ["true"]}}
@@ -258,6 +266,7 @@ def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_i
     assert made["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     assert made["metadata"]["labels"] == {"workflows.argoproj.io/controller-instanceid": "two"}
     assert "generateName" not in made["metadata"]
+    assert "workflows.argoproj.io/title" not in made["metadata"]["annotations"]
     assert "env" not in source["spec"]["templates"][0]["container"]
 
 

@@ -41,6 +41,7 @@ def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once(tmp_path: P
     ]
     assert lines.loss == 0.0
     assert argo.read_text() == "4/200"
+    assert lines.rate == pytest.approx(1 / 0.2)
 
 
 def test_nodes_are_left_training_unless_the_run_was_stopped_for_good(tmp_path: Path) -> None:

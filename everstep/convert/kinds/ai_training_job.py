@@ -1,5 +1,6 @@
 """Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
 
+from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields
@@ -10,6 +11,8 @@ _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
     "restartTimeout": int, "completePolicy": str, "failPolicy": str, "faultTolerantPolicy": list,
 }  # fmt: skip
+_USUAL_PRIORITY = "normal"
+"""What the console writes for a job without a PriorityClass of its own."""
 _JOB = {"completePolicy": str, "failPolicy": str, "cleanPodPolicy": str}
 
 
@@ -18,13 +21,18 @@ def read(fields: Fields) -> SourceJob:
     roles = fields.keys("spec", "replicaSpecs")
     if not roles:
         raise fields.wrong("missing: at least one role, such as trainer", "spec", "replicaSpecs")
-    if fields.has("spec", "faultTolerant"):
-        fields.take(bool, "spec", "faultTolerant")
+    tolerant = fields.take(bool, "spec", "faultTolerant", default=True)
     fields.skip("spec", "frameworkType")
     policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
-    return SourceJob(
-        fields.take(str, "metadata", "name"), tuple(_role(fields, name) for name in roles), policies=policies
-    )
+    found = [_role(fields, name) for name in roles]
+    if not tolerant:
+        found = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in found]
+    if limit := fields.count("spec", "timeLimit", default=0, least=0):
+        pod = found[0].pod
+        found[0] = replace(found[0], pod=replace(pod, template={**pod.template, "activeDeadlineSeconds": limit}))
+    priority = fields.take(str, "spec", "priority", default=_USUAL_PRIORITY)
+    arguments = {"priority_class": priority} if priority != _USUAL_PRIORITY else {}
+    return SourceJob(fields.take(str, "metadata", "name"), tuple(found), arguments, policies)
 
 
 def _role(fields: Fields, name: str) -> Role:
@@ -45,10 +53,9 @@ def _role(fields: Fields, name: str) -> Role:
 
 
 def _mend_policy(policies: dict[str, Any]) -> None:
-    """A policy about exit codes that no rule names is about none: a job spec says so."""
+    """A policy about exit codes alone that no rule names is about none: a job spec says so."""
     rules = [policies, *policies.get("faultTolerantPolicy", [])]
     if any(isinstance(rule, dict) and rule.get("exitCodes") for rule in rules):
         return
-    without = {"OnNodeFailWithExitCode": "OnNodeFail", "ExitCode": "Never"}
-    if policies.get("restartPolicy") in without:
-        policies["restartPolicy"] = without[policies["restartPolicy"]]
+    if policies.get("restartPolicy") == "ExitCode":
+        policies["restartPolicy"] = "Never"

@@ -18,6 +18,7 @@ from typing import Any
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, retry_pauses
 from everstep.runtime.platform.kubernetes.known_pods import KnownPods
+from everstep.runtime.platform.kubernetes.own_template import with_own_metadata, with_own_template
 from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
     TOKEN_KEY,
@@ -31,7 +32,13 @@ from everstep.runtime.platform.kubernetes.pods import (
     selector,
     waiting_reason,
 )
-from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, extras_to_admit, with_scheduling
+from everstep.runtime.platform.kubernetes.scheduling import (
+    PLAIN,
+    Scheduling,
+    admission_of_extra,
+    extras_to_admit,
+    with_scheduling,
+)
 from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
@@ -59,12 +66,13 @@ class KubernetesPlatform:
         say: Callable[[str], None] = lambda _: None,
         taints: bool = False,
         ends_at: float | None = None,
+        own_templates: Mapping[str, Mapping[str, Any]] = {},
     ) -> None:
         """`template`: a pod's spec, whose first container becomes the agent; see `template_of`.
 
         `say` gets one line for each reason why a pod does not start. `taints`: mark machines to avoid for everybody
         (see `taints`). `ends_at`: Unix time at which every pod must have ended, because Argo then kills this process
-        without time to remove them.
+        without time to remove them. `own_templates`: by role, what its pods have otherwise (see `pod_template`).
         """
         self._api = api
         self._job = job
@@ -74,6 +82,7 @@ class KubernetesPlatform:
         self._say = say
         self._taints = taints
         self._ends_at = ends_at
+        self._own_templates = own_templates
         self._tainted: set[str] = set()
         self._said: dict[str, str] = {}
         """By UID: the last reason given why the pod does not start."""
@@ -114,7 +123,9 @@ class KubernetesPlatform:
         Raises OSError if the API refuses, and for a pod of that name that has ended: names are not reused.
         """
         try:
-            wanted_pod = pod_of(request, self._job, self._owner, self._template)
+            own = self._own_templates.get(request.role, {})
+            wanted_pod = pod_of(request, self._job, self._owner, with_own_template(self._template, own))
+            wanted_pod = with_own_metadata(wanted_pod, own)
             manifest = with_scheduling(self._with_deadline(wanted_pod), self._scheduling, self._job, request.extra)
         except ValueError as error:
             raise OSError(str(error)) from None
@@ -202,7 +213,7 @@ class KubernetesPlatform:
         """Remove the scheduling gates of extras when it is time."""
         for name in extras_to_admit(self._known.pods(), self._scheduling):
             try:
-                await self._api.patch("pods", name, {"spec": {"schedulingGates": None}})
+                await self._api.patch("pods", name, admission_of_extra(self._scheduling))
             except KubeError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise

@@ -27,6 +27,7 @@ TOKEN = "EVERSTEP_JOB_TOKEN"
 HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
 """Variables: the host that the scheduler chose, the pod's address, and its machine's address."""
 TOKEN_KEY = "token"
+THREADS = "OMP_NUM_THREADS"
 OOM_KILLED = 247
 """The exit code for out of memory in the table of faults; the killed container itself ends with 137 or 0."""
 COMMAND = ("python", "-m", "everstep.runtime.agent")
@@ -42,6 +43,9 @@ GRACE_S = 10
 """Grace period of a pod that the master no longer needs, in seconds."""
 NOTICE_S = 25
 """Grace period when anybody else ends the pod: the agent has 20 s to hand over its state, then some to exit."""
+GATE = "everstep/minimum"
+"""Keeps an extra from being placed before the gang, whose room it might take."""
+KUEUE_GATE = "kueue.x-k8s.io/admission"
 CANNOT_START_REASONS = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
@@ -49,6 +53,8 @@ CANNOT_START_REASONS = (
 """Reasons of a waiting container that somebody has to fix."""
 EVICTED_REASONS = ("PreemptionByScheduler", "EvictionByEvictionAPI")
 """Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that are nobody's fault."""
+KUEUE_STOPPED = "TerminationTarget"
+"""Condition that Kueue gives a pod when it takes its quota back."""
 Pod = dict[str, Any]
 
 
@@ -163,6 +169,9 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     first["env"] = [*template_variables, *variables.values()]
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
+    if threads := _threads(request, first["resources"]):
+        given = {one["name"] for one in first["env"]}
+        first["env"] += [{"name": THREADS, "value": threads}] if THREADS not in given else []
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -177,6 +186,17 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
         "ownerReferences": [owner.reference()],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _threads(request: NodeRequest, resources: Mapping[str, Any]) -> str:
+    """How many threads each worker may have of the pod's cores; empty if it does not say how many these are.
+
+    Without it a pod of 2 cores on a machine of 64 starts 64 threads.
+    """
+    cores = float(quantity({**resources["requests"], **resources["limits"]}.get("cpu", 0)))
+    arguments = list(request.arguments)
+    workers = int(arguments[arguments.index("--slots") + 1]) if "--slots" in arguments else 1
+    return str(max(1, int(cores) // workers)) if cores else ""
 
 
 def _arguments(request: NodeRequest) -> list[str]:
@@ -261,9 +281,16 @@ def waiting_reason(pod: Pod) -> str:
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             if one.get("reason") == "SchedulingGated":
-                return "it gets a machine after the nodes of the minimum"
+                if GATE in gates_of(pod):
+                    return "it gets a machine after the nodes of the minimum"
+                return "it waits for quota of its queue"
             return f"no machine has room for its pod: {_one_line(one.get('message'))}".rstrip(": ")
     return ""
+
+
+def gates_of(pod: Pod) -> list[str]:
+    """What keeps the pod from being scheduled."""
+    return [one["name"] for one in pod["spec"].get("schedulingGates") or ()]
 
 
 def _one_line(message: str | None) -> str:
@@ -271,9 +298,11 @@ def _one_line(message: str | None) -> str:
 
 
 def was_evicted(pod: Pod) -> bool:
-    """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler)."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in EVICTED_REASONS for one in conditions)
+    """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler, a queue's quota)."""
+    conditions = [one for one in (pod.get("status") or {}).get("conditions") or () if one.get("status") == "True"]
+    disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget"]
+    stopped = any(one.get("type") == KUEUE_STOPPED for one in conditions)
+    return stopped or any(one.get("reason") in EVICTED_REASONS for one in disrupted)
 
 
 def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:

@@ -2,7 +2,8 @@
 
 After the documents of the schedulers: Volcano ("PodGroup", and the annotations `scheduling.k8s.io/group-name` and
 `volcano.sh/preemptable`), Koordinator ("Gang Scheduling", its lightweight protocol by annotations; "Elastic Quota") and
-the coscheduling plugin of Kubernetes' scheduler-plugins ("Coscheduling"). Kubernetes' own: "Pod Scheduling Readiness".
+the coscheduling plugin of Kubernetes' scheduler-plugins ("Coscheduling"), Kueue ("Run A Group Of Pods"). Kubernetes'
+own: "Pod Scheduling Readiness".
 """
 
 from collections.abc import Collection
@@ -11,14 +12,29 @@ from typing import Any
 
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.platform.gang import Gang
-from everstep.runtime.platform.kubernetes.pods import DELETION_COST, FIRST_TO_GO, JOB, Owner, Pod, digest, secret_name
+from everstep.runtime.platform.kubernetes.pods import (
+    DELETION_COST,
+    FIRST_TO_GO,
+    GATE,
+    JOB,
+    KUEUE_GATE,
+    ROLE,
+    Owner,
+    Pod,
+    digest,
+    gates_of,
+    secret_name,
+)
 
 GROUP_NAME = "scheduling.k8s.io/group-name"
 PREEMPTABLE = "volcano.sh/preemptable"
 KOORDINATOR_NAME, KOORDINATOR_MINIMUM = (f"gang.scheduling.koordinator.sh/{key}" for key in ("name", "min-available"))
 KOORDINATOR_QUEUE = "quota.scheduling.koordinator.sh/name"
-GATE = "everstep/minimum"
-"""Keeps an extra from being placed before the gang, whose room it might take."""
+KUEUE = "kueue.x-k8s.io"
+KUEUE_QUEUE, KUEUE_MANAGED = f"{KUEUE}/queue-name", f"{KUEUE}/managed"
+KUEUE_GROUP, KUEUE_COUNT = f"{KUEUE}/pod-group-name", f"{KUEUE}/pod-group-total-count"
+KUEUE_ROLE = f"{KUEUE}/role-hash"
+"""Pods of one role count as alike, also a replacement that must avoid a host, which Kueue's own hash tells apart."""
 COSCHEDULING_NAME = "scheduling.x-k8s.io/pod-group"
 SCHEDULERS = {
     Gang.VOLCANO: "volcano", Gang.KOORDINATOR: "koord-scheduler", Gang.COSCHEDULING: "scheduler-plugins-scheduler",
@@ -34,13 +50,15 @@ class Scheduling:
 
     gang: Gang = Gang.NONE
     queue: str = ""
-    """Volcano's Queue, or Koordinator's ElasticQuota; "": the default one."""
+    """Volcano's Queue, Koordinator's ElasticQuota, or Kueue's LocalQueue; "": the default one."""
     priority_class: str = ""
     """PriorityClass of the nodes of the minimum; "": that of the step's own pod."""
     extra_priority_class: str = ""
     """PriorityClass of the nodes beyond the minimum; "": the same."""
     minimum: int = 1
     """Pods that must come together."""
+    later: tuple[str, ...] = ()
+    """Roles whose pods come after those: they wait for other roles."""
 
 
 PLAIN = Scheduling()
@@ -97,9 +115,11 @@ def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> 
     group, member = group_name(job), not extra
     if priority_class := _priority_class(scheduling, extra):
         spec["priorityClassName"] = priority_class
-    if scheduling.gang is not Gang.NONE:
+    if scheduling.gang in SCHEDULERS:
         spec["schedulerName"] = SCHEDULERS[scheduling.gang]
-        spec |= {"schedulingGates": [{"name": GATE}]} if extra else {}
+    if scheduling.gang is not Gang.NONE and extra:
+        kueue = [KUEUE_GATE] if scheduling.gang is Gang.KUEUE else []  # Gates can only be taken away later.
+        spec["schedulingGates"] = [{"name": name} for name in (GATE, *kueue)]
     match scheduling.gang:
         case Gang.VOLCANO:
             notes |= {GROUP_NAME: group_name(job, extra), PREEMPTABLE: str(extra).lower()}
@@ -108,14 +128,29 @@ def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> 
             labels |= {KOORDINATOR_QUEUE: scheduling.queue} if scheduling.queue else {}
         case Gang.COSCHEDULING:
             labels |= {COSCHEDULING_NAME: group} if member else {}
+        case Gang.KUEUE if member:
+            labels |= {KUEUE_QUEUE: scheduling.queue}
+            if labels[ROLE] not in scheduling.later:  # Of pods beyond the count Kueue deletes the newest.
+                labels |= {KUEUE_GROUP: group}
+                notes |= {KUEUE_COUNT: str(scheduling.minimum), KUEUE_ROLE: labels[ROLE]}
     return {**pod, "metadata": {**metadata, "labels": labels, "annotations": notes}, "spec": spec}
 
 
 def extras_to_admit(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
     """Names of the extras whose gate must open now: all of them, as soon as the whole minimum has machines."""
-    gated = [pod for pod in pods if {"name": GATE} in (pod["spec"].get("schedulingGates") or ())]
+    gated = [pod for pod in pods if GATE in gates_of(pod)]
     placed = [pod for pod in pods if pod["spec"].get("nodeName") and not _is_extra(pod)]
     return [pod["metadata"]["name"] for pod in gated] if len(placed) >= scheduling.minimum else []
+
+
+def admission_of_extra(scheduling: Scheduling) -> dict[str, Any]:
+    """The patch that opens an extra's gate. Kueue gets to know the extra only now, so that it takes no quota from the
+    minimum; its own gate stays until it admits the extra as a workload of its own.
+    """
+    if scheduling.gang is not Gang.KUEUE:
+        return {"spec": {"schedulingGates": None}}
+    labels = {KUEUE_QUEUE: scheduling.queue, KUEUE_MANAGED: "true"}
+    return {"metadata": {"labels": labels}, "spec": {"schedulingGates": [{"name": KUEUE_GATE}]}}
 
 
 def _is_extra(pod: Pod) -> bool:

@@ -26,6 +26,9 @@ def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
     try:
         if node.spec.get("timeout"):
             engine.set_timer(now + parse_seconds(node.spec["timeout"]), "timeout", node.name)
+        if node.spec.get("pendingTimeout") and parse_seconds(node.spec["pendingTimeout"]) < 0:
+            _set_error(engine, node, "timeout", now)
+            return
     except DurationError as error:
         _set_error(engine, node, f"invalid timeout format {error}", now)
         return

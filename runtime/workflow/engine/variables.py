@@ -13,7 +13,7 @@ from everstep.runtime.workflow.engine.template_call import Call, config_map_valu
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 from everstep.runtime.workflow.expressions.values import go_json, parameter_text
-from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.fields import label_of_reference, list_at
 
 STRFTIME = "ABHIMSYZabdmpyz"
 """Letters of strftime for which `workflow.creationTimestamp.LETTER` exists ("Workflow Variables")."""
@@ -58,7 +58,8 @@ class Variables:
             found["workflow.priority"] = str(spec["priority"])
         more = spec.get("workflowMetadata") or {}
         for kind in ("labels", "annotations"):
-            values = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
+            own = label_of_reference(manifest.raw.get("spec")) if kind == "labels" else {}
+            values = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
             found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
             found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
         found |= self._parameter_scope(list_at(spec, "arguments", "parameters"), found)

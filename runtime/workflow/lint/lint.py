@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from everstep.runtime.workflow.expressions.bounds import use_meter
 from everstep.runtime.workflow.expressions.tags import names_read
-from everstep.runtime.workflow.lint import calls, fields, scripts, texts, undefined_names
+from everstep.runtime.workflow.lint import calls, cron, fields, scripts, texts, undefined_names
 from everstep.runtime.workflow.manifest import parse, validate
 from everstep.runtime.workflow.manifest.fields import list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library
@@ -83,15 +83,16 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
 
 
 def _cron_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
-    """Of the workflow that a CronWorkflow starts."""
+    """Of a CronWorkflow and of the workflow that it starts."""
+    own = [_to_finding(document, one, INVALID, True) for one in cron.problems(document.value)]
     inside = mapping_at(document.value, "spec", "workflowSpec")
-    workflow = {**document.value, "kind": parse.KIND, "spec": inside}
+    workflow = {"apiVersion": document.value.get("apiVersion"), "kind": parse.KIND, "metadata": {}, "spec": inside}
     prefix = ("spec", "workflowSpec")
     lines = {("spec", *path[2:]): line for path, line in document.lines.items() if path[:2] == prefix}
     found = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
     found = [one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in found]
     said = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
-    return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, True), *found]
+    return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, True), *own, *found]
 
 
 def _workflow_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
@@ -100,8 +101,8 @@ def _workflow_findings(document: Document, library: Library, others: Mapping[str
     for one in parse.problems(source, library):
         holder = others.get(one.of)
         found.append(_to_finding(holder or document, one._replace(of="") if holder else one, INVALID, True))
-    found += [Finding(line, where, "duplicate-key", False, f"{where[-1]!r} appears twice; the last one wins",
-                      document.file) for where, line in document.repeated]  # fmt: skip
+    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; keep one", document.file)
+              for where, line in document.repeated]  # fmt: skip
     wrong = any(one.code == INVALID for one in found)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
         for code, error, problem in _raw_findings(source, library):

@@ -23,6 +23,7 @@ PROCESSES = (*PODS, "http", "data")
 """Kinds that run as processes and end by themselves."""
 POLICIES = ("Always", "OnFailure", "OnError", "OnTransientError")
 POD_GC = ("", "OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
+ADDRESSING = ("path", "virtual-hosted")
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
 RESERVED = ("wait", "init")
 _IO_RULE = "use letters, digits, - and _"
@@ -46,6 +47,13 @@ def mapping_at(holder: Any, *keys: str) -> Mapping[str, Any]:
     for key in keys:
         holder = holder.get(key) if isinstance(holder, Mapping) else None
     return holder if isinstance(holder, Mapping) else {}
+
+
+def label_of_reference(spec: Any) -> dict[str, str]:
+    """The label by which Argo 4.1 marks a workflow that its workflowTemplateRef defines; empty without one."""
+    reference = mapping_at(spec, "workflowTemplateRef")
+    kind = "cluster-workflow-template" if reference.get("clusterScope") else "workflow-template"
+    return {f"workflows.argoproj.io/{kind}": str(reference["name"])} if reference.get("name") else {}
 
 
 def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
@@ -86,6 +94,16 @@ def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
             yield Problem(here, "has both from and fromExpression; keep one")
         elif not entry.get("from") and not entry.get("fromExpression") and not _has_location(entry):
             yield Problem(here, f"{entry.get('name')} needs a from, a location (raw, s3, http...) or a key")
+
+
+def _addressing_problems(holder: Any, where: Where) -> Iterator[Problem]:
+    """Problems of how artifacts' S3 stores are addressed."""
+    for side in ("inputs", "outputs"):
+        for index, entry in enumerate(list_at(holder, side, "artifacts")):
+            style = mapping_at(entry, "s3").get("addressingStyle")
+            if style and style not in ADDRESSING:
+                here = (*where, side, "artifacts", index, "s3", "addressingStyle")
+                yield Problem(here, f"{style} is not one of {', '.join(ADDRESSING)}")
 
 
 def _has_location(artifact: Mapping[str, Any]) -> bool:
@@ -134,6 +152,7 @@ def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Pro
     if policy and policy not in POLICIES:
         yield Problem((*where, "retryStrategy", "retryPolicy"), f"{policy} is not one of {', '.join(POLICIES)}")
     yield from _metric_problems(template, where)
+    yield from _addressing_problems(template, where)
     if kind in ("container", "script"):
         yield from _container_problems(template[kind], (*where, kind))
     if kind == "resource":
@@ -227,14 +246,22 @@ def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
             )
         elif "{{" not in str(deadline) and not re.fullmatch(r"0*[1-9]\d*", str(deadline)):
             yield Problem((*where, "activeDeadlineSeconds"), f"{deadline!r} is not a whole number of seconds above 0")
+    yield from _pod_limit_problems(template, kind, where)
     timeout = template.get("timeout")
     if timeout:
         if kind in ("steps", "dag"):
-            yield Problem(
-                (*where, "timeout"), "is not allowed in steps and dag templates; set it in the templates they run"
-            )
+            said = "is not allowed in steps and dag templates; set it in the templates they run"
+            yield Problem((*where, "timeout"), said)
         elif str(timeout).isdigit():
             yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
+
+
+def _pod_limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+    """Of the fields of 4.1 that mean something only where there is a pod."""
+    if template.get("pendingTimeout") and kind in ("steps", "dag", "suspend"):
+        yield Problem((*where, "pendingTimeout"), f"is not allowed in {kind} templates, which make no pod")
+    if template.get("resourceClaims") and kind in ("steps", "dag", "suspend", "http"):
+        yield Problem((*where, "resourceClaims"), f"is not allowed in {kind} templates, which make no pod")
 
 
 def _resource_problems(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:

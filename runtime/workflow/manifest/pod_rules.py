@@ -26,6 +26,7 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
         if template.get(kind):
             yield from _container_problems(template[kind], (*where, kind))
             yield from _mount_problems(template, spec, (*where, kind), template[kind], where)
+            yield from _request_problems(template.get("podResources") or {}, (*where, "podResources"))
     names = ["main"]
     for kind in ("initContainers", "sidecars"):
         names = ["init"] if kind == "initContainers" else ["main"]
@@ -72,12 +73,14 @@ def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[
     policy = container.get("imagePullPolicy")
     if policy and policy not in PULL_POLICIES:
         yield Problem((*where, "imagePullPolicy"), f"{policy} is not one of {', '.join(PULL_POLICIES)}")
-    resources = container.get("resources") or {}
+    yield from _request_problems(container.get("resources") or {}, (*where, "resources"))
+
+
+def _request_problems(resources: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, wanted in requests.items():
         if name in limits and quantity(wanted) > quantity(limits[name]):
-            here = (*where, "resources", "requests", name)
-            yield Problem(here, f"{wanted} is above its limit of {limits[name]}")
+            yield Problem((*where, "requests", name), f"{wanted} is above its limit of {limits[name]}")
 
 
 def quantity(text: Any) -> Decimal:

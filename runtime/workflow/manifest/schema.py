@@ -14,6 +14,11 @@ Where = tuple[str | int, ...]
 
 TABLE = """
 Manifest: apiVersion=str+ kind=str+ metadata=Metadata+ spec=Spec+ status=any~
+CronManifest: apiVersion=str+ kind=str+ metadata=Metadata+ spec=CronSpec+ status=any~
+CronSpec: workflowSpec=any+ schedules=[str]+ concurrencyPolicy=str+ suspend=bool+ startingDeadlineSeconds=int+
+  successfulJobsHistoryLimit=int+ failedJobsHistoryLimit=int+ timezone=str+ workflowMetadata=Metadata+
+  stopStrategy=StopStrategy+ when=str+
+StopStrategy: expression=str+
 Metadata: name=str+ generateName=str+ namespace=str~ labels={str}+ annotations={str}+ uid=str~ resourceVersion=str~
   creationTimestamp=any~ generation=int~ managedFields=any~ finalizers=[str]~ ownerReferences=any~ selfLink=str~
   deletionTimestamp=any~ deletionGracePeriodSeconds=int~
@@ -21,14 +26,14 @@ PodMetadata: labels={str}~ annotations={str}~
 WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={LabelFrom}+
 LabelFrom: expression=str+
 Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
-  artifactRepositoryRef=RepositoryRef+ automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
-  executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
-  nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
-  podPriorityClassName=str~ podSpecPatch=str+ priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
+  artifactRepositoryRef=RepositoryRef+ automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~
+  entrypoint=str+ executor=any~ executorPlugins=[ExecutorPlugin] hooks={Hook}+ hostAliases=any~ hostNetwork=bool~
+  imagePullSecrets=any~ metrics=Metrics~ nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~
+  podGC=PodGC~ podMetadata=PodMetadata~ podPriorityClassName=str~ podResources=Resources~ podSpecPatch=str+
+  priority=int~ resourceClaims=[ResourceClaim]~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
   serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization+ templateDefaults=Template+
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[Claim]+
-  volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
-  artifacts=any
+  volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+ artifacts=any
 PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
@@ -36,10 +41,14 @@ Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}+ archive
   automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=Data+
   executor=any~ failFast=bool+ hostAliases=any~ http=HttpTemplate+ initContainers=[Container]+ inputs=Inputs+
   memoize=Memoize+ metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+
-  parallelism=int+ plugin=any podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource
-  retryStrategy=Retry+ schedulerName=str~ script=Script+ securityContext=any~ serviceAccountName=str~
-  sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+ synchronization=Synchronization+ timeout=str+
-  tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+  parallelism=int+ pendingTimeout=str~ plugin=any podResources=Resources~ podSpecPatch=str+ priorityClassName=str~
+  priority=int~ resource=Resource resourceClaims=[ResourceClaim]~ retryStrategy=Retry+ schedulerName=str~
+  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+
+  synchronization=Synchronization+ timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+ExecutorPlugin: metadata=Metadata~ spec=PluginSpec~
+PluginSpec: sidecar=PluginSidecar~
+PluginSidecar: automountServiceAccountToken=bool~ container=Container~
+ResourceClaim: name=str~ resourceClaimName=str~ resourceClaimTemplateName=str~
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
   continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
@@ -66,7 +75,7 @@ Raw: data=str+
 S3: key=str+ bucket=str+ endpoint=str+ insecure=bool+ region=str+ accessKeySecret=KeyRef+ secretKeySecret=KeyRef+
   sessionTokenSecret=KeyRef+ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
   caSecret=KeyRef+ addressingStyle=str~
-Http: url=str+ headers=[Header]+ auth=HttpAuth+
+Http: url=str+ headers=[Header]+ auth=HttpAuth+ saveStreamViaFile=bool~
 HttpAuth: basicAuth=BasicAuth+ clientCert=ClientCert+ oauth2=OAuth2+
 BasicAuth: usernameSecret=KeyRef+ passwordSecret=KeyRef+
 ClientCert: clientCertSecret=KeyRef+ clientKeySecret=KeyRef+
@@ -150,7 +159,8 @@ Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
 UNSUPPORTED = "not supported by the executor on this machine"
 REASONS: dict[str, str] = dict.fromkeys(("resource", "manifestFrom", "event"), "it needs a cluster; ")
 REASONS |= dict.fromkeys(("gcs", "azure", "oss", "hdfs", "artifactory"), "use s3, http, git or raw; ")
-REASONS |= {"plugin": "it needs a plugin of the controller; ", "database": "use a mutex or a ConfigMap's semaphore; "}
+REASONS |= dict.fromkeys(("plugin", "executorPlugins"), "it needs a plugin of the controller; ")
+REASONS |= {"database": "use a mutex or a ConfigMap's semaphore; "}
 QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 

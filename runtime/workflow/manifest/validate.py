@@ -14,7 +14,7 @@ from everstep.runtime.workflow.expressions.tags import names_read, substitute, t
 from everstep.runtime.workflow.expressions.values import parameter_text
 from everstep.runtime.workflow.manifest import dag_rules, fields
 from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, needs
-from everstep.runtime.workflow.manifest.fields import kind_of, list_at
+from everstep.runtime.workflow.manifest.fields import kind_of, list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library, MissingObjectError
 from everstep.runtime.workflow.manifest.references import (
     has_items,
@@ -65,6 +65,9 @@ def problems(workflow: Mapping[str, Any], library: Library) -> Iterator[Problem]
     for name, hook in (merged.get("hooks") or {}).items():
         if name != "exit" and not hook.get("expression"):
             yield Problem(("spec", "hooks", name), "needs an expression; only the hook named exit has none")
+    for index, plugin in enumerate(list_at(merged, "executorPlugins")):
+        if not mapping_at(plugin, "metadata").get("name"):
+            yield Problem(("spec", "executorPlugins", index, "metadata"), "needs a name")
     walk = _Walk(workflow, merged, library)
     walk.check()
     yield from walk.problems
@@ -99,7 +102,8 @@ class _Walk:
         metadata = workflow.get("metadata") or {}
         more = self._spec.get("workflowMetadata") or {}
         for kind in ("labels", "annotations"):
-            names = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
+            own = fields.label_of_reference(workflow.get("spec")) if kind == "labels" else {}
+            names = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
             known |= {f"workflow.{kind}.{name}": str(value) for name, value in names.items()}
         for name in more.get("labelsFrom") or {}:
             known[f"workflow.labels.{name}"] = self._placeholder()

@@ -20,8 +20,10 @@ RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOCK_WAIT_S = 1.0
 """How long to wait for the lock: `launcher_pid` takes it for a moment, too."""
-MAX_BASE = 58
-"""The most characters of `generateName` in a name, so that 5 more fit into a label."""
+MAX_BASE, RANDOM = 58, 5
+"""The most characters of `generateName` in a name, so that 5 random ones more fit into a label."""
+ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+"""What Kubernetes takes random characters from: no vowels, and nothing that is read as something else."""
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors after which the run can be resumed once there is room."""
 
@@ -32,7 +34,7 @@ class CannotWriteError(OSError):
 
 def generated_name(base: str) -> str:
     """A name from `metadata.generateName`, cut as Kubernetes cuts it (API conventions, "Idempotency")."""
-    return f"{base[:MAX_BASE]}{secrets.token_hex(2)}"
+    return base[:MAX_BASE] + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM))
 
 
 def check_name(name: str) -> None:

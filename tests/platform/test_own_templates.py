@@ -1,0 +1,116 @@
+"""A role's pods have what its own template says, over what all nodes get from the train step's pod."""
+
+from typing import Any
+
+import pytest
+
+from everstep.runtime.job.spec import GIB
+from everstep.runtime.job.spec_reader import SpecError, spec_of
+from everstep.runtime.platform import NodeRequest
+from everstep.runtime.platform.kubernetes import Owner
+from everstep.runtime.platform.kubernetes.own_template import with_own_metadata, with_own_template
+from everstep.runtime.platform.kubernetes.pods import pod_of
+
+STEP: dict[str, Any] = {
+    "nodeSelector": {"pool": "cpu"},
+    "containers": [{
+        "name": "agent", "image": "everstep:1", "env": [{"name": "A", "value": "step"}, {"name": "B", "value": "b"}],
+        "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+    }],
+    "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+}  # fmt: skip
+TRAINER: dict[str, Any] = {
+    "metadata": {"creationTimestamp": None, "labels": {"team": "vision", "everstep/role": "stolen"}},
+    "spec": {
+        "containers": [{
+            "name": "aitj-0", "image": "registry.example/horovod:1", "imagePullPolicy": "Always",
+            "command": ["/bin/bash", "-c", "sleep infinity"], "env": [{"name": "A", "value": "own"}],
+            "resources": {"limits": {"baidu.com/v100_32g_cgpu": "1", "memory": "8Gi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "cache", "mountPath": "/dev/shm"}],
+        }],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "images"}},
+            {"name": "cache", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+        ],
+        "tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"pool": "gpu"},
+        "terminationGracePeriodSeconds": 300, "restartPolicy": "Never",
+    },
+}  # fmt: skip
+
+
+def pod(slots: int = 1, own: dict[str, Any] = TRAINER) -> dict[str, Any]:
+    """A trainer's."""
+    request = NodeRequest("trainer-0-0", "trainer", "", {}, ["--slots", str(slots), "--", "a.py"])
+    made = pod_of(request, "job", Owner("run", "uid"), with_own_template(STEP, own))
+    return with_own_metadata(made, own)
+
+
+def variables(made: dict[str, Any]) -> dict[str, str]:
+    """Of its agent, those that are written down."""
+    return {one["name"]: one["value"] for one in made["spec"]["containers"][0]["env"] if "value" in one}
+
+
+def test_its_image_placement_and_volumes_are_its_own() -> None:
+    spec = pod()["spec"]
+    (agent,) = spec["containers"]
+    assert (agent["image"], agent["imagePullPolicy"]) == ("registry.example/horovod:1", "Always")
+    assert (spec["nodeSelector"], spec["tolerations"]) == ({"pool": "gpu"}, [{"key": "gpu", "operator": "Exists"}])
+    assert {mount["mountPath"]: mount["name"] for mount in agent["volumeMounts"]} == {
+        "/dev/shm": "cache", "/data": "data",
+    }  # fmt: skip
+    assert {volume["name"] for volume in spec["volumes"]} == {"data", "cache"}
+    assert agent["resources"]["limits"]["baidu.com/v100_32g_cgpu"] == "1"
+
+
+def test_the_agent_stays_its_program() -> None:
+    (agent,) = pod()["spec"]["containers"]
+    assert agent["command"] == ["python", "-m", "everstep.runtime.agent"]
+
+
+def test_its_variables_come_over_those_of_the_step() -> None:
+    assert {name: variables(pod())[name] for name in "AB"} == {"A": "own", "B": "b"}
+
+
+def test_its_labels_do_not_replace_those_by_which_the_job_finds_it() -> None:
+    labels = pod()["metadata"]["labels"]
+    assert (labels["team"], labels["everstep/role"]) == ("vision", "trainer")
+
+
+def test_a_role_without_one_has_what_the_step_has() -> None:
+    assert with_own_template(STEP, {}) == STEP
+
+
+@pytest.mark.parametrize(("cpu", "slots", "threads"), [("8", 2, "4"), ("1500m", 1, "1"), ("2", 4, "1")])
+def test_threads_of_a_worker_are_its_share_of_the_pods_cores(cpu: str, slots: int, threads: str) -> None:
+    own = {"spec": {"containers": [{"resources": {"limits": {"cpu": cpu}}}]}}
+    assert variables(pod(slots, own))["OMP_NUM_THREADS"] == threads
+
+
+def test_threads_that_the_user_sets_stay() -> None:
+    own = {"spec": {"containers": [{"env": [{"name": "OMP_NUM_THREADS", "value": "3"}]}]}}
+    assert variables(pod(1, own))["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_it_limits_is_what_the_brain_counts_with() -> None:
+    role = spec_of({"job": "j", "replicaSpecs": {"trainer": {"replicas": 1, "template": TRAINER}}}).roles["trainer"]
+    assert role.resources.memory_bytes == 8 * GIB
+    assert role.resources.others == {"baidu.com/v100_32g_cgpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"spec": {"container": []}}, "spec.container: unknown"),
+        ({"spec": {"containers": [{"image": "a"}, {"image": "b"}]}}, "a node has no sidecars"),
+        ({"spec": {"initContainers": [{"name": "barrier"}]}}, "waitsFor"),
+        ({"spec": {"containers": [{"imagePullPolicy": "Sometimes"}]}}, "Sometimes is not one of Always"),
+        ({"spec": {"containers": [{"command": ["sleep", 5]}]}}, "put numbers in quotes"),
+        ({"spec": {"nodeSelector": ["a"]}}, "spec.nodeSelector: a mapping is needed"),
+        ({"spec": {"containers": [{"resources": {"limits": {"memory": "much"}}}]}}, "'much' is not an amount"),
+    ],
+)
+def test_what_it_cannot_have_is_told_by_name(template: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_of({"job": "j", "replicaSpecs": {"trainer": {"replicas": 1, "template": template}}})
+    assert said in caught.value.problems[0]
