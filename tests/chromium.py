@@ -53,10 +53,11 @@ class Tab:
         return result["result"].get("value")
 
     async def until(self, expression: str, limit_s: float = DEADLINE_S) -> None:
-        """Wait until the expression is true."""
+        """Wait until the expression is true; until then it may raise, as the page may not be there yet."""
+        tried = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         try:
             async with asyncio.timeout(limit_s):
-                while not await self.value(f"Boolean({expression})"):
+                while not await self.value(tried):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             shown = await self.value("document.body.innerText.slice(0, 3000)")

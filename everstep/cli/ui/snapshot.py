@@ -1,4 +1,4 @@
-"""The page's data of one run: plain values that become JSON. Text of a run stays text; the page never makes HTML of it."""
+"""The page's data of one run: plain values for JSON. Text of a run stays text; the page never makes HTML of it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -81,11 +81,11 @@ class Source(Protocol):
 class LocalRuns:
     """The runs of a folder."""
 
-    place = "here"
+    place: str = "here"
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
-        self.command_flags = ("--runs", str(runs))
+        self.command_flags: Sequence[str] = ("--runs", str(runs))
         self._known: dict[str, tuple[tuple[int, int], Entry]] = {}
         """By run: the version of its file that was read, and what it said."""
 
@@ -183,7 +183,7 @@ class ClusterRuns:
 
     def __init__(self, namespace: str) -> None:
         self.place = namespace
-        self.command_flags = ("-n", namespace)
+        self.command_flags: Sequence[str] = ("-n", namespace)
 
     def entries(self) -> dict[str, Entry]:
         found = (entry_of(self.place, one["metadata"]["name"], one) for one in runs_there.workflows(self.place))
