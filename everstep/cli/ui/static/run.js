@@ -179,7 +179,7 @@ export class RunView {
             h("i", { style: { width: `${rank.waits === null ? 0 : (1 - rank.waits) * 100}%` } })),
           h("span", {}, `${rank.pace.toFixed(1)} it/s`), h("span", {}, `${rank.cores.toFixed(1)} cores`), h("span", {}, bytes(rank.memory)),
           h("span", { class: "soft" }, rank.phase || "–"))),
-        !ranks.length && node?.ranks && this.place !== "here" && h("div", { class: "rank" }, h("span", { class: "number" }, `ranks ${node.ranks[0]}–${node.ranks[1]}`)));
+        !ranks.length && node?.ranks && h("small", {}, `ranks ${node.ranks[0]} to ${node.ranks[1]}${this.place === "here" && LIVE.includes(this.run.phase) ? ": starting" : ""}`));
     });
     return [h("h2", {}, "Nodes", h("small", {}, live.length ? "bar: share of the time that a rank works, not waits" : "")), slow && h("p", { class: "notice" }, slow), rows];
   }
