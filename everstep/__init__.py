@@ -1,8 +1,8 @@
 """Everstep: training pipelines that survive.
 
 In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`. In a training script: `init`, `batches`,
-`loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`. Importing this package costs nothing; each name
-imports its module when it is first used.
+`loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`. Importing this package costs nothing; each
+name imports its module when it is first used.
 """
 
 from importlib import import_module
