@@ -9,7 +9,7 @@ import pytest
 
 from tests import chromium
 from tests.harness import Pipeline, kill, wait_until
-from tests.ui.serving import TOKEN, served, write_run
+from tests.ui.page_server import TOKEN, served, write_run
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no browser here: chromium not found")
 HOSTILE = "<img src=x onerror=\"document.title='planted'\"><script>document.title='planted'</script>"

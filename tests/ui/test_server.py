@@ -10,7 +10,7 @@ import pytest
 from everstep.cli.ui.actions import command_of
 from everstep.cli.ui.sources import LocalRuns
 from everstep.errors import BadInput
-from tests.ui.serving import TOKEN, first_event, served, write_run
+from tests.ui.page_server import TOKEN, first_event, served, write_run
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from everstep.cli import run_views, runs_there
+from everstep.cli import run_views, cluster_runs
 from everstep.cli.find_job import store_of
 from everstep.errors import BadInput
 from everstep.runtime.report import Run, read_run
@@ -186,14 +186,14 @@ class ClusterRuns:
         self.command_flags: Sequence[str] = ("-n", namespace)
 
     def entries(self) -> dict[str, Entry]:
-        found = (entry_of(self.place, one["metadata"]["name"], one) for one in runs_there.workflows(self.place))
+        found = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
         return {entry.name: entry for entry in found}
 
     def retry_log(self, name: str) -> Path | None:
         return None
 
     def open(self, name: str) -> Opened:
-        workflow = runs_there.get(self.place, name)
+        workflow = cluster_runs.get(self.place, name)
         entry = entry_of(self.place, name, workflow)
         nodes = tree.workflow_nodes(workflow)
         workflow = {**workflow, "status": {**workflow["status"], "nodes": nodes}}
@@ -209,7 +209,7 @@ class ClusterRuns:
         return Opened(replace(run, workflow=workflow, notes=notes), store, entry)
 
     def logs(self, name: str) -> list[str]:
-        rows = tree.rows(runs_there.get(self.place, name))
+        rows = tree.rows(cluster_runs.get(self.place, name))
         return [row.pod for row in sorted(rows, key=lambda row: -row.started) if row.pod]
 
     def follow(self, name: str, log: str) -> Iterator[str]:
@@ -217,7 +217,7 @@ class ClusterRuns:
             raise BadInput(f"{name}: no pod {log}")
         shown = 0
         while True:
-            lines = runs_there.log_of(self.place, name, log)
+            lines = cluster_runs.log_of(self.place, name, log)
             new = lines[max(shown, len(lines) - 1000) :] if len(lines) >= shown else lines[-1000:]
             shown = len(lines)
             yield "".join(f"{line}\n" for line in new)
