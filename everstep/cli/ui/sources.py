@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from everstep.cli import run_views, cluster_runs
+from everstep.cli import cluster_runs, run_views
 from everstep.cli.find_job import store_of
 from everstep.errors import BadInput
 from everstep.runtime.report import Run, read_run
