@@ -29,6 +29,7 @@ PROVEN = {
     "the judgement: every cause, any order of ranks": ["tests/watch/test_hang_culprit.py"],
     "stacks: merged, folded, text, speedscope, SVG; properties": ["tests/watch/test_merge.py"],
     "stacks: dumps made before; faulthandler where ptrace is refused": ["tests/watch/test_dumps.py"],
+    "timeline of the last iterations as a Chrome trace": ["tests/watch/test_timeline.py"],
     "ledger: no second twice, parts add up": ["tests/report/test_ledger.py"],
     "slow ranks: named from how long each waits for the others": ["tests/watch/test_slow_ranks.py"],
     "status --watch; top": ["tests/face/test_status_command.py", "tests/watch/test_slow_rank.py"],
@@ -48,7 +49,7 @@ NOT_BUILT = (
     "culprit: mismatched shapes, swapped-out memory, a slow disk, a slow link, a busy neighbour, hangs in the check, "
     "in a restore",
     "no false alarm in an hour of ordinary training",
-    "stacks on a cluster by one command; timeline of the last iterations as a Chrome trace",
+    "stacks on a cluster by one command",
     "slow ranks while training: what is slow of it; the policy replace",
     "attribution: first cause among all ends, its evidence; kinds of errors in one table",
     "ledger: fourteen classes, names of ml-goodput-measurement, model second by second",
