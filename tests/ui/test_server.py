@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from everstep.cli.main import main
 from everstep.cli.ui.actions import command_of
 from everstep.cli.ui.sources import LocalRuns
 from everstep.errors import BadInput
@@ -141,3 +142,22 @@ def test_a_runs_data_come_as_an_event(runs: Path) -> None:
     assert isinstance(run, dict)
     assert [step["name"] for step in run["steps"]] == ["train", "evaluate"]
     assert run["phase"] == "Succeeded"
+
+
+def test_a_run_whose_files_are_nonsense_is_named_and_the_server_goes_on(runs: Path) -> None:
+    (runs / "one" / "workflow.json").write_text(
+        '{"metadata": {"name": "one"}, "spec": 7, "status": {"nodes": {"a": 1}}}'
+    )
+
+    async def read(session: aiohttp.ClientSession, address: str) -> tuple[object, object]:
+        trouble = await first_event(session, f"{address}/api/run?place=here&name=one", "trouble")
+        return trouble, await first_event(session, f"{address}/api/list", "runs")
+
+    trouble, listed = ask(runs, read)  # type: ignore[misc]
+    assert "one cannot be shown now" in trouble["text"]
+    assert [entry["name"] for entry in listed["changed"]] == ["one"]
+
+
+def test_a_port_that_is_none_is_refused_in_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", "--runs", str(runs), "--port", "70000"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

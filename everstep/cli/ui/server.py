@@ -47,6 +47,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError)
+"""What reading files raises that are not as a run writes them. Other runs are shown all the same."""
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
@@ -157,7 +159,7 @@ class Page:
             began = time.monotonic()
             try:
                 entries, error = await asyncio.to_thread(source.entries), ""
-            except BadInput as problem:
+            except (BadInput, OSError) as problem:
                 entries, error = shown or {}, str(problem)
             if error != trouble:
                 await send("trouble", {"place": source.place, "text": error})
@@ -191,8 +193,8 @@ class Page:
             try:
                 opened = await asyncio.to_thread(source.open, name)
                 data = await asyncio.to_thread(snapshot, opened, time.time())
-            except BadInput as error:
-                await send("trouble", {"place": source.place, "text": str(error)})
+            except (BadInput, *BROKEN) as error:
+                await send("trouble", {"place": source.place, "text": f"{name} cannot be shown now: {error}"})
             else:
                 for job in data["jobs"]:
                     jobs.setdefault(job["name"], LiveRanks(job["job"]))
