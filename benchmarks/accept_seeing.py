@@ -45,8 +45,8 @@ PROVEN = {
     "report RUN -o md|json|html, also while it runs, also without its master": ["tests/report/test_report_verb.py"],
 }
 NOT_BUILT = (
-    "culprit: mismatched shapes, swapped-out memory, a slow disk, a slow link, a busy neighbour, hangs before the first "
-    "iteration (found after 30 minutes: hang.start_timeout_s), in the check, in a restore",
+    "culprit: mismatched shapes, swapped-out memory, a slow disk, a slow link, a busy neighbour, hangs before the "
+    "first iteration (found after 30 minutes: hang.start_timeout_s), in the check, in a restore",
     "no false alarm in an hour of ordinary training",
     "stacks on a cluster by one command",
     "slow ranks while training: what is slow of it; the policy replace",
