@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def ask(runs: Path, act: Callable[[aiohttp.ClientSession, str], Awaitable[object]]) -> object:
+def ask(runs: Path, act: Callable[[aiohttp.ClientSession, str], Awaitable[object]]) -> Any:
     async def asking() -> object:
         async with served(runs) as address, aiohttp.ClientSession() as session:
             return await act(session, address)
@@ -43,7 +44,7 @@ def test_the_page_itself_needs_no_token_and_allows_only_its_own_scripts(runs: Pa
         async with session.get(f"{address}/") as answer:
             return answer.status, answer.headers["Content-Security-Policy"]
 
-    code, policy = ask(runs, get)  # type: ignore[misc]
+    code, policy = ask(runs, get)
     assert code == 200
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -153,7 +154,7 @@ def test_a_run_whose_files_are_nonsense_is_named_and_the_server_goes_on(runs: Pa
         trouble = await first_event(session, f"{address}/api/run?place=here&name=one", "trouble")
         return trouble, await first_event(session, f"{address}/api/list", "runs")
 
-    trouble, listed = ask(runs, read)  # type: ignore[misc]
+    trouble, listed = ask(runs, read)
     assert "one cannot be shown now" in trouble["text"]
     assert [entry["name"] for entry in listed["changed"]] == ["one"]
 
