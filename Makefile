@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -88,6 +88,9 @@ test-cluster: $(READY)  ## what only a real cluster can show (CLUSTER=FILES: of 
 
 test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
 	$(BIN)/python -m pytest -rs tests/images
+
+test-metrics: $(READY)  ## metrics, alert rules and dashboard before a real Prometheus (built by Go: 6 minutes the first time)
+	$(BIN)/python -m pytest -rs tests/prometheus
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job

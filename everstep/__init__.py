@@ -1,8 +1,8 @@
 """Everstep: training pipelines that survive.
 
 In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`. In a training script: `init`, `batches`,
-`loader`, `shards`, `Checkpointer`, `report`, `phase`, `results`. Importing this package costs nothing; each name
-imports its module when it is first used.
+`loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`. Importing this package costs nothing; each
+name imports its module when it is first used.
 """
 
 from importlib import import_module
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.reentry import main
-    from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report
+    from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report, track
 
 __version__ = VERSION
 __all__ = [
     "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
     "__version__", "batches", "check_step", "init", "loader", "main", "parameter", "parameters", "phase", "report",
-    "results", "shards", "submit",
+    "results", "shards", "submit", "track",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")

@@ -29,6 +29,7 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
 from everstep.runtime.store import Store, StoreError, open_store
+from everstep.trackers import Callback, figures
 
 NOT_FINITE_SAID = (10, 100, 1000)
 """Besides the first, these losses in a row that are not finite are said."""
@@ -84,6 +85,8 @@ class Session:
     """Counts the requests for data shards."""
     not_finite: int = 0
     """So many losses in a row were not finite."""
+    trackers: dict[str, Callback] = field(default_factory=dict)
+    """By name; called on rank 0 with each iteration's figures."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
     evaluates_since: float | None = None
@@ -120,13 +123,14 @@ class Session:
 
     def send(self, facts: Mapping[str, float | int | str]) -> None:
         """Send one iteration's telemetry; rank 0 sends it for all."""
-        if self.context.link is not None and self.context.rank == 0:
+        if self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
             line = {**facts, "stall_s": stall, **self.pending}
-            self.context.link.tell(Report(self.iteration, line))
+            if self.context.link is not None:
+                self.context.link.tell(Report(self.iteration, line))
+            for tracker in self.trackers.values():
+                tracker(self.iteration, figures(line))
             self._check_finite(line.get("loss", 0.0))
-        elif self.context.rank == 0:
-            self._check_finite(self.pending.get("loss", 0.0))
         if self.checkpointer is not None:
             self.checkpointer.stall_s = 0.0  # An iteration that saves nothing has no stall.
         self.pending.clear()
@@ -160,7 +164,7 @@ class OwnLoop:
         self._session = session
         self._reports_first: bool | None = None
         self.begin_round()
-        atexit.register(self._end_at_exit)
+        atexit.register(self.end_at_exit)
 
     def begin_round(self) -> None:
         """The loop begins, again perhaps."""
@@ -186,7 +190,8 @@ class OwnLoop:
         if self._reports_first:
             self.end()
 
-    def _end_at_exit(self) -> None:
+    def end_at_exit(self) -> None:
+        """The script ends; so does its newest iteration."""
         with suppress(LinkError):
             self.end()
 

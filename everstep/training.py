@@ -1,4 +1,4 @@
-"""What a training script uses: `init`, `batches`, `Checkpointer`, `report`, `phase`.
+"""What a training script uses: `init`, `batches`, `Checkpointer`, `report`, `phase`, `track`.
 
     job = everstep.init()
     batches = everstep.batches(dataset, sequence_length=256, global_batch=16, seed=0, iterations=200)
@@ -14,12 +14,14 @@
 Without an agent the same script runs in one process: no beacon, and checkpoints only where EVERSTEP_STORE says.
 """
 
+import atexit
 import os
 import time
 from datetime import timedelta
 
 import torch
 
+from everstep import trackers
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import join
@@ -27,7 +29,7 @@ from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
 from everstep.token_batches import Batch, Batches, Order
 
-__all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
+__all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report", "track"]
 
 
 def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
@@ -73,3 +75,19 @@ def report(**values: float | int | str) -> None:
 def phase(name: str) -> None:
     """Say what this worker does now ("forward", "data"): if it hangs, the report says where."""
     current("phase").beacon(name)
+
+
+def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
+    """Write each iteration's figures (loss, what `report` was given, seconds, stall) to an experiment tracker, too.
+
+    `to`: `tensorboard`, `mlflow`, `wandb`, or a function of (iteration, figures), called on rank 0. `folder`: where the
+    tracker writes; "": `trackers/` of the run's folder. After a fault the same run is continued. Raises TrackerMissing,
+    and whatever the tracker raises.
+    """
+    session = current("track")
+    if session.context.rank == 0:
+        name = to if isinstance(to, str) else getattr(to, "__qualname__", repr(to))
+        if name not in session.trackers:  # With surviving workers a script comes by here in each round.
+            session.trackers[name] = trackers.open_tracker(to, folder) if isinstance(to, str) else to
+            if session.loop is not None:  # Before the tracker's own end: functions at exit run in reverse order.
+                atexit.register(session.loop.end_at_exit)

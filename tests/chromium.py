@@ -15,6 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.harness import PATIENCE_S
+
 PROGRAM = shutil.which("chromium")
 DEADLINE_S = 60.0
 
@@ -52,7 +54,7 @@ class Tab:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def until(self, expression: str, limit_s: float = DEADLINE_S) -> None:
+    async def until(self, expression: str, limit_s: float = PATIENCE_S) -> None:
         """Wait until the expression is true; until then it may raise, as the page may not be there yet."""
         tried = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         try:

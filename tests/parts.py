@@ -12,7 +12,7 @@ import grimp
 
 TESTS = Path(__file__).parent
 OTHERS = {
-    "everstep": ("face", "training"),
+    "everstep": ("face", "training", "ui"),
     "pipelines": ("survival",),
     "everstep.steps.entry": ("steps",),
     "everstep.steps.template": ("steps",),

@@ -4,7 +4,7 @@ Each module has a function `render() -> str`. Sources are parsed rather than imp
 A test compares each page with what its module renders.
 """
 
-from docs.rendering import environment, exit_codes, fault_points, flags, job_spec, python_api
+from docs.rendering import environment, exit_codes, fault_points, flags, job_spec, metrics, python_api
 
 PAGES = {
     "python-api": python_api.render,
@@ -13,5 +13,6 @@ PAGES = {
     "exit-codes": exit_codes.render,
     "environment": environment.render,
     "fault-points": fault_points.render,
+    "metrics": metrics.render,
 }
 """By the name of the page in docs/reference."""

@@ -43,6 +43,7 @@ SCRIPT = (
     Public("Shard", "everstep/data_shards.py"),
     Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
     Public("report", "everstep/training.py"),
+    Public("track", "everstep/training.py"),
     Public("phase", "everstep/training.py"),
     Public("results", "everstep/job_results.py"),
 )

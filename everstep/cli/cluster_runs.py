@@ -95,6 +95,20 @@ def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
     return 0
 
 
+def log_of(namespace: str, name: str, pod: str) -> list[str]:
+    """The lines of a pod's log; none when the pod is gone. Raises BadInput."""
+    from everstep.runtime.submission import ApiError
+    from everstep.runtime.submission.route import Trouble
+
+    with _route(namespace) as route:
+        try:
+            return list(route.log(name, pod))
+        except ApiError as error:
+            if error.trouble is not Trouble.NOT_FOUND:
+                raise
+            return []
+
+
 def _print_log(read: "Callable[[], Iterator[str]]", pod: str) -> None:
     from everstep.runtime.submission import ApiError
     from everstep.runtime.submission.route import Trouble

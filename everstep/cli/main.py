@@ -22,6 +22,7 @@ VERBS = {
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "report": "what a run did and where its seconds went, also while it runs",
     "top": "iterations, waiting, CPU and memory of each rank here; which one the others wait for",
+    "ui": "one local page over all runs: steps, loss, nodes, faults, logs, live; with buttons",
     "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "convert": "turn another system's training job (ElasticJob, PyTorchJob...) into an Argo Workflow",
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
   everstep stacks llama-finetune-x7k2                  what each of its ranks does now
+  everstep ui --open                                   watch all of it in a browser
   everstep chaos llama-finetune-x7k2 --kind crash      kill one of its training processes
   everstep checkpoint ls runs/store                    which checkpoints there are
   everstep templates --image I | kubectl apply -f -    the steps, for any workflow's templateRef

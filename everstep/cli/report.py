@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -24,8 +25,8 @@ class Report:
 
     run: Annotated[str, Flag(metavar="RUN", is_positional=True)]
     """A run of this machine, or what a store has of one: STORE/runs/NAME or STORE/jobs/JOB, also s3://..."""
-    output: Annotated[Literal["md", "json", "html"], Flag("-o")] = "md"
-    """Markdown, data, or the page."""
+    output: Annotated[Literal["md", "json", "html", "otlp"], Flag("-o")] = "md"
+    """Markdown, data, the page, or an OpenTelemetry trace (OTLP/JSON) below the parent that TRACEPARENT names."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -59,6 +60,7 @@ def run(flags: Report) -> int:
     """Print the report; returns the exit code. Raises BadInput."""
     from everstep.runtime.report import render
     from everstep.runtime.report.summary import markdown, summary
+    from everstep.runtime.report.traces import traces
     from everstep.runtime.store import StoreError
 
     try:
@@ -69,6 +71,8 @@ def run(flags: Report) -> int:
         raise BadInput(f"{flags.run}: {error}") from None
     if flags.output == "html":
         sys.stdout.write(render(told, now))
+    elif flags.output == "otlp":
+        print(json.dumps(traces(told, now, os.environ.get("TRACEPARENT", ""))))
     elif flags.output == "json":
         print(json.dumps(summary(told, now), indent=1))
     else:

@@ -26,6 +26,8 @@ class Top:
     """Seconds between two looks; slow ranks are told over this window."""
     times: int = 0
     """Look so often, then end; 0: until the job ends."""
+    timeline: Path | None = None
+    """Instead, write the newest iterations of each rank there as a Chrome trace (for ui.perfetto.dev), and end."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -41,6 +43,8 @@ def run(flags: Top) -> int:
     if not 2 <= flags.every <= 3600 or flags.times < 0:
         raise BadInput(f"--every {flags.every:g} --times {flags.times}: give 2 to 3600 seconds, and a number from 0 on")
     before, shown = workers_of(flags.runs, flags.job), 0
+    if flags.timeline is not None:
+        return _write_timeline(before, flags.timeline)
     try:
         while not flags.times or shown < flags.times:
             began = time.monotonic()
@@ -54,6 +58,17 @@ def run(flags: Top) -> int:
             before, shown = after, shown + 1
     except KeyboardInterrupt:
         pass
+    return 0
+
+
+def _write_timeline(workers: "list[LocalWorker]", path: Path) -> int:
+    from everstep.runtime.watch.timeline import chrome_trace
+
+    try:
+        path.write_text(chrome_trace([(worker.node, worker.board) for worker in workers]))
+    except OSError as error:
+        raise BadInput(f"--timeline {path}: {error.strerror}") from None
+    print(f"{path}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 

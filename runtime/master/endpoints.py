@@ -1,7 +1,8 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>. The answers of the last two grow with the job.
+/v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>, /metrics. The answers of the last three grow with the
+job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
 agent that reaches another job's master gets 409 for any request.
@@ -30,6 +31,7 @@ from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.state import State
 from everstep.runtime.master import request_validation
 from everstep.runtime.master.journaled_brain import JournaledBrain
+from everstep.runtime.master.metrics import CONTENT_TYPE, Metrics
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token import Bearer
 from everstep.runtime.protocol.messages import (
@@ -65,6 +67,7 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes = b""
+    content_type: str = "application/json"
 
 
 class Endpoints:
@@ -77,6 +80,7 @@ class Endpoints:
         self.credentials = credentials
         self._bearer = Bearer(credentials.token)
         self._on_telemetry = on_telemetry
+        self._metrics = Metrics()
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
         self._posts: Mapping[str, Callable[[Read], Awaitable[Reply]]] = {
@@ -118,6 +122,9 @@ class Endpoints:
             return self._get_status()
         if path == "/v1/nodes":
             return self._get_nodes()
+        if path == "/metrics":
+            text = self._metrics.text(self._brain.state, self._brain.spec, self._refused())
+            return Reply(200, text, CONTENT_TYPE)
         if path.startswith("/v1/rounds/"):
             return self._get_round(path.removeprefix("/v1/rounds/"))
         return _error_reply(404, f"there is no GET {path[:300]}")
@@ -144,6 +151,7 @@ class Endpoints:
     async def _post_heartbeat(self, read: Read) -> Reply:
         beat = request_validation.parse_message(Heartbeat, await read())
         self._brain.feed(HeartbeatSeen(beat))
+        self._metrics.on_heartbeat(beat, self._brain.clock())
         stored = self._on_telemetry(beat)
         if not beat.telemetry:
 
@@ -254,13 +262,13 @@ class Endpoints:
                 "committed": None if newest is None else state.checkpoints[newest].manifest,
                 "ended": state.ended,
                 "conditions": state.conditions,
-                "refused": {
-                    "unauthorized": self._unauthorized,
-                    "malformed": self._malformed,
-                    "misplaced": self._misplaced,
-                },
+                "refused": self._refused(),
             }
         )
+
+    def _refused(self) -> dict[str, int]:
+        """So many requests were refused, by reason."""
+        return {"unauthorized": self._unauthorized, "malformed": self._malformed, "misplaced": self._misplaced}
 
     def _get_nodes(self) -> Reply:
         return _json_reply(

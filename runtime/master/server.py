@@ -27,8 +27,8 @@ async def serving(
                 raise Refused(str(error)) from error
 
         known = gate.admits(request)
-        status, body = await endpoints.answer(request.method, request.path, request.headers, read)
-        response = web.Response(body=body, status=status, content_type="application/json")
+        reply = await endpoints.answer(request.method, request.path, request.headers, read)
+        response = web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
         if not known:
             response.force_close()
         return response

@@ -45,6 +45,10 @@ HANGS = {
         "dist.broadcast(torch.ones(8), 0)",
         r"rank [01] of 2 waits in (broadcast|all_reduce) #\d+ .*the others in (all_reduce|broadcast)",
     ),
+    "a dead data loader worker": (
+        "import multiprocessing; multiprocessing.get_context('fork').Pool(1).apply(os._exit, (1,))",
+        r"rank 1 of 2 never entered .*; it is in planted",
+    ),
     "a lock in a user's thread": (
         "lock = threading.Lock(); take = lambda: (lock.acquire(), time.sleep(999)); "
         "threading.Thread(target=take, daemon=True).start(); time.sleep(0.2); lock.acquire()",

@@ -1,0 +1,25 @@
+"""docs/reference/metrics.md, from `FAMILIES` of `runtime/master/metrics.py`."""
+
+from docs.rendering.source import cell
+from everstep.runtime.master.metrics import FAMILIES, Family
+
+SUFFIX = {"counter": "_total", "info": "_info"}
+HEAD = """\
+# Metrics
+
+What a master serves at `/metrics`, in the OpenMetrics format. [Prometheus and Grafana](../how-to/metrics.md) says how
+to scrape it. Counters begin anew with each master.
+
+| metric | type | unit | labels | meaning |
+|---|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """The page."""
+    return HEAD + "".join(map(_row, FAMILIES))
+
+
+def _row(one: Family) -> str:
+    cells = (f"`{one.name}{SUFFIX.get(one.type, '')}`", one.type, one.unit, ", ".join(one.labels), cell(one.help))
+    return f"| {' | '.join(cells)} |\n"

@@ -1,0 +1,148 @@
+"""The page's data of one run: plain values for JSON. Text of a run stays text; the page never makes HTML of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from everstep.cli.ui.sources import Opened
+from everstep.runtime.job.status import job_status
+from everstep.runtime.journal.journal import JournalError, read_state
+from everstep.runtime.report import facts, flow
+from everstep.runtime.report.history import History
+from everstep.runtime.report.page import JobView, view, what_next
+from everstep.runtime.store import Store, StoreError
+
+MOST_POINTS = 600
+"""Points of a curve that can be pointed at."""
+MOST_EVENTS = 80
+MOST_COMMITS = 40
+
+
+def snapshot(opened: Opened, now: float) -> dict[str, Any]:
+    """The run as of `now` (Unix seconds)."""
+    run, entry = opened.run, opened.entry
+    steps = flow.steps(run, now)
+    spec = run.workflow.get("spec") or {}
+    parameters = (spec.get("arguments") or {}).get("parameters") or ()
+    return {
+        "place": entry.place,
+        "name": run.name,
+        "title": entry.title,
+        "uid": run.uid,
+        "phase": entry.phase,
+        "began": entry.began,
+        "ended": entry.ended,
+        "message": entry.line if entry.ended else "",
+        "next": what_next(run, run.phase or entry.phase, steps),
+        "outcome": facts.outcome(run.steps),
+        "uses": facts.uses(run.steps),
+        "steps": [_step(step, run.steps.get(step.name) or {}) for step in steps],
+        "across": _drawing(steps, across=True),
+        "down": _drawing(steps, across=False),
+        "jobs": [_job(opened, view(name, history, steps, now)) for name, history in run.jobs.items()],
+        "parameters": [[str(one.get("name")), str(one.get("value", ""))] for one in parameters],
+        "notes": list(run.notes),
+    }
+
+
+def _step(step: flow.Step, summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": step.name, "phase": step.phase, "began": step.begin, "ended": step.end, "seconds": step.seconds,
+        "message": step.message, "attempts": step.attempts, "summary": str(summary.get("summary") or ""),
+        "log": step.log,
+    }  # fmt: skip
+
+
+def _drawing(steps: list[flow.Step], *, across: bool) -> dict[str, Any]:
+    drawn = flow.draw(steps, across=across)
+    boxes = [{"step": box.step.name, "x": box.x, "y": box.y} for box in drawn.boxes]
+    size = {"width": drawn.width, "height": drawn.height, "boxWidth": flow.WIDTH, "boxHeight": flow.HEIGHT}
+    return {**size, "boxes": boxes, "arrows": list(drawn.arrows)}
+
+
+def _job(opened: Opened, job: JobView) -> dict[str, Any]:
+    history, span = job.history, job.ledger
+    uid = opened.run.uid
+    last = history.curve[-1] if history.curve else None
+    return {
+        "name": job.name,
+        "job": f"{uid}-{job.name}",
+        "status": _status(opened.store, f"{uid}-{job.name}"),
+        "iteration": last.iteration if last else 0,
+        "loss": next((point.loss for point in reversed(history.curve) if point.loss is not None), None),
+        "throughput": _throughput(history),
+        "pace": _pace(history),
+        "goodput": span.goodput if span else None,
+        "seconds": span.seconds if span else None,
+        "lost": span.restart_s if span else None,
+        "restarts": len(history.restarts),
+        "result": history.result,
+        "reason": history.reason,
+        "error": history.error,
+        "ledger": [[one.part.value, one.label, one.seconds, one.share] for one in span.entries] if span else [],
+        "charts": [asdict(chart) for chart in job.charts],
+        "points": _points(history),
+        "timeline": asdict(job.timeline) if job.timeline else None,
+        "commits": [[time, iteration] for time, iteration in history.commits[-MOST_COMMITS:]],
+        "commitCount": len(history.commits),
+        "interval": history.intervals[-1][1] if history.intervals else "",
+        "events": events(history),
+    }
+
+
+def _status(store: Store | None, job: str) -> dict[str, Any] | None:
+    """What `everstep status` says; None if the journal cannot be read now."""
+    if store is None:
+        return None
+    try:
+        return job_status(read_state(store, job))
+    except (JournalError, StoreError):
+        return None
+
+
+def _throughput(history: History) -> float | None:
+    """Tokens per second over the last iterations."""
+    some = [point for point in history.curve[-20:] if point.tokens is not None and point.seconds > 0]
+    seconds = sum(point.seconds for point in some)
+    return sum(point.tokens or 0.0 for point in some) / seconds if seconds else None
+
+
+def _pace(history: History) -> float | None:
+    """Seconds of an iteration, the median of the last ones."""
+    return median([point.seconds for point in history.curve[-50:]]) if history.curve else None
+
+
+def _points(history: History) -> list[list[float | None]]:
+    """(iteration, loss, tokens per second, Unix time), evenly thinned, the newest always among them."""
+    step = max(-(-len(history.curve) // MOST_POINTS), 1)
+    some = history.curve[::-step][::-1]
+    return [
+        [one.iteration, one.loss, one.tokens / one.seconds if one.tokens and one.seconds > 0 else None, one.time]
+        for one in some
+    ]
+
+
+def events(history: History) -> list[dict[str, Any]]:
+    """What happened to a job, the newest first."""
+    found = sorted(_events(history), key=lambda one: -float(one["time"]))
+    return found[:MOST_EVENTS]
+
+
+def _events(history: History) -> Iterator[dict[str, Any]]:
+    for number, one in enumerate(history.restarts, 1):
+        cost = f"training again after {one.seconds:.1f} s" if one.seconds is not None else "not training again yet"
+        lost = f", {one.lost} iteration{'' if one.lost == 1 else 's'} computed again" if one.lost else ""
+        yield {
+            "time": one.time, "kind": "fault" if one.node else "change", "text": f"{one.what}: {one.reason}",
+            "more": f"{one.decision}; {cost}{lost}", "error": one.error, "number": number, "node": one.node,
+        }  # fmt: skip
+    for one in history.rounds:
+        count = len(one.nodes)
+        source = "from the beginning" if one.restored is None else f"from iteration {one.restored}"
+        text = f"round {one.number}: {count} node{'' if count == 1 else 's'}, {source}"
+        yield {"time": one.begin, "kind": "round", "text": text, "more": one.reason}
+    for time in history.takeovers:
+        yield {"time": time, "kind": "master", "text": "a new master took the job over", "more": "its nodes went on"}
+    if history.end is not None:
+        yield {"time": history.end, "kind": "end", "text": f"the job {history.result}", "more": history.reason}

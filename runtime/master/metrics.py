@@ -1,0 +1,152 @@
+"""What a master tells Prometheus: GET /metrics in the OpenMetrics text format (its specification, version 1.0.0).
+
+`FAMILIES` lists every metric with its type, unit and meaning; docs/reference/metrics.md is made from it. Counters begin
+anew with each master, as Prometheus expects of a process that restarts.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from everstep.runtime.job.replicas import desired_size
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Heartbeat
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class Family(NamedTuple):
+    """A metric family."""
+
+    name: str
+    """Without the `_total` and `_info` of its samples; ends with its unit, if it has one."""
+    type: str
+    """gauge | counter | info | stateset"""
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+
+
+FAMILIES = (
+    Family("everstep_job", "info", "The job that this master decides for.", ("job",)),
+    Family("everstep_master_epoch", "gauge", "Masters that this job has had."),
+    Family("everstep_condition", "stateset", "What the job is doing.", ("everstep_condition",)),
+    Family("everstep_iteration", "gauge", "The newest finished iteration."),
+    Family("everstep_iterations", "counter", "Iterations that this master has heard of; repeated ones count again."),
+    Family("everstep_tokens", "counter", "Tokens of these iterations."),
+    Family("everstep_iteration_seconds", "counter", "Seconds of these iterations, stalls included.", (), "seconds"),
+    Family("everstep_stall_seconds", "counter", "Seconds of these that saving blocked training.", (), "seconds"),
+    Family("everstep_loss", "gauge", "The newest loss that rank 0 has reported."),
+    Family("everstep_round", "gauge", "The newest round."),
+    Family("everstep_nodes", "gauge", "Nodes, by role and phase.", ("role", "phase")),
+    Family("everstep_nodes_desired", "gauge", "Nodes that the job wants.", ("role",)),
+    Family("everstep_restarts", "counter", "Restarts of the job until now, by role.", ("role",)),
+    Family("everstep_checkpoint_iteration", "gauge", "Iteration of the newest checkpoint in the store."),
+    Family("everstep_node_iteration", "gauge", "The newest iteration of each node.", ("node", "role", "host")),
+    Family("everstep_node_pace_seconds", "gauge", "Median iteration of each node's slowest worker.",
+           ("node", "role", "host"), "seconds"),
+    Family("everstep_node_still_seconds", "gauge", "Since any worker of the node made progress, at its last heartbeat.",
+           ("node", "role", "host"), "seconds"),
+    Family("everstep_node_heartbeat_timestamp_seconds", "gauge", "Unix time of each node's last heartbeat.",
+           ("node", "role", "host"), "seconds"),
+    Family("everstep_requests_refused", "counter", "Requests that this master has refused.", ("reason",)),
+)  # fmt: skip
+"""Every metric, in the order in which they are written."""
+
+Sample = tuple[tuple[str, ...], float]
+"""(Values of the labels, value)."""
+
+
+class Metrics:
+    """Collects what the state does not hold, and writes all of it."""
+
+    def __init__(self) -> None:
+        self._iterations = self._tokens = 0
+        self._seconds = self._stall_s = 0.0
+        self._loss: float | None = None
+        self._beats: dict[str, tuple[float, Heartbeat]] = {}
+
+    def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
+        """Take in a heartbeat, and rank 0's iterations in its telemetry."""
+        self._beats[beat.node] = now, beat
+        for line in beat.telemetry:
+            if line.get("kind") not in (None, "iteration") or line.get("rank") or "iteration" not in line:
+                continue
+            seconds = max(_number(line.get("seconds")), 0.0)
+            self._iterations += 1
+            self._seconds += seconds
+            self._stall_s += min(max(_number(line.get("stall_s")), 0.0), seconds)
+            self._tokens += int(max(_number(line.get("tokens")), 0.0))
+            if isinstance(loss := line.get("loss"), int | float):
+                self._loss = float(loss)
+
+    def text(self, state: State, spec: JobSpec, refused: Mapping[str, int]) -> bytes:
+        """All metrics of that state as OpenMetrics."""
+        samples = self._samples(state, spec, refused)
+        return "".join([*(_family_text(one, samples.get(one.name, ())) for one in FAMILIES), "# EOF\n"]).encode()
+
+    def _samples(self, state: State, spec: JobSpec, refused: Mapping[str, int]) -> dict[str, Iterable[Sample]]:
+        newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+        condition = state.conditions[-1].type.value if state.conditions else "Pending"
+        phases = Counter((node.role, node.phase.value) for node in state.nodes.values())
+        nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
+        beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
+        return {
+            "everstep_job": [((spec.job,), 1)],
+            "everstep_master_epoch": [((), state.epoch)],
+            "everstep_condition": [((name,), float(name == condition)) for name in _CONDITIONS],
+            "everstep_iteration": [((), max([state.iteration, *(beat.iteration for _, _, beat in beats)]))],
+            "everstep_iterations": [((), self._iterations)],
+            "everstep_tokens": [((), self._tokens)],
+            "everstep_iteration_seconds": [((), self._seconds)],
+            "everstep_stall_seconds": [((), self._stall_s)],
+            "everstep_loss": [] if self._loss is None else [((), self._loss)],
+            "everstep_round": [((), state.round.number if state.round else 0)],
+            "everstep_nodes": [(labels, count) for labels, count in sorted(phases.items())],
+            "everstep_nodes_desired": [((role,), desired_size(state, spec, role)) for role in spec.roles],
+            "everstep_restarts": [((role,), state.restarts.get(role, 0)) for role in spec.roles],
+            "everstep_checkpoint_iteration": [((), newest[1] if newest else 0)],
+            "everstep_node_iteration": [(labels, beat.iteration) for labels, _, beat in beats],
+            "everstep_node_pace_seconds": [(labels, beat.pace_s) for labels, _, beat in beats if beat.pace_s],
+            "everstep_node_still_seconds": [(labels, beat.still_s) for labels, _, beat in beats],
+            "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
+            "everstep_requests_refused": [((reason,), count) for reason, count in refused.items()],
+        }
+
+
+_CONDITIONS = ("Pending", "Creating", "Running", "Scaling", "Restarting", "Succeeded", "Failed")
+_SUFFIX = {"counter": "_total", "info": "_info"}
+
+
+def _family_text(family: Family, samples: Iterable[Sample]) -> str:
+    lines = [f"# TYPE {family.name} {family.type}\n"]
+    if family.unit:
+        lines.append(f"# UNIT {family.name} {family.unit}\n")
+    lines.append(f"# HELP {family.name} {family.help}\n")
+    lines += [f"{family.name}{_SUFFIX.get(family.type, '')}{_labels(family, values)} {_format(value)}\n"
+              for values, value in samples]  # fmt: skip
+    return "".join(lines)
+
+
+def _labels(family: Family, values: tuple[str, ...]) -> str:
+    pairs = [f'{name}="{_escape(value)}"' for name, value in zip(family.labels, values, strict=True)]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _format(value: float) -> str:
+    """OpenMetrics writes NaN and infinities as `NaN`, `+Inf`, `-Inf`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

@@ -1,0 +1,44 @@
+"""The newest iterations of every rank as a Chrome trace, for chrome://tracing and ui.perfetto.dev. Pure.
+
+Format: "Trace Event Format", complete events (`ph: X`), times in microseconds. A rank's newest iteration ends at its
+newest sign of progress; earlier ones lie before it without gaps, so what a script does between them is not shown.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from everstep.runtime.watch.board import RECENT, Board
+
+
+def chrome_trace(ranks: Sequence[tuple[str, Board]]) -> str:
+    """The trace of these (node, board)s."""
+    nodes = list(dict.fromkeys(node for node, _ in ranks))
+    names = [_name(number, "process_name", node) for number, node in enumerate(nodes)]
+    names += [_name(nodes.index(node), "thread_name", f"rank {board.rank}", board.rank) for node, board in ranks]
+    events = [event for node, board in ranks for event in _iterations(nodes.index(node), board)]
+    return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"})
+
+
+def ordered(board: Board) -> list[tuple[int, float]]:
+    """(iteration, seconds) of the newest ones, the newest first; none if the time of one is not known."""
+    count = min(board.iteration, RECENT)
+    numbers = range(board.iteration, board.iteration - count, -1)
+    if len(board.recent) != count:
+        return []
+    first = 0 if count == RECENT else 1  # Until a board is full, its first place is empty.
+    return [(number, board.recent[number % RECENT - first]) for number in numbers]
+
+
+def _iterations(process: int, board: Board) -> Iterator[dict[str, Any]]:
+    end = board.changed_at
+    for number, seconds in ordered(board):
+        yield {
+            "ph": "X", "name": f"iteration {number}", "cat": "iteration", "pid": process, "tid": board.rank,
+            "ts": round((end - seconds) * 1e6), "dur": round(seconds * 1e6), "args": {"round": board.round},
+        }  # fmt: skip
+        end -= seconds
+
+
+def _name(process: int, what: str, name: str, thread: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,55 @@
+"""What a master writes for Prometheus: OpenMetrics, of several nodes."""
+
+import asyncio
+
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.master.endpoints import Reply
+from everstep.runtime.master.metrics import CONTENT_TYPE, FAMILIES, Metrics
+from everstep.runtime.protocol.messages import Heartbeat
+from tests.master.shell import Shell, TroubledStore, in_virtual_time
+
+
+def scraped(**headers: str) -> Reply:
+    """The metrics of a job of two nodes, of which one has reported an iteration."""
+    store = TroubledStore()
+
+    async def story() -> Reply:
+        shell = Shell(JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), store)
+        await shell.open()
+        first, _ = await asyncio.gather(shell.join("worker-0-0"), shell.join("worker-1-0"))
+        line = {"v": 1, "n": 1, "iteration": 7, "round": 1, "rank": 0, "loss": 2.5, "tokens": 10, "seconds": 2}
+        for node in ("worker-0-0", "worker-1-0"):
+            beat = Heartbeat(node, first.round, iteration=7, telemetry=(line,) if node < "worker-1" else ())
+            await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
+        reply = await shell.request("GET", "/metrics", **headers)
+        await shell.close()
+        return reply
+
+    return in_virtual_time(store, story)
+
+
+def test_metrics_of_all_nodes_are_openmetrics() -> None:
+    reply = scraped()
+    text = reply.body.decode()
+    assert (reply.status, reply.content_type) == (200, CONTENT_TYPE)
+    assert text.endswith("# EOF\n")
+    assert "everstep_tokens_total 10\n" in text
+    assert 'everstep_node_iteration{node="worker-1-0",role="worker",host="h"} 7\n' in text
+    assert 'everstep_nodes_desired{role="worker"} 2\n' in text
+    assert "everstep_loss 2.5\n" in text
+
+
+def test_metrics_need_the_jobs_token() -> None:
+    assert scraped(Authorization="Bearer other").status == 401
+
+
+def test_a_unit_ends_the_name_and_no_name_comes_twice() -> None:
+    assert all(one.name.endswith(f"_{one.unit}") for one in FAMILIES if one.unit)
+    assert len({one.name for one in FAMILIES}) == len(FAMILIES)
+
+
+def test_figures_that_a_script_reports_as_nonsense_count_as_nothing() -> None:
+    metrics = Metrics()
+    line = {"iteration": 1, "rank": 0, "seconds": float("nan"), "tokens": "many", "stall_s": float("inf")}
+    metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(line,)), 0.0)
+    assert (metrics._tokens, metrics._seconds, metrics._stall_s) == (0, 0.0, 0.0)

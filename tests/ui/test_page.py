@@ -1,0 +1,118 @@
+"""The page in a real browser: what a person sees and what a planted script does not do."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import chromium
+from tests.harness import Pipeline, kill, wait_until
+from tests.ui.page_server import TOKEN, served, write_run
+
+pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no browser here: chromium not found")
+HOSTILE = "<img src=x onerror=\"document.title='planted'\"><script>document.title='planted'</script>"
+OVERFLOWS = "document.documentElement.scrollWidth > innerWidth"
+CONTRAST = """(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (one) => { for (; one; one = one.parentElement) {
+    const c = parse(getComputedStyle(one).backgroundColor);
+    if (c.length && (c.length < 4 || c[3] > 0.99)) return c; } return [255, 255, 255]; };
+  return [...document.querySelectorAll("h1,h2,small,dt,dd,p,a,button,summary,.pill,.line,.when")].filter((one) =>
+    one.innerText?.trim() && one.checkVisibility() && !one.disabled).map((one) => {
+      const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), one.innerText.slice(0, 40)]; }).filter(([ratio]) => ratio < 4.5);
+})()"""
+"""Texts with less contrast than 4.5 : 1 (WCAG 2.2, 1.4.3)."""
+
+
+def test_a_planted_script_does_nothing_and_nothing_overflows(tmp_path: Path) -> None:
+    hostile = write_run(tmp_path, "hostile", "Failed", message=HOSTILE, began=60_000)
+    workflow = json.loads((hostile / "workflow.json").read_text())
+    workflow["metadata"]["annotations"] = {"workflows.argoproj.io/title": HOSTILE}
+    workflow["spec"]["arguments"] = {"parameters": [{"name": HOSTILE, "value": "long" * 200}]}
+    (hostile / "workflow.json").write_text(json.dumps(workflow))
+    (hostile / "logs" / "train.log").write_text(f"{HOSTILE}\n\x1b]0;planted\x07{'w' * 3000}\n")
+    for number in range(300):
+        write_run(tmp_path, f"run-{number}", began=number)
+
+    async def watch() -> None:
+        async with served(tmp_path) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+            await tab.size(1440, 900)
+            await tab.until("document.querySelector('h1')?.textContent === 'hostile'")
+            await tab.until("document.querySelector('.screen').innerText.includes('onerror')")
+            await tab.until("document.querySelector('.notice b')?.textContent.includes('onerror')")
+            assert await tab.value("document.querySelectorAll('.run').length") == 100
+            assert TOKEN not in await tab.value("location.href")
+            for width, dark in ((390, False), (1024, True), (1440, False), (1440, True)):
+                await tab.size(width, 900, dark=dark)
+                assert not await tab.value(OVERFLOWS), width
+                assert await tab.value(CONTRAST) == [], (width, dark)
+            await tab.value("document.getElementById('search').value = 'run-299'")
+            await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
+            assert await tab.value("document.querySelectorAll('.run').length") == 1
+            assert "planted" not in await tab.value("document.title")
+            assert tab.problems == []
+
+    asyncio.run(watch())
+
+
+def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path, "secret-run")
+
+    async def watch() -> None:
+        async with served(tmp_path) as address, chromium.open_tab(address) as tab:
+            await tab.until("document.getElementById('link').textContent === 'refused'")
+            assert "secret-run" not in await tab.value("document.body.innerText")
+
+    asyncio.run(watch())
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    folder = tmp_path / "runs" / "run"
+    pipeline = Pipeline(folder, folder.parent / "store", flags=("--iterations", "2000", "--nodes", "2"))
+    yield pipeline
+    pipeline.kill_all()
+
+
+@pytest.mark.long
+def test_a_training_is_watched_while_a_worker_is_killed_then_scaled_and_stopped(pipeline: Pipeline) -> None:
+    pytest.importorskip("torch")
+    pipeline.start()
+    wait_until(pipeline.jobs, "a job")
+    pipeline.wait_iteration(8)
+
+    async def watch() -> None:
+        async with served(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+            await tab.size(1440, 900)
+            await tab.until("document.querySelectorAll('.rank .meter').length === 2")
+            await tab.until("document.querySelector('.loss .curve')")
+            await tab.until("document.querySelector('.screen').innerText.includes('loss')")
+            killed = pipeline.workers()[1]
+            await asyncio.to_thread(kill, killed)
+            await tab.until("document.querySelector('.events .fault')?.innerText.includes('signal 9')")
+            await tab.until("document.querySelector('.events .round').innerText.includes('round 2')")
+            await tab.until("document.querySelectorAll('.rank .meter').length === 2")
+            await tab.value("document.querySelector('button[aria-label=\"one node less\"]').click()")
+            await tab.until("document.querySelector('dialog .good')")
+            await tab.value("document.querySelector('dialog .good').click()")
+            await tab.until("document.querySelector('dialog').innerText.includes('everstep scale run/train --nodes 1')")
+            await tab.value("document.querySelector('dialog').close()")
+            await tab.until("document.querySelectorAll('.rank .meter').length === 1")
+            await tab.value(
+                "[...document.querySelectorAll('.buttons button')].find((one) => one.innerText === 'Stacks').click()"
+            )
+            await tab.until("document.querySelector('dialog pre')?.innerText.includes('.py')")
+            await tab.value("document.querySelector('dialog').close()")
+            await tab.value(
+                "[...document.querySelectorAll('.buttons button')].find((one) => one.innerText === 'Stop').click()"
+            )
+            await tab.value("document.querySelector('dialog .bad').click()")
+            await tab.until("document.querySelector('main .pill').innerText.includes('failed')")
+            assert tab.problems == []
+
+    asyncio.run(watch())

@@ -1,0 +1,37 @@
+"""The newest iterations of every rank as a Chrome trace, from boards that a worker's side has written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everstep.runtime.watch.board import RECENT, Board, BoardWriter, read_board
+from everstep.runtime.watch.timeline import chrome_trace, ordered
+
+
+def board_after(path: Path, iterations: int) -> Board:
+    """A board whose n-th iteration took n seconds and ended at time 1000 + n."""
+    writer = BoardWriter(str(path), Board(1, 3, 4, 0, 2))
+    for number in range(1, iterations + 1):
+        writer.finish_iteration(float(number), 1000.0 + number)
+    found = read_board(path)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 5, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT + 7])
+def test_each_iteration_has_its_own_seconds(tmp_path: Path, iterations: int) -> None:
+    newest = ordered(board_after(tmp_path / "board", iterations))
+    assert newest == [(number, float(number)) for number in range(iterations, max(iterations - RECENT, 0), -1)]
+
+
+def test_iterations_of_a_rank_follow_each_other_until_its_newest_sign_of_progress(tmp_path: Path) -> None:
+    trace = json.loads(chrome_trace([("worker-1-0", board_after(tmp_path / "board", 3))]))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [
+        ("iteration 3", 1_000_000_000, 3_000_000),
+        ("iteration 2", 998_000_000, 2_000_000),
+        ("iteration 1", 997_000_000, 1_000_000),
+    ]
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    assert names == {"worker-1-0", "rank 3"}
