@@ -18,6 +18,8 @@ from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.records import (
+    CheckOver,
+    CheckRequested,
     Decision,
     DesiredChanged,
     FaultJudged,
@@ -36,6 +38,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeTested,
     Reason,
     Record,
     RoundBroken,
@@ -104,7 +107,7 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
     ]
     return _with_nodes(
         state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
-        hang=None, finished={}, excused=frozenset(), refused=(), reason="taken up again",
+        hang=None, finished={}, excused=frozenset(), refused=(), moved_for=(), broken=None, reason="taken up again",
     )  # fmt: skip
 
 
@@ -134,7 +137,7 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
     if before.phase is P.RUNNING:
         return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
     # An agent whose long poll ended joins again with another port: it has waited since its first join.
-    since = before.joined_at if before.phase is P.WAITING else record.time
+    since = before.joined_at if before.phase in (P.WAITING, P.CHECKING) else record.time
     node = node_after(
         before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
@@ -218,6 +221,8 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
         state = replace(state, relaunches=_count_up(state.relaunches, node.replica))
     if record.decision is Decision.GIVE_UP:
         state = replace(state, given_up={**state.given_up, node.replica: record})
+    if record.reason is Reason.USER_ERROR and record.decision is Decision.RELAUNCH_ELSEWHERE:
+        state = replace(state, moved_for=(*state.moved_for, state.blamed[record.round]))
     avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
     return replace(state, avoided=avoided, judged=max(state.judged, record.round))
 
@@ -272,8 +277,35 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
         blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
-        excused=frozenset(),
+        excused=frozenset(), broken=None,
     )  # fmt: skip
+
+
+def _apply_check_requested(state: State, record: CheckRequested) -> State:
+    why = f"round {record.round} may have ended by a fault of the hardware"
+    nodes = [
+        node_after(node, record, why, record.round)
+        for role in state.members
+        for node in state.nodes.select(role, (P.WAITING,))
+        if node.round == record.round
+    ]
+    return _with_nodes(state, *nodes, check_round=record.round, checks_since=record.time, reason=why)
+
+
+def _apply_node_tested(state: State, record: NodeTested) -> State:
+    node = node_after(_require_node(state, record.node), record)
+    excused = state.excused | {record.round} if record.problem else state.excused
+    return _with_nodes(state, node, excused=excused)
+
+
+def _apply_check_over(state: State, record: CheckOver) -> State:
+    late = [
+        node_after(node, record)
+        for leaving in (False, True)
+        for role in state.nodes.roles()
+        for node in state.nodes.select(role, (P.CHECKING,), leaving)
+    ]
+    return _with_nodes(state, *late, reason=f"{', '.join(record.nodes)} did not answer a test in time")
 
 
 def _apply_round_broken(state: State, record: RoundBroken) -> State:
@@ -290,7 +322,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
         for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
     ]
     return _with_nodes(
-        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
+        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, broken=record.reason,
         excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
@@ -334,6 +366,9 @@ _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     HangExplained: _apply_hang_explained,
     HangOver: _apply_hang,
     RoundFormed: _apply_round_formed,
+    CheckRequested: _apply_check_requested,
+    NodeTested: _apply_node_tested,
+    CheckOver: _apply_check_over,
     RoundBroken: _apply_round_broken,
     DesiredChanged: _apply_desired_changed,
     JobEnded: _apply_job_ended,

@@ -240,6 +240,32 @@ class RoundFormed(Fact, frozen=True, kw_only=True):
     round: Round
 
 
+class CheckRequested(Fact, frozen=True, kw_only=True):
+    """Hardware may be to blame for the end of this round: its waiting members are told to test themselves before the
+    next one is formed."""
+
+    round: int
+
+
+class NodeTested(Fact, frozen=True, kw_only=True):
+    """A node has tested itself before a restart."""
+
+    node: str
+    round: int
+    """The round whose end asked for it."""
+    seconds: float
+    problem: str = ""
+    """The device that is unfit, and why; empty: it is fit."""
+
+
+class CheckOver(Fact, frozen=True, kw_only=True):
+    """The nodes that have not answered their test in time are taken as they are."""
+
+    round: int
+    nodes: tuple[str, ...]
+    """The first of them, by name."""
+
+
 class RoundBroken(Fact, frozen=True, kw_only=True):
     """The running round is over; its members are told to join again."""
 
@@ -364,6 +390,9 @@ Record = (
     | HangExplained
     | HangOver
     | RoundFormed
+    | CheckRequested
+    | NodeTested
+    | CheckOver
     | RoundBroken
     | ShardPersisted
     | Committed

@@ -5,14 +5,23 @@ import pytest
 from everstep.runtime.job import restore
 from everstep.runtime.job.assignments import directive, peer, seat
 from everstep.runtime.job.brain import Brain, WriteRecord
-from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleRequested, WorkerExited
+from everstep.runtime.job.events import (
+    Event,
+    Joined,
+    NodeChecked,
+    NodeFinishedRound,
+    NodeGone,
+    Opened,
+    ScaleRequested,
+    WorkerExited,
+)
 from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.fold import apply, fold
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
 from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, Member, WorkerExit
+from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, Member, SelfTest, WorkerExit
 
 
 class Job:
@@ -54,6 +63,14 @@ class Job:
                         )
                     )
                 )
+
+        self.test_all()
+
+    def test_all(self) -> None:
+        """Every node that is told to test itself finds nothing."""
+        for node in self.state.nodes.values():
+            if node.phase is NodePhase.CHECKING:
+                self.send(NodeChecked(SelfTest(node.name, node.action_round, 0.5)))
 
     def fault(
         self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", ago_s: float = 0.0
@@ -241,6 +258,7 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
                 )
             )
         )
+        job.test_all()
         assert job.state.round is not None
         found = job.state.round.restore
         assert found is not None
