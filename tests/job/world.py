@@ -40,6 +40,8 @@ class World:
         self.checked: dict[str, float] = {}
         self.problems: dict[str, str] = {}
         """What a node finds when it tests itself, by its host."""
+        self.host_of: dict[str, str] = {}
+        """Where nodes are that the cluster places."""
         self.joins: dict[str, int] = {}
         """How often each agent has joined."""
         self._batch = 0
@@ -160,10 +162,11 @@ class World:
         role = known.role if known else "worker"
         at = 0 if anew else self.number if after_round is None else after_round
         address = f"{name}.{self.agents.get(name, 0)}:1"
+        host = self.host_of.get(name, known.host if known else name)
         return self.send(
             Joined(
                 Join(
-                    name, role, known.host if known else name, 1, address, 29500, self.held.get(name, ()), at,
+                    name, role, host, 1, address, 29500, self.held.get(name, ()), at,
                     checked=self.checked.get(name, 1.0), ip=f"10.0.0.{len(name)}",
                     life=self.agents.get(name, 0), number=self.joins[name],
                 )
