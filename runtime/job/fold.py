@@ -16,6 +16,7 @@ from everstep.runtime.job.checkpoints import (
 )
 from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
+from everstep.runtime.job.peers import copy_keepers
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.records import (
     CheckOver,
@@ -142,7 +143,7 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
         before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
-        checked=record.checked, life=record.life, join=record.number,
+        checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
     return _with_nodes(state, node, joined_at=max(state.joined_at, since))
 
@@ -257,11 +258,12 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     first_rank = 0
     for members in round_.members.values():
         slots = [member.slots for member in members]
-        for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
+        keepers = [members[keeper].address if keeper is not None else "" for keeper in copy_keepers(members)]
+        for member, keeper, role_first in zip(members, keepers, accumulate(slots, initial=0), strict=False):
             node = node_after(
                 _require_node(state, member.node), record,
                 round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
-                role_first_rank=role_first,
+                role_first_rank=role_first, peer=keeper,
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)

@@ -130,6 +130,10 @@ class NodeState(msgspec.Struct, frozen=True):
     group_rank: int = 0
     first_rank: int = 0
     role_first_rank: int = 0
+    peer: str = ""
+    """The address of the member that keeps copies of its shards in that round."""
+    zone: str = ""
+    """The failure domain of its machine; empty: unknown."""
     finished_round: int = 0
     """The last round that it finished."""
     faulted_round: int = 0

@@ -126,6 +126,7 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...]
     after_round: int
     ip: str = ""
+    zone: str = ""
     checked: float = 0.0
     life: int = 0
     number: int = 0

@@ -146,7 +146,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
     chosen = choose_members(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
-        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip) for node in nodes)
+        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip, node.zone) for node in nodes)
         for role, nodes in chosen.items()
     }
     round_ = Round(

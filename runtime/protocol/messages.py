@@ -101,6 +101,8 @@ class Member(msgspec.Struct, frozen=True):
     slots: int
     ip: str = ""
     """As the agent reported it; empty if it reported none."""
+    zone: str = ""
+    """The failure domain of its machine, as the agent reported it; empty: unknown."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -133,6 +135,8 @@ class Join(msgspec.Struct, frozen=True):
     """Seconds that its own node check took; 0: no check was made."""
     ip: str = ""
     """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
+    zone: str = ""
+    """The failure domain of this host: on a cluster its label topology.kubernetes.io/zone; empty: unknown."""
     index: int = -1
     """The index it asks for in its role (its NODE_RANK); -1: any. Used only with placement `joined`."""
     life: int = 0

@@ -19,8 +19,10 @@ from everstep.runtime.protocol.messages import Action, SelfTest
 from tests.job.world import World, platform
 
 
-def training(nodes: int = 3, **patience: float) -> World:
-    spec = platform({"worker": RoleSpec(nodes, 1)}, patience=Patience(**patience), hang=Hang(HangPolicy.RESTART, 60.0))
+def training(nodes: int = 3, check_s: float = 3.0) -> World:
+    spec = platform(
+        {"worker": RoleSpec(nodes, 1)}, patience=Patience(check_s=check_s), hang=Hang(HangPolicy.RESTART, 60.0)
+    )
     world = World(spec)
     world.join_all()
     return world

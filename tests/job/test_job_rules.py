@@ -3,7 +3,7 @@
 import pytest
 
 from everstep.runtime.job import restore
-from everstep.runtime.job.assignments import directive, peer, seat
+from everstep.runtime.job.assignments import directive, seat
 from everstep.runtime.job.brain import Brain, WriteRecord
 from everstep.runtime.job.events import (
     Event,
@@ -21,7 +21,7 @@ from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
 from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, Member, SelfTest, WorkerExit
+from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, SelfTest, WorkerExit
 
 
 class Job:
@@ -205,25 +205,6 @@ def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
         (0, 0, 3, True), (1, 1, 3, False), (2, 2, 3, False),
     ]  # fmt: skip
     assert seat(state, "worker-9-0") is None
-
-
-@pytest.mark.parametrize(
-    ("hosts", "keepers"),
-    [
-        ("a", [None]),
-        ("aa", [None, None]),
-        ("ab", [1, 0]),
-        ("abc", [1, 2, 0]),
-        ("aabb", [2, 3, 0, 1]),
-        ("aaab", [3, 3, 3, 0]),
-        ("abab", [1, 2, 3, 0]),
-        ("a" * 200, [None] * 200),
-    ],
-)
-def test_copies_of_a_nodes_shards_are_kept_on_another_host(hosts: str, keepers: list[int | None]) -> None:
-    members = [Member(f"n{n}", host, f"at{n}", 1) for n, host in enumerate(hosts)]
-    wanted = ["" if keeper is None else f"at{keeper}" for keeper in keepers]
-    assert [peer(members, place) for place in range(len(members))] == wanted
 
 
 def test_an_unlisted_transition_raises() -> None:
