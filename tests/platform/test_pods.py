@@ -130,7 +130,7 @@ def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> 
         ]
 
     host = "kubernetes.io/hostname"
-    assert "affinity" not in pod()["spec"]
+    assert "nodeAffinity" not in pod()["spec"]["affinity"]
     assert expressions(pod("host-1", avoid_hosts=["b", "a"])) == [
         [(host, "In", ["host-1"]), (host, "NotIn", ["a", "b"])]
     ]
