@@ -130,7 +130,8 @@ PROVEN = {
     "an error that restarts do not mend moves its node to another machine, then fails the job; the script's own "
     "fails at once, in virtual time": ("tests/job/test_escalation.py",),
     "before a restart that hardware may be to blame for, survivors test themselves; not after a kill or a preemption": (
-        "tests/job/test_checked_restarts.py", "tests/agent/test_run_beside.py", "tests/survival/test_checked_restarts.py",
+        "tests/job/test_checked_restarts.py", "tests/agent/test_run_beside.py",
+        "tests/survival/test_checked_restarts.py",
     ),
     "nodes prefer machines, then zones, apart; so do the copies of their state": (
         "tests/job/test_peers.py", f"{PLATFORM}test_pods.py",

@@ -344,7 +344,8 @@ class AgentLifecycle:
     async def _test_node(self, round_: int) -> None:
         """Test this node before the restart after that round. Where the test could not run it counts as fit."""
         found = result_of(*await self._workers.run_beside(SELF_TEST, {}))
-        self._say(f"after round {round_} this node was tested in {found.seconds:.2f} s: {found.problem or 'it is fit'}")
+        finding = found.problem or ("it is fit" if found.seconds else "not tested in time")
+        self._say(f"test after round {round_}, {found.seconds:.2f} s: {finding}")
         report = SelfTest(self._settings.node, round_, found.seconds, found.problem[:_LONGEST_WHY])
         await self._client.report_test(report)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MATRIX_SIZE = 1024
 """Rows and columns of the matrices, float32."""
 PRODUCTS = 16
+SHORT_PRODUCTS = 4
+"""Before a restart."""
 REDUCED_BYTES = 16 << 20
 REDUCTIONS = 6
 ALONE_TIMEOUT_S = 60.0
@@ -51,7 +53,12 @@ def work_alone(
 
     stage = "cpu: matmul"
     try:
-        measurement = replace(measurement, matmul_s=time_matmul(measurement.node, measurement.host, round_number))
+        measurement = replace(
+            measurement,
+            matmul_s=time_matmul(
+                measurement.node, measurement.host, round_number, SHORT_PRODUCTS if short else PRODUCTS
+            ),
+        )
         stage = "cpu: all-reduce alone"
         measurement = replace(
             measurement, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S)
@@ -98,8 +105,8 @@ def work_together(
         return replace(measurement, error=_first_sentence("all-reduce", error))
 
 
-def time_matmul(node: str, host: str, round_number: int) -> float:
-    """Seconds for PRODUCTS products of MATRIX_SIZE squared. All values are integers below 2^24, so float32 is exact."""
+def time_matmul(node: str, host: str, round_number: int, products: int = PRODUCTS) -> float:
+    """Seconds for so many products of MATRIX_SIZE squared. All values are integers below 2^24: float32 is exact."""
     import torch
 
     left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
@@ -108,7 +115,7 @@ def time_matmul(node: str, host: str, round_number: int) -> float:
     product = torch.mm(left, right)
     started = time.perf_counter()
     faults.point("check.matmul", node=node, host=host, round=round_number)
-    for _ in range(PRODUCTS):
+    for _ in range(products):
         torch.mm(left, right, out=product)
     seconds = time.perf_counter() - started
     if product.double().sum().item() != wanted:

@@ -6,6 +6,9 @@ import pytest
 
 from tests.harness import TrainStep
 
+PATIENT = {"job-spec": "{replicaSpecs: {worker: {replicas: 2, minReplicas: 1}}, patience: {check: 60}}"}
+"""Beside load a test may take longer than the usual 3 s."""
+
 
 def records(training: TrainStep, kind: str) -> list[dict[str, Any]]:
     return [record for record in training.records() if record["kind"] == kind]
@@ -14,7 +17,7 @@ def records(training: TrainStep, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.long
 def test_after_an_error_both_nodes_test_themselves_and_train_on(training: TrainStep) -> None:
     training.arm("train.iteration,iteration=33,rank=0=raise")
-    training.start()
+    training.start(**PATIENT)
     assert training.finish() == 0, training.last_words()
     assert training.fired_points() == ["train.iteration"]
     tests = records(training, "NodeTested")
@@ -25,7 +28,7 @@ def test_after_an_error_both_nodes_test_themselves_and_train_on(training: TrainS
 @pytest.mark.long
 def test_a_node_that_computes_wrongly_is_replaced_and_the_error_charged_to_nobody(training: TrainStep) -> None:
     training.arm("train.iteration,iteration=33,rank=0=raise;check.matmul,node=worker-1-0=raise")
-    training.start()
+    training.start(**PATIENT)
     assert training.finish() == 0, training.last_words()
     assert sorted(training.fired_points()) == ["check.matmul", "train.iteration"]
     (judged,) = records(training, "FaultJudged")
