@@ -44,6 +44,7 @@ from everstep.runtime.watch.board import Board, read_board
 from everstep.runtime.watch.find_workers import LocalWorker
 
 _UNKNOWN_PAUSE_S = 0.5
+_LONGEST_PROBLEM = 1000
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
@@ -346,7 +347,7 @@ class AgentLifecycle:
         found = result_of(*await self._workers.run_beside(SELF_TEST, {}))
         finding = found.problem or ("it is fit" if found.seconds else "not tested in time")
         self._say(f"test after round {round_}, {found.seconds:.2f} s: {finding}")
-        report = SelfTest(self._settings.node, round_, found.seconds, found.problem[:_LONGEST_WHY])
+        report = SelfTest(self._settings.node, round_, found.seconds, found.problem[:_LONGEST_PROBLEM])
         await self._client.report_test(report)
 
     async def _dump_stacks(self, directive: Directive) -> None:
