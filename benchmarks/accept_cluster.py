@@ -130,6 +130,15 @@ PROVEN = {
     "the check makes pods as the training's, one a machine, with spare ones; its verdict names machines": (
         "tests/check/test_check_machines.py",
     ),
+    "an error that restarts do not mend moves its node to another machine, then fails the job; the script's own "
+    "fails at once, in virtual time": ("tests/job/test_escalation.py",),
+    "before a restart that hardware may be to blame for, survivors test themselves; not after a kill or a preemption": (
+        "tests/job/test_checked_restarts.py", "tests/agent/test_run_beside.py",
+        "tests/survival/test_checked_restarts.py",
+    ),
+    "nodes prefer machines, then zones, apart; so do the copies of their state": (
+        "tests/job/test_peers.py", f"{PLATFORM}test_pods.py",
+    ),
     "list, get, logs, stop, terminate, retry of a cluster's runs; scale refused beyond the bounds": (
         f"{SUBMISSION}test_runs_there.py", f"{SUBMISSION}test_scaling_there.py",
     ),
@@ -146,6 +155,12 @@ PROVEN = {
 
 def unproven() -> Iterator[Line]:
     """What nothing proves."""
+    never = "never run"
+    yield Line("check: matmul, memory, copies and NCCL on each GPU", "a faulty one is named", f"{never}: no GPU", False)
+    yield Line("an error moves its pod to the other machine, on a real cluster", "tests pass", never, False)
+    yield Line("one power cut leaves one copy, on a real cluster", "tests pass", never, False)
+    yield Line("pods that were checked become the training's", "no second scheduling", "not built", False)
+    yield Line("train's own check is on by default", "on, <= 10 s", "off: --network-check", False)
     yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
                "never run: its documents' schema only", False)  # fmt: skip
 

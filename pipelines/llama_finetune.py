@@ -37,6 +37,12 @@ class Config:
     """Avoid machines that are more than twice as slow as the median, too."""
     switchbox_check: bool = False
     """Check the links between each machine's own CUDA devices, too."""
+    box_pairs: str = "0:1 2:4 3:5 6:7"
+    """Which devices share a switch: DEVICE:DEVICE."""
+    min_bandwidth: float = 10000.0
+    """MB/s; a pair below it is a faulty link."""
+    min_channels: int = 2
+    """With fewer working pairs a machine is faulty."""
     network_check: bool = False
     """Check each node with a healthy one when it joins the training."""
     iterations: int = 200
@@ -51,6 +57,18 @@ class Config:
         everstep.check_step(corpus.Config(source=self.corpus), source="corpus")
         everstep.check_step(model.Config(model=self.model))
         everstep.check_step(preprocess.Config(tokenizer=self.tokenizer))
+        everstep.check_step(
+            check.Config(
+                nodes=self.nodes,
+                min_nodes=self.min_nodes,
+                check_spare=self.check_spare,
+                job_spec=self.job_spec,
+                switchbox_check=self.switchbox_check,
+                box_pairs=self.box_pairs,
+                min_bandwidth=self.min_bandwidth,
+                min_channels=self.min_channels,
+            )
+        )
         training = train.Config(
             script=self.script,
             script_args=self.script_args,
@@ -81,6 +99,9 @@ def build(config: Config) -> Workflow:
                 job_spec=everstep.parameter("job_spec"),
                 exclude_straggler=everstep.parameter("exclude_straggler"),
                 switchbox_check=everstep.parameter("switchbox_check"),
+                box_pairs=everstep.parameter("box_pairs"),
+                min_bandwidth=everstep.parameter("min_bandwidth"),
+                min_channels=everstep.parameter("min_channels"),
             )
             trained = train.task(
                 dataset=tokens.uri,

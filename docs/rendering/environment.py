@@ -48,6 +48,7 @@ INTERNAL = {
     "EVERSTEP_IP": "Address of this node that other nodes reach.",
     "EVERSTEP_HOST": "Name of the pod's machine.",
     "EVERSTEP_HOST_IP": "Address of the machine, as in a topology.",
+    "EVERSTEP_ZONE": "Failure domain of the machine, from the pod's label `topology.kubernetes.io/zone`.",
     "EVERSTEP_POD": "Name of a step's own pod on a cluster.",
     "EVERSTEP_POD_MARK": "Marks the processes of a local run's pod.",
     "EVERSTEP_CLONE": "Marks the processes of a git clone.",

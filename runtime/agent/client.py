@@ -27,6 +27,7 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Seat,
+    SelfTest,
     ShardLease,
     ShardRequest,
     Unrestored,
@@ -143,6 +144,10 @@ class MasterClient:
     async def report_dumped(self, message: Dumped) -> None:
         """Returns once the master has acknowledged it."""
         await self._post("dumped", message, Ack, REPORT_TIMEOUT_S)
+
+    async def report_test(self, message: SelfTest) -> None:
+        """Returns once the master has acknowledged it."""
+        await self._post("tested", message, Ack, REPORT_TIMEOUT_S)
 
     async def job_end(self, node: str, seconds: float = REPORT_TIMEOUT_S) -> JobEnd | None:
         """How the job ended; None if it has not, or if no master answers within `seconds`."""

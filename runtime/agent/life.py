@@ -33,8 +33,10 @@ from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkServer
 from everstep.runtime.agent.worker_specs import board_path, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
+from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
+from everstep.runtime.diagnosis.self_test import result_of
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Refusal, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Refusal, Seat, SelfTest
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages
@@ -42,6 +44,7 @@ from everstep.runtime.watch.board import Board, read_board
 from everstep.runtime.watch.find_workers import LocalWorker
 
 _UNKNOWN_PAUSE_S = 0.5
+_LONGEST_PROBLEM = 1000
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
@@ -220,6 +223,7 @@ class AgentLifecycle:
                 master_port=free_port(self._chance),
                 holdings=await self._run_in_thread(self.keeper.holdings, self._resources.address),
                 ip=settings.ip,
+                zone=settings.zone,
                 index=settings.index,
                 checked=self._status.checked_s,
             )
@@ -333,8 +337,18 @@ class AgentLifecycle:
                 self._events.put_nowait(_RoundOver(directive.round, directive.reason))
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
+            case Action.CHECK:
+                self._background.start(self._test_node(directive.round))
             case Action.PERSIST:
                 self._background.start(self._last_state.persist())
+
+    async def _test_node(self, round_: int) -> None:
+        """Test this node before the restart after that round. Where the test could not run it counts as fit."""
+        found = result_of(*await self._workers.run_beside(SELF_TEST, {}))
+        finding = found.problem or ("it is fit" if found.seconds else "not tested in time")
+        self._say(f"test after round {round_}, {found.seconds:.2f} s: {finding}")
+        report = SelfTest(self._settings.node, round_, found.seconds, found.problem[:_LONGEST_PROBLEM])
+        await self._client.report_test(report)
 
     async def _dump_stacks(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node while they hang."""

@@ -17,6 +17,7 @@ environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all 
   EVERSTEP_STORE (URI) are required;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
   EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
+  EVERSTEP_ZONE (the machine's failure domain: copies are kept in another one),
   EVERSTEP_RUN_DIR and OMP_NUM_THREADS are optional.
 
 example:
@@ -65,6 +66,8 @@ class Settings:
     """Where this agent's own server listens."""
     ip: str = ""
     """Address of this host as the job's topology names it."""
+    zone: str = ""
+    """Failure domain of this host; empty: unknown."""
     index: int = -1
     """The index that the node asks for in its role; -1: any."""
     run_id: str = ""
@@ -189,6 +192,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),
         address=environment.get("EVERSTEP_IP") or "127.0.0.1",
+        zone=environment.get("EVERSTEP_ZONE", ""),
         ip=environment.get("EVERSTEP_HOST_IP") or environment.get("EVERSTEP_IP", ""),
     )
     return settings, options.persist_interval

@@ -5,6 +5,7 @@ A worker that can leave a round (see `survivors`) is told when it is over, and s
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
-from everstep.runtime.agent.output import LAST_WORDS, Output
+from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.survivors import Survivors
 from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound
@@ -80,6 +81,8 @@ class Workers:
         self._server: ForkServer | None = None
         self._running: dict[int, _Worker] = {}
         self._last = 0
+        self._beside: dict[int, asyncio.Future[int]] = {}
+        """Other commands that run beside the workers, by the fork server's number."""
         self._survivors = Survivors(self._on_seated)
         self._leaving = frozenset[int]()
         """Process ids of the workers that were told to leave the last round."""
@@ -119,6 +122,9 @@ class Workers:
         `restores`: the round starts from a saved state.
         """
         numbers = {worker.local_rank: number for number, worker in self._running.items()}
+        if self._server is not None:
+            for number in self._beside:
+                self._server.signal(number, signal.SIGKILL)
         for local_rank, start in enumerate(starts):
             Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
             try:
@@ -153,6 +159,27 @@ class Workers:
         pid = self._pid(number)
         if not (pid and self._survivors.seat(pid, seat, start.output.stdout, start.output.stderr)) and self._server:
             self._server.signal(number, signal.SIGKILL)
+
+    async def run_beside(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+        """Run another command beside the workers, with what the fork server has imported, until the next workers are
+        started. Returns its exit code (as in subprocess) and the end of its output; -SIGKILL if it could not run."""
+        if self._server is None or not self._server.alive:
+            return -signal.SIGKILL, ""
+        self._last += 1
+        number, pipe = self._last, Pipe(lambda _: None)
+        ended = self._beside[number] = asyncio.get_running_loop().create_future()
+        try:
+            try:
+                self._server.spawn(Spawn(number, environment, tuple(command)), pipe.write_end, pipe.write_end)
+            except ForkServerLost:
+                return -signal.SIGKILL, ""
+            finally:
+                os.close(pipe.write_end)
+            exit_code = await ended
+        finally:
+            self._beside.pop(number, None)
+            pipe.close()
+        return exit_code, pipe.last_words()
 
     def end_round(self, round_: int) -> None:
         """Tell the workers that can leave a round that it is over, and kill the others."""
@@ -243,6 +270,10 @@ class Workers:
                 self._on_start(worker.local_rank, pid)
 
     def _on_exited(self, exited: Exited) -> None:
+        if (beside := self._beside.pop(exited.id, None)) is not None:
+            if not beside.done():
+                beside.set_result(exited.exit_code)
+            return
         worker = self._running.pop(exited.id)
         if worker.last_output is not None:
             worker.last_output.close()
@@ -265,7 +296,7 @@ class Workers:
 
     def _on_lost(self) -> None:
         """Report all workers as killed: they died with the fork server."""
-        for number in list(self._running):
+        for number in [*self._beside, *self._running]:
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
 

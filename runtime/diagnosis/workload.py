@@ -1,8 +1,8 @@
 """A node's work in a round: matrix products and an all-reduce alone, then an all-reduce with its group. Needs torch.
 
-DLRover's check (500 products of 16384^3 and 40 all-reduces of 64 MiB on a GPU), scaled down to about half a second on
-one CPU core: the same amount of work for every node. Results are compared with the expected ones, so the check also
-finds machines that compute wrongly.
+DLRover's check (500 products of 16384^3 and 40 all-reduces of 64 MiB on a GPU), scaled down to about half a second of
+one CPU core, or a second of each CUDA device (`devices`): the same amount of work for every node. Results are compared
+with the expected ones, so the check also finds machines that compute wrongly.
 """
 
 # torch.distributed documents its stores but does not list them in __all__:
@@ -17,7 +17,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime import faults
-from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.devices import DeviceError, device_count, exercise_devices, time_group_all_reduce
+from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement
 from everstep.runtime.diagnosis.messages import Together
 from everstep.runtime.diagnosis.switchbox import CudaLinkProbe, SwitchboxSpec
 from everstep.runtime.diagnosis.switchbox import measure as measure_box
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MATRIX_SIZE = 1024
 """Rows and columns of the matrices, float32."""
 PRODUCTS = 16
+SHORT_PRODUCTS = 4
+"""Before a restart."""
 REDUCED_BYTES = 16 << 20
 REDUCTIONS = 6
 ALONE_TIMEOUT_S = 60.0
@@ -41,21 +44,34 @@ class WrongResultError(ArithmeticError):
     """The machine computed a wrong result."""
 
 
-def work_alone(measurement: Measurement, round_number: int, box: SwitchboxSpec | None = None) -> Measurement:
-    """Do the work that needs no partner: products, an all-reduce of one, and the links between devices if `box` is
-    given."""
+def work_alone(
+    measurement: Measurement, round_number: int, box: SwitchboxSpec | None = None, short: bool = False
+) -> Measurement:
+    """Do the work that needs no partner: products on all cores, an all-reduce of one, the same on each CUDA device and
+    between them, and the links between devices if `box` is given. `short`: before a restart."""
     from torch.distributed import HashStore
 
-    stage = "matmul"
+    stage = "cpu: matmul"
     try:
-        measurement = replace(measurement, matmul_s=time_matmul(measurement.node, measurement.host, round_number))
-        stage = "all-reduce alone"
+        measurement = replace(
+            measurement,
+            matmul_s=time_matmul(
+                measurement.node, measurement.host, round_number, SHORT_PRODUCTS if short else PRODUCTS
+            ),
+        )
+        stage = "cpu: all-reduce alone"
         measurement = replace(
             measurement, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S)
         )
+        if devices := device_count():
+            stage = "devices"
+            times = exercise_devices(devices, short)
+            measurement = replace(measurement, matmul_s=times.matmul_s, self_reduce_s=times.collectives_s)
         if box is not None:
             links, why = measure_box(box, CudaLinkProbe())
             measurement = replace(measurement, links=links, died=bool(why), error=why)
+    except DeviceError as error:
+        measurement = replace(measurement, matmul_s=FAILED_S, error=str(error))
     except (RuntimeError, WrongResultError) as error:
         measurement = replace(measurement, error=_first_sentence(stage, error))
     return measurement
@@ -70,7 +86,7 @@ def work_together(
         address: this node's IP address.
         listener: on rank 0, the socket at which to serve the group's store.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import PrefixStore, TCPStore
 
     def pass_fault_point() -> None:
         faults.point("check.all_reduce", node=measurement.node, host=measurement.host, round=order.round)
@@ -81,13 +97,16 @@ def work_together(
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
+        if device_count():
+            by_nccl = PrefixStore("nccl", store)
+            seconds = time_group_all_reduce(by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS)
         return replace(measurement, all_reduce_s=seconds)
     except (RuntimeError, WrongResultError) as error:
         return replace(measurement, error=_first_sentence("all-reduce", error))
 
 
-def time_matmul(node: str, host: str, round_number: int) -> float:
-    """Seconds for PRODUCTS products of MATRIX_SIZE squared. All values are integers below 2^24, so float32 is exact."""
+def time_matmul(node: str, host: str, round_number: int, products: int = PRODUCTS) -> float:
+    """Seconds for so many products of MATRIX_SIZE squared. All values are integers below 2^24: float32 is exact."""
     import torch
 
     left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
@@ -96,7 +115,7 @@ def time_matmul(node: str, host: str, round_number: int) -> float:
     product = torch.mm(left, right)
     started = time.perf_counter()
     faults.point("check.matmul", node=node, host=host, round=round_number)
-    for _ in range(PRODUCTS):
+    for _ in range(products):
         torch.mm(left, right, out=product)
     seconds = time.perf_counter() - started
     if product.double().sum().item() != wanted:

@@ -1,14 +1,9 @@
 """An agent's seat in a round and its directive. Pure functions of the state."""
 
-from collections.abc import Sequence
-
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
-
-NEIGHBOURS = 64
-"""How far the search for a member on another host goes in rank order; bounds its cost in a round of 10,000 nodes."""
+from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
 
 def seat(state: State, node: str) -> Seat | None:
@@ -32,33 +27,8 @@ def seat(state: State, node: str) -> Seat | None:
         restart_count=round_.number - 1,
         restore=round_.restore,
         persists=member.group_rank == 0,
-        peer=peer(round_.members[member.role], member.group_rank - _members_before(round_, member.role)),
+        peer=member.peer,
     )
-
-
-def peer(members: Sequence[Member], place: int) -> str:
-    """The address of the member that keeps copies of the shards of `members[place]`, on another host; "" if there is
-    none.
-
-    It comes after the members on the same host, at the same offset as the member from the first of these: if all hosts
-    have equally many nodes, each node keeps the copies of one other.
-    """
-    count, host = len(members), members[place].host
-    first, end = place, place + 1
-    while first > max(0, place - NEIGHBOURS) and members[first - 1].host == host:
-        first -= 1
-    while end < min(count, place + NEIGHBOURS) and members[end].host == host:
-        end += 1
-    for candidate in (end + place - first, end, first - 1):
-        if members[candidate % count].host != host:
-            return members[candidate % count].address
-    return ""
-
-
-def _members_before(round_: Round, role: str) -> int:
-    """The number of members of the roles before that one."""
-    roles = list(round_.members)
-    return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
 
 
 def seat_for(state: State, join: Join) -> Seat | None:

@@ -11,6 +11,7 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Refusal,
+    SelfTest,
     ShardRequest,
     Unrestored,
     WorkerExit,
@@ -102,6 +103,13 @@ class StacksDumped:
 
 
 @dataclass(frozen=True)
+class NodeChecked:
+    """An agent reports the test of its node."""
+
+    tested: SelfTest
+
+
+@dataclass(frozen=True)
 class ManifestWritten:
     """The manifest of a checkpoint exists."""
 
@@ -167,6 +175,7 @@ Event = (
     | DataShardAsked
     | LeaveAnnounced
     | StacksDumped
+    | NodeChecked
     | ManifestWritten
     | DeletionDue
     | NodeCreated

@@ -3,7 +3,8 @@
 `python -m everstep.runtime.job.fault_policy` prints docs/faults.md.
 
 The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
-membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
+membership costs nothing, a user's error costs one restart, and one that restarts do not mend moves its node, then ends
+the job (`escalation`).
 """
 
 from dataclasses import dataclass
@@ -36,13 +37,16 @@ class Row:
     """The limit it counts against."""
     exit_codes: tuple[int, ...] = ()
     """Exit codes with this meaning; signals count as 128 + number."""
+    tests: bool = False
+    """Hardware may be to blame: the survivors test themselves before the next round."""
 
 
 _NODE_LIMIT = "replacements of the node, restarts of the role"
 
 TABLE = (
     Row("a worker ends with an error, or a signal of its own (SIGABRT, SIGSEGV)", Reason.USER_ERROR, Decision.RESTART,
-        "rounds that errors may cost; restarts of the role; the same again at the same iteration fails the job"),
+        "rounds that errors may cost; restarts of the role; then the node moves, then the job fails (below)",
+        tests=True),
     Row("a worker is killed from outside: SIGKILL, SIGTERM, SIGINT, SIGHUP", Reason.KILLED, Decision.RESTART,
         "restarts of the role", (137, 143, 130, 129)),
     Row("a worker or node ran out of memory: its cgroup counted a kill, exit 247, OOMKilled", Reason.OOM,
@@ -51,7 +55,7 @@ TABLE = (
     Row("the loss is not finite right after a restore: the script ends with exit code 76", Reason.DIVERGED,
         Decision.RESTART,
         "restarts of the role; that state, and what was saved since, is restored again only if there is no other",
-        (ExitCode.DIVERGED,)),
+        (ExitCode.DIVERGED,), tests=True),
     Row("the state to restore is damaged, missing, written by a later Everstep, or not readable within 30 s",
         Reason.DAMAGED, Decision.STEP_BACK, "nothing; the checkpoint stays in the store"),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
@@ -64,7 +68,7 @@ TABLE = (
     Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
         f"{_NODE_LIMIT}; with the policy `report` it is only reported"),
     Row("the beacons of all ranks stand still, or have never moved in a round", Reason.HANG, Decision.DUMP,
-        "rounds in a row without a new iteration"),
+        "rounds in a row without a new iteration", tests=True),
     Row("a node is told that it will be preempted (SIGTERM to its agent), or its pod was preempted or evicted",
         Reason.PREEMPTED, Decision.HAND_OVER, "nothing"),
     Row("an agent joins again without having reported why", Reason.REJOINED, Decision.MEMBERSHIP, "nothing"),
@@ -75,6 +79,7 @@ TABLE = (
 """One row per reason."""
 
 DECISIONS = {row.reason: row.decision for row in TABLE}
+_TESTED = frozenset(row.reason for row in TABLE if row.tests)
 EXIT_REASONS = {code: row.reason for row in TABLE for code in row.exit_codes}
 """Exit codes with the same meaning in every job; `JobSpec.hardware_exit_codes` take precedence."""
 EVENT_REASONS = {
@@ -103,6 +108,11 @@ class Judgement:
     detail: str
     scope: RestartScope = RestartScope.POD
     avoid: bool = False
+
+
+def may_be_hardware(reason: Reason) -> bool:
+    """Whether the survivors of a round that ended so test themselves before the next one."""
+    return reason in _TESTED
 
 
 def shell_exit_code(exit_code: int) -> int:
@@ -194,7 +204,7 @@ def _gib(memory: int) -> str:
 
 def render() -> str:
     """The table as Markdown."""
-    patience, oom = Patience(), Oom()
+    patience, oom, moves = Patience(), Oom(), "the node moves, then the job fails"
     hardware = ", ".join(map(str, JobSpec("", {}).hardware_exit_codes))
     lines = [
         "# What follows from a fault",
@@ -202,21 +212,32 @@ def render() -> str:
         "Made from `runtime/job/fault_policy.py` by `python -m everstep.runtime.job.fault_policy > docs/faults.md`; a",
         "test keeps it true.",
         "",
-        "| symptom | exit codes | reason | decision | counts against |",
-        "|---|---|---|---|---|",
+        "| symptom | exit codes | reason | decision | survivors test themselves | counts against |",
+        "|---|---|---|---|---|---|",
     ]
     for row in TABLE:
         codes = ", ".join(map(str, sorted(row.exit_codes))) or (hardware if row.reason is Reason.HARDWARE else "")
-        lines.append(f"| {row.symptom} | {codes} | {row.reason.value} | {row.decision.value} | {row.limit} |")
+        lines.append(
+            f"| {row.symptom} | {codes} | {row.reason.value} | {row.decision.value}"
+            f" | {'yes' if row.tests else ''} | {row.limit} |"
+        )
     lines += [
         "",
         "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
         "If a fault has ended a round, later errors in that round are its echoes and count against nothing.",
         "",
+        f"Survivors that test themselves take at most {patience.check_s:g} s (`check`): matrix products on all cores",
+        "or each device, memory, an all-reduce. A node that fails is replaced on another host, and nobody is charged.",
+        "",
+        "**Process, node, job.** An error that restarts in place do not mend (one of the first two limits below) moves",
+        "its node to another machine, at most `max_relaunches` times. The same error at the same iteration there, or",
+        "on two machines before, is the script's own: the job fails at once and says so. Where all nodes are on one",
+        "machine, or come by themselves, the job fails without a move.",
+        "",
         "| limit | default | then |",
         "|---|---|---|",
-        f"| rounds that errors may cost (`max_restarts`) | {patience.max_restarts} | the job fails |",
-        f"| the same error at the same iteration (`same_error`) | {patience.same_error} | the job fails |",
+        f"| rounds that errors may cost (`max_restarts`) | {patience.max_restarts} | {moves} |",
+        f"| the same error at the same iteration (`same_error`) | {patience.same_error} | {moves} |",
         f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
         "| restarts of a role (`restart_limit`) | none | the node is given up |",
         f"| rounds in a row that end by a fault without a new iteration (`no_progress`) | {patience.no_progress} |"

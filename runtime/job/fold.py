@@ -16,8 +16,11 @@ from everstep.runtime.job.checkpoints import (
 )
 from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
+from everstep.runtime.job.peers import copy_keepers
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.records import (
+    CheckOver,
+    CheckRequested,
     Decision,
     DesiredChanged,
     FaultJudged,
@@ -36,6 +39,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeTested,
     Reason,
     Record,
     RoundBroken,
@@ -104,7 +108,7 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
     ]
     return _with_nodes(
         state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
-        hang=None, finished={}, excused=frozenset(), refused=(), reason="taken up again",
+        hang=None, finished={}, excused=frozenset(), refused=(), moved_for=(), broken=None, reason="taken up again",
     )  # fmt: skip
 
 
@@ -134,12 +138,12 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
     if before.phase is P.RUNNING:
         return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
     # An agent whose long poll ended joins again with another port: it has waited since its first join.
-    since = before.joined_at if before.phase is P.WAITING else record.time
+    since = before.joined_at if before.phase in (P.WAITING, P.CHECKING) else record.time
     node = node_after(
         before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
-        checked=record.checked, life=record.life, join=record.number,
+        checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
     return _with_nodes(state, node, joined_at=max(state.joined_at, since))
 
@@ -218,6 +222,8 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
         state = replace(state, relaunches=_count_up(state.relaunches, node.replica))
     if record.decision is Decision.GIVE_UP:
         state = replace(state, given_up={**state.given_up, node.replica: record})
+    if record.reason is Reason.USER_ERROR and record.decision is Decision.RELAUNCH_ELSEWHERE:
+        state = replace(state, moved_for=(*state.moved_for, state.blamed[record.round]))
     avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
     return replace(state, avoided=avoided, judged=max(state.judged, record.round))
 
@@ -252,11 +258,12 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     first_rank = 0
     for members in round_.members.values():
         slots = [member.slots for member in members]
-        for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
+        keepers = [members[keeper].address if keeper is not None else "" for keeper in copy_keepers(members)]
+        for member, keeper, role_first in zip(members, keepers, accumulate(slots, initial=0), strict=False):
             node = node_after(
                 _require_node(state, member.node), record,
                 round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
-                role_first_rank=role_first,
+                role_first_rank=role_first, peer=keeper,
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)
@@ -272,8 +279,35 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
         blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
-        excused=frozenset(),
+        excused=frozenset(), broken=None,
     )  # fmt: skip
+
+
+def _apply_check_requested(state: State, record: CheckRequested) -> State:
+    why = f"round {record.round} may have ended by a fault of the hardware"
+    nodes = [
+        node_after(node, record, why, record.round)
+        for role in state.members
+        for node in state.nodes.select(role, (P.WAITING,))
+        if node.round == record.round
+    ]
+    return _with_nodes(state, *nodes, check_round=record.round, checks_since=record.time, reason=why)
+
+
+def _apply_node_tested(state: State, record: NodeTested) -> State:
+    node = node_after(_require_node(state, record.node), record)
+    excused = state.excused | {record.round} if record.problem else state.excused
+    return _with_nodes(state, node, excused=excused)
+
+
+def _apply_check_over(state: State, record: CheckOver) -> State:
+    late = [
+        node_after(node, record)
+        for leaving in (False, True)
+        for role in state.nodes.roles()
+        for node in state.nodes.select(role, (P.CHECKING,), leaving)
+    ]
+    return _with_nodes(state, *late, reason=f"{', '.join(record.nodes)} did not answer a test in time")
 
 
 def _apply_round_broken(state: State, record: RoundBroken) -> State:
@@ -290,7 +324,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
         for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
     ]
     return _with_nodes(
-        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
+        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, broken=record.reason,
         excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
@@ -334,6 +368,9 @@ _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     HangExplained: _apply_hang_explained,
     HangOver: _apply_hang,
     RoundFormed: _apply_round_formed,
+    CheckRequested: _apply_check_requested,
+    NodeTested: _apply_node_tested,
+    CheckOver: _apply_check_over,
     RoundBroken: _apply_round_broken,
     DesiredChanged: _apply_desired_changed,
     JobEnded: _apply_job_ended,

@@ -7,6 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.job.records import (
+    CheckOver,
+    CheckRequested,
     Fact,
     HangOver,
     HangSeen,
@@ -20,6 +22,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeTested,
     Reason,
     RoundBroken,
     RoundFormed,
@@ -36,6 +39,8 @@ class NodePhase(StrEnum):
     """Requested; has not joined yet."""
     WAITING = "waiting"
     """Has joined; waits for a round."""
+    CHECKING = "checking"
+    """Has joined; tests itself before the round that follows a fault."""
     RUNNING = "running"
     FINISHED = "finished"
     REJOINING = "rejoining"
@@ -51,9 +56,9 @@ class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a
 
 P = NodePhase
 
-LIVE = (P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
+LIVE = (P.REQUESTED, P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING)
 """Phases of nodes that count towards the job's size."""
-JOINED = (P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
+JOINED = (P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING)
 """Phases of nodes whose agent has joined and must send heartbeats."""
 
 NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
@@ -66,13 +71,18 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.REJOINING, NodeJoined): P.WAITING,
     (P.RUNNING, NodeJoined): P.RUNNING,
     (P.WAITING, NodeStrayed): P.REJOINING,
+    (P.WAITING, CheckRequested): P.CHECKING,
+    (P.CHECKING, NodeTested): P.WAITING,
+    (P.CHECKING, CheckOver): P.WAITING,
+    (P.CHECKING, NodeJoined): P.CHECKING,
+    (P.CHECKING, NodeStrayed): P.REJOINING,
     (P.RUNNING, NodeStrayed): P.RUNNING,
     (P.FINISHED, NodeStrayed): P.FINISHED,
     (P.WAITING, RoundFormed): P.RUNNING,
     (P.RUNNING, NodeFinished): P.FINISHED,
     (P.RUNNING, HangSeen): P.RUNNING,
     (P.RUNNING, HangOver): P.RUNNING,
-    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING)},
+    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING)},
     (P.RUNNING, RoundBroken): P.REJOINING,
     (P.FINISHED, RoundBroken): P.REJOINING,
     **{(phase, NodeLeaving): phase for phase in LIVE},
@@ -85,7 +95,7 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.RELEASED, JobReopened): P.LOST,
 }
 
-_ACTIONS = {P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action.LEAVE}
+_ACTIONS = {P.CHECKING: Action.CHECK, P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action.LEAVE}
 
 
 class NodeState(msgspec.Struct, frozen=True):
@@ -120,6 +130,10 @@ class NodeState(msgspec.Struct, frozen=True):
     group_rank: int = 0
     first_rank: int = 0
     role_first_rank: int = 0
+    peer: str = ""
+    """The address of the member that keeps copies of its shards in that round."""
+    zone: str = ""
+    """The failure domain of its machine; empty: unknown."""
     finished_round: int = 0
     """The last round that it finished."""
     faulted_round: int = 0

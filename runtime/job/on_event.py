@@ -15,6 +15,7 @@ from everstep.runtime.job.events import (
     Joined,
     LeaveAnnounced,
     ManifestWritten,
+    NodeChecked,
     NodeCreated,
     NodeFinishedRound,
     NodeGone,
@@ -43,6 +44,7 @@ from everstep.runtime.job.records import (
     NodeJoined,
     NodeLeaving,
     NodeStrayed,
+    NodeTested,
     PassedOver,
     Reason,
     ShardPersisted,
@@ -122,7 +124,7 @@ def _on_joined(tx: Transaction, event: Joined) -> None:
         NodeJoined(
             time=tx.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
             master_port=join.master_port, holdings=join.holdings, after_round=join.after_round, checked=join.checked,
-            life=join.life, number=join.number,
+            zone=join.zone, life=join.life, number=join.number,
         )
     )  # fmt: skip
     tx.mark_alive(join.node)
@@ -173,7 +175,7 @@ def _on_heartbeat(tx: Transaction, event: HeartbeatSeen) -> None:
 
 def _contradicts(beat: Heartbeat, node: NodeState) -> bool:
     """Whether the node is in another round than its seat's, and no directive on the way tells it to rejoin."""
-    seat = {P.RUNNING: node.round, P.FINISHED: node.round, P.WAITING: 0}.get(node.phase)
+    seat = {P.RUNNING: node.round, P.FINISHED: node.round, P.WAITING: 0, P.CHECKING: 0}.get(node.phase)
     if seat is None or beat.waits or not beat.round or beat.round == seat or beat.join < node.join:
         return False
     is_told = node.action is Action.REJOIN and node.action_round >= beat.round
@@ -188,7 +190,7 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
         return
     if node.faulted_round == report.round:
         return  # A node reports one death per round.
-    if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
+    if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING):
         return
     tx.liveness.record_iteration(report.node, report.iteration)
     reason = fault_policy.reason_of(report.exit_code, tx.spec.hardware_exit_codes, report.oom)
@@ -287,6 +289,19 @@ def _on_stacks_dumped(tx: Transaction, event: StacksDumped) -> None:
         tx.liveness.record_dump(node.name, report.standings)
 
 
+def _on_node_checked(tx: Transaction, event: NodeChecked) -> None:
+    report = event.tested
+    node = tx.require_node(report.node)
+    tx.mark_alive(report.node)
+    if node.phase is not P.CHECKING or report.round != node.action_round:
+        return
+    problem = report.problem[:1000]
+    tx.record(NodeTested(time=tx.now, node=report.node, round=report.round, seconds=report.seconds, problem=problem))
+    if problem and not node.is_leaving:
+        where = f"{node.host}: {problem}" if node.host else problem
+        tx.judge_fault(node, Reason.HARDWARE, None, report.round, where)
+
+
 def _on_node_created(tx: Transaction, event: NodeCreated) -> None:
     if event.node in tx.state.nodes:
         tx.mark_alive(event.node)
@@ -340,6 +355,7 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     DataShardAsked: _on_data_shard_asked,
     LeaveAnnounced: _on_leave_announced,
     StacksDumped: _on_stacks_dumped,
+    NodeChecked: _on_node_checked,
     NodeCreated: _on_node_created,
     NodeGone: _on_node_gone,
     ScaleRequested: _on_scale_requested,

@@ -3,6 +3,8 @@
 from enum import StrEnum
 
 from everstep.runtime.job.records import (
+    CheckOver,
+    CheckRequested,
     Committed,
     DataShardEnded,
     DataShardTaken,
@@ -24,6 +26,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeTested,
     PassedOver,
     RoundBroken,
     RoundFormed,
@@ -47,6 +50,7 @@ F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
     (R, RoundBroken): F,
+    **{(F, kind): F for kind in (CheckRequested, NodeTested, CheckOver)},
     (F, JobEnded): E,
     (R, JobEnded): E,
     (E, JobReopened): F,

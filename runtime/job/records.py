@@ -126,6 +126,7 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...]
     after_round: int
     ip: str = ""
+    zone: str = ""
     checked: float = 0.0
     life: int = 0
     number: int = 0
@@ -238,6 +239,32 @@ class RoundFormed(Fact, frozen=True, kw_only=True):
     """A round was formed; its reason is in the round."""
 
     round: Round
+
+
+class CheckRequested(Fact, frozen=True, kw_only=True):
+    """Hardware may be to blame for the end of this round: its waiting members are told to test themselves before the
+    next one is formed."""
+
+    round: int
+
+
+class NodeTested(Fact, frozen=True, kw_only=True):
+    """A node has tested itself before a restart."""
+
+    node: str
+    round: int
+    """The round whose end asked for it."""
+    seconds: float
+    problem: str = ""
+    """The device that is unfit, and why; empty: it is fit."""
+
+
+class CheckOver(Fact, frozen=True, kw_only=True):
+    """The nodes that have not answered their test in time are taken as they are."""
+
+    round: int
+    nodes: tuple[str, ...]
+    """The first of them, by name."""
 
 
 class RoundBroken(Fact, frozen=True, kw_only=True):
@@ -364,6 +391,9 @@ Record = (
     | HangExplained
     | HangOver
     | RoundFormed
+    | CheckRequested
+    | NodeTested
+    | CheckOver
     | RoundBroken
     | ShardPersisted
     | Committed

@@ -27,6 +27,8 @@ class DesiredNode(msgspec.Struct, frozen=True):
     name: str
     role: str
     host: str
+    not_on: str
+    """The machine that a fault of the node before took it from: any other one is preferred. Empty: none."""
     create: bool
     """It has not joined yet: create it if it is missing. If False, a missing node is lost."""
     resources: Resources = Resources()
@@ -62,16 +64,18 @@ def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
         if node.phase in LIVE or leaving or (ended and node.phase in spared):
-            desired.append(_desired_node(node, spec))
+            desired.append(_desired_node(node, state, spec))
     return sorted(desired, key=lambda node: (node.extra, -node.priority))
 
 
-def _desired_node(node: NodeState, spec: JobSpec) -> DesiredNode:
+def _desired_node(node: NodeState, state: State, spec: JobSpec) -> DesiredNode:
+    previous = state.nodes.get(node.replaces)
     role = spec.roles[node.role]
     return DesiredNode(
         name=node.name,
         role=node.role,
         host=node.host,
+        not_on=previous.host if previous and _must_move(previous) else "",
         create=node.phase is NodePhase.REQUESTED,
         resources=replace(role.resources, memory_bytes=memory_of(node, role)),
         priority=role.priority,

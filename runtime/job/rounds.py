@@ -64,6 +64,11 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
     return _decide_forming(now, state, spec)
 
 
+def check_deadline(state: State, spec: JobSpec) -> float:
+    """When nodes that test themselves before a restart are taken as they are (Unix time)."""
+    return max(state.checks_since, state.awake_since) + spec.patience.check_s
+
+
 def usable_count(nodes: int, role: RoleSpec) -> int:
     """How many of these nodes can be in a round: a multiple of the node unit."""
     return nodes - nodes % role.node_unit
@@ -75,6 +80,8 @@ def rank_order(round_: Round) -> list[str]:
 
 
 def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
+    if testing := state.nodes.total((P.CHECKING,)):
+        return Verdict(Step.WAIT, f"{testing} nodes test themselves", deadline=check_deadline(state, spec))
     waiting = {role: state.nodes.count(role, (P.WAITING,)) for role in spec.roles}
     sizes = {role: desired_size(state, spec, role) for role in spec.roles}
     short = [r for r, asked in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), asked) < asked.least]
@@ -139,7 +146,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
     chosen = choose_members(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
-        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip) for node in nodes)
+        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip, node.zone) for node in nodes)
         for role, nodes in chosen.items()
     }
     round_ = Round(

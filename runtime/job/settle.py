@@ -3,10 +3,14 @@
 `settle` runs every rule until none changes the state. `next_deadline` says when a rule will apply without an event.
 """
 
-from everstep.runtime.job import replicas, restore, rounds, termination
+from collections.abc import Iterator
+
+from everstep.runtime.job import escalation, fault_policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
+    CheckOver,
+    CheckRequested,
     DesiredChanged,
     HangExplained,
     HangOver,
@@ -25,7 +29,8 @@ from everstep.runtime.job.transaction import Transaction, WriteManifest
 from everstep.runtime.watch.hang_culprit import judge
 
 P = NodePhase
-_OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.REJOINING)
+_MOST_NAMED = 3
+_OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.CHECKING, P.REJOINING)
 
 
 def settle(tx: Transaction) -> rounds.Verdict:
@@ -90,6 +95,9 @@ def _expire_deadlines(tx: Transaction) -> None:
         tx.lose_node(name, reason)
     if tx.state.phase is JobPhase.ENDED:
         return
+    if tx.state.nodes.total((P.CHECKING,)) and tx.now >= rounds.check_deadline(tx.state, tx.spec):
+        late = [node.name for node in _nodes_in(tx.state, (P.CHECKING,))]
+        tx.record(CheckOver(time=tx.now, round=tx.state.check_round, nodes=tuple(sorted(late)[:_MOST_NAMED])))
     for deadline, role, there in list(replicas.overdue_scaling(tx.state, tx.spec)):
         if tx.now >= deadline:
             timeout = tx.spec.roles[role].scale_out_timeout_s
@@ -151,7 +159,7 @@ def _release_leaving(tx: Transaction) -> None:
     leaving = _nodes_in(state, _OUTSIDE_ROUND, stays=False)
     serving: set[str] = set()
     if state.phase is JobPhase.FORMING:
-        serving = {node.name for node in leaving if node.phase in (P.WAITING, P.REJOINING) and state.round}
+        serving = {node.name for node in leaving if node.phase is not P.REQUESTED and state.round}
     elif state.round and not tx.liveness.all_train(state):
         serving = restore.sole_sources(state.round.restore, {node.name for node in leaving})
     for node in leaving:
@@ -171,8 +179,10 @@ def _end_if_done(tx: Transaction) -> None:
 def _regroup(tx: Transaction) -> rounds.Verdict:
     verdict = rounds.decide(tx.now, tx.state, tx.spec)
     all_back = not tx.state.nodes.total((P.REJOINING,))
+    if tx.state.nodes.total((P.CHECKING,)):
+        return verdict
     if tx.state.phase is JobPhase.FORMING and (all_back or verdict.step is not rounds.Step.WAIT):
-        if all_back and _judge_error(tx):
+        if all_back and (_request_check(tx) or _judge_error(tx)):
             return verdict
         if end := termination.end_by_error_limits(tx.state, tx.spec, all_back):
             tx.end_job(end)
@@ -196,13 +206,37 @@ def _regroup(tx: Transaction) -> rounds.Verdict:
     return verdict
 
 
+def _request_check(tx: Transaction) -> bool:
+    """Have the last round's nodes test themselves if hardware may be why it ended. Whether they were told just now.
+
+    An error that echoes a kill or a loss asks for none: by now all members have reported what happened.
+    """
+    state, number = tx.state, round_number(tx.state)
+    if not tx.spec.patience.check_s or state.check_round >= number or state.broken is None:
+        return False
+    is_echo = state.broken is Reason.USER_ERROR and number in state.excused
+    if is_echo or not fault_policy.may_be_hardware(state.broken):
+        return False
+    if not any(node.round == number for node in _waiting_nodes(state)):
+        return False
+    tx.record(CheckRequested(time=tx.now, round=number))
+    return True
+
+
+def _waiting_nodes(state: State) -> Iterator[NodeState]:
+    return (node for role in state.members for node in state.nodes.select(role, (P.WAITING,)))
+
+
 def _judge_error(tx: Transaction) -> bool:
     """Judge the error that ended the last round, once all its faults are known. Whether it was judged just now."""
     number = round_number(tx.state)
     fault = tx.state.blamed.get(number)
     if fault is None or number in tx.state.excused or tx.state.judged >= number:
         return False
-    tx.judge_fault(tx.state.nodes[fault.node], fault.reason, fault.exit_code, number)
+    if move := escalation.next_move(tx.state, tx.spec):
+        tx.carry_out(tx.state.nodes[move.node], fault.reason, number, move.judgement)
+    else:
+        tx.judge_fault(tx.state.nodes[fault.node], fault.reason, fault.exit_code, number)
     return True
 
 

@@ -192,6 +192,9 @@ class Patience(msgspec.Struct, frozen=True):
     """How long a node that was told to leave may take to end by itself before the platform ends it."""
     handover_s: float = 5.0
     """How long before a leaving node's deadline its round is broken, so that others can take over its state."""
+    check_s: float = 3.0
+    """Before a restart that hardware may be to blame for, how long to wait for the nodes that test themselves; 0: they
+    are not tested."""
     dump_s: float = 30.0
     """After a hang, how long to wait for the stacks of all ranks."""
     max_restarts: int = 3

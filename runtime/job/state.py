@@ -17,6 +17,7 @@ from everstep.runtime.job.records import (
     FaultJudged,
     HangSeen,
     JobEnded,
+    Reason,
     WorkerFaulted,
 )
 from everstep.runtime.job.roster import Roster
@@ -71,6 +72,14 @@ class State(msgspec.Struct, frozen=True):
     """The first error of a worker in each round."""
     excused: frozenset[int] = frozenset()
     """Rounds with a fault other than an error: errors in them count as its echo and are not charged."""
+    broken: Reason | None = None
+    """Why the last round ended, if a fault or a change ended it."""
+    check_round: int = 0
+    """The last round whose end asked for a test of its nodes."""
+    checks_since: float = 0.0
+    """When it asked."""
+    moved_for: tuple[WorkerFaulted, ...] = ()
+    """The errors that moved a node to another machine, in order."""
     judged: int = 0
     """The last round of which a fault was judged."""
     stalled: int = 0

@@ -1,15 +1,15 @@
 """When a job ends: its roles are complete, or have failed, or its errors exceed a limit."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.job import escalation
 from everstep.runtime.job.checkpoints import refusal_summary
 from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
 from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.restore import unread_checkpoints
 from everstep.runtime.job.spec import EndingPolicy, JobSpec
-from everstep.runtime.job.state import State, round_number
+from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Flaw
 
 
@@ -74,18 +74,10 @@ def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | No
 
     `all_back`: every member of that round has reported. Otherwise its error may be an echo, and is not counted.
     """
-    errors = [fault for fault in charged_errors(state) if all_back or fault.round != round_number(state)]
-    seen: Counter[tuple[int, int, str]] = Counter()
-    for fault in errors:
-        seen[error_signature(fault)] += 1
-        if seen[error_signature(fault)] == spec.patience.same_error:
-            times = "twice" if spec.patience.same_error == 2 else f"{spec.patience.same_error} times"
-            why = f"rank {fault.rank} failed {times} at iteration {fault.iteration} with the same error"
-            return End(JobResult.FAILED, f"{why}: {_last_line(fault)}", fault.error, 1)
-    if len(errors) > spec.patience.max_restarts:
-        last = errors[-1]
-        why = f"{len(errors)} rounds ended with an error, {spec.patience.max_restarts} restarts are allowed"
-        return End(JobResult.FAILED, f"{why}; rank {last.rank}: {_last_line(last)}", last.error, 1)
+    if exceeded := escalation.exceeded_limit(state, spec, all_back):
+        last = exceeded.errors[-1]
+        why = f"{exceeded.why}{escalation.obstacle(exceeded, state, spec) or ''}: rank {last.rank}, {_last_line(last)}"
+        return End(JobResult.FAILED, why, last.error, 1)
     if spec.patience.no_progress and state.stalled >= spec.patience.no_progress:
         why = f"{state.stalled} rounds in a row ended without a new iteration; the last one: {state.reason}"
         return End(JobResult.FAILED, why, _newest_error(state), 1)
@@ -102,17 +94,6 @@ def end_without_readable_checkpoint(state: State) -> End | None:
     mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
     why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {refusal_summary(refusals)}"
     return End(JobResult.FAILED, why, exit_code=ExitCode.TRY_AGAIN if passing else ExitCode.BAD_INPUT)
-
-
-def charged_errors(state: State) -> list[WorkerFaulted]:
-    """The errors that count, one per round: not those in rounds that a kill or loss explains."""
-    return [fault for number, fault in sorted(state.blamed.items()) if number not in state.excused]
-
-
-def error_signature(fault: WorkerFaulted) -> tuple[int, int, str]:
-    """(iteration, exit code, last line of the traceback): two errors with the same signature are the same error."""
-    lines = fault.error.strip().splitlines()
-    return fault.iteration, fault.exit_code, lines[-1] if lines else ""
 
 
 def _is_enough(policy: EndingPolicy, count: int, of: int, first: bool) -> bool:
@@ -149,4 +130,4 @@ def _newest_error(state: State) -> str:
 
 
 def _last_line(fault: WorkerFaulted) -> str:
-    return error_signature(fault)[2] or f"exit code {fault.exit_code}"
+    return escalation.error_signature(fault)[2] or f"exit code {fault.exit_code}"

@@ -4,7 +4,7 @@ Every decision becomes a record here and nowhere else.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.runtime.job import fault_policy
 from everstep.runtime.job.fold import apply
@@ -127,9 +127,15 @@ class Transaction:
         if node.phase in LIVE and node.phase is not NodePhase.FINISHED and not node.is_leaving:
             self.judge_fault(node, reason, exit_code, number)
 
-    def judge_fault(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
+    def judge_fault(
+        self, node: NodeState, reason: Reason, exit_code: int | None, number: int, evidence: str = ""
+    ) -> None:
         """Decide about a fault of the node that ended round `number` (0: none), and record what follows."""
         fate = fault_policy.judgement(self.state, self.spec, node, reason, exit_code)
+        self.carry_out(node, reason, number, replace(fate, detail=f"{fate.detail}; {evidence}") if evidence else fate)
+
+    def carry_out(self, node: NodeState, reason: Reason, number: int, fate: fault_policy.Judgement) -> None:
+        """Record a decision about a fault of the node, and what follows."""
         self.record(
             FaultJudged(
                 time=self.now, node=node.name, reason=reason, decision=fate.decision, detail=fate.detail, round=number,

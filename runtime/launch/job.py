@@ -120,6 +120,7 @@ def job_of(options: Launch, job: str) -> JobSpec:
         max_restarts=options.max_restarts,
         same_error=0,
         no_progress=0,
+        check_s=Patience().check_s if options.check.is_wanted else 0.0,
     )
     # As torchrun counts: every failure of a worker costs a restart, also a kill; a change of membership costs none.
     limits = {"restart_limit": options.max_restarts, "fail_policy": EndingPolicy.ANY}

@@ -1,8 +1,8 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>, /metrics. The answers of the last three grow with the
-job.
+/v1/tested, /v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>, /metrics. The answers of the last three
+grow with the job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
 agent that reaches another job's master gets 409 for any request.
@@ -21,6 +21,7 @@ from everstep.runtime.job.events import (
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
+    NodeChecked,
     NodeFinishedRound,
     ScaleRequested,
     ShardStored,
@@ -45,6 +46,7 @@ from everstep.runtime.protocol.messages import (
     Leaving,
     Persisted,
     Scale,
+    SelfTest,
     ShardLease,
     ShardRequest,
     Unrestored,
@@ -92,6 +94,7 @@ class Endpoints:
             "/v1/unrestored": self._post_unrestored,
             "/v1/leaving": self._post_leaving,
             "/v1/dumped": self._post_dumped,
+            "/v1/tested": self._post_tested,
             "/v1/shard": self._post_shard,
             "/v1/scale": self._post_scale,
         }
@@ -201,6 +204,10 @@ class Endpoints:
 
     async def _post_dumped(self, read: Read) -> Reply:
         self._brain.feed(StacksDumped(request_validation.parse_message(Dumped, await read())))
+        return await self._ack()
+
+    async def _post_tested(self, read: Read) -> Reply:
+        self._brain.feed(NodeChecked(request_validation.parse_message(SelfTest, await read())))
         return await self._ack()
 
     async def _post_shard(self, read: Read) -> Reply:

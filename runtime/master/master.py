@@ -182,7 +182,16 @@ def _request_factory(
         avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
         arguments = [*own, *role_arguments.get(node.role, agent_arguments)]
         return NodeRequest(
-            node.name, node.role, node.host, variables, arguments, node.resources, node.priority, node.extra, avoided
+            node.name,
+            node.role,
+            node.host,
+            variables,
+            arguments,
+            node.resources,
+            node.priority,
+            node.extra,
+            avoided,
+            node.not_on,
         )
 
     return request

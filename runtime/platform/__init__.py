@@ -32,6 +32,8 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """Beyond the minimum of its role: the first to go when resources are short."""
     avoid_hosts: Sequence[str] = ()
     """Machines that it must not run on."""
+    not_on: str = ""
+    """A machine that it had better not run on; empty: none."""
 
 
 class Node(msgspec.Struct, frozen=True):

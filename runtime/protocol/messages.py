@@ -10,7 +10,7 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
   it has journaled the number. Invariant: a duplicate of an answered join is never above the journaled number.
 - Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
   seat that the agent does not know yet.
-- Leaving: `life`. WorkerExit and Finished: `round`; a node sends one of each per round. Dumped: `directive`.
+- Leaving: `life`. WorkerExit, Finished and SelfTest: `round`; a node sends one of each per round. Dumped: `directive`.
 - ShardRequest: (`round`, `number`) rises for each worker and queue.
 - Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.
 """
@@ -101,6 +101,8 @@ class Member(msgspec.Struct, frozen=True):
     slots: int
     ip: str = ""
     """As the agent reported it; empty if it reported none."""
+    zone: str = ""
+    """The failure domain of its machine, as the agent reported it; empty: unknown."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -133,6 +135,8 @@ class Join(msgspec.Struct, frozen=True):
     """Seconds that its own node check took; 0: no check was made."""
     ip: str = ""
     """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
+    zone: str = ""
+    """The failure domain of this host: on a cluster its label topology.kubernetes.io/zone; empty: unknown."""
     index: int = -1
     """The index it asks for in its role (its NODE_RANK); -1: any. Used only with placement `joined`."""
     life: int = 0
@@ -178,6 +182,8 @@ class Action(StrEnum):
     """Write the stacks of all ranks of this node to its log, then report Dumped; the workers are left running."""
     PERSIST = "persist"
     """Write the newest staged state of this node to the store now and report Persisted; training goes on."""
+    CHECK = "check"
+    """Test this node's processors and devices, at most for some seconds, then report SelfTest."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -272,6 +278,17 @@ class Dumped(msgspec.Struct, frozen=True):
     """The number of the directive that asked."""
     standings: tuple[Standing, ...] = ()
     """Where its ranks stand."""
+
+
+class SelfTest(msgspec.Struct, frozen=True):
+    """POST /v1/tested: this node has tested itself, as CHECK asked."""
+
+    node: str
+    round: int
+    """The round of the directive that asked."""
+    seconds: float
+    problem: str = ""
+    """The device that is unfit, and why; empty: it is fit, or could not be tested."""
 
 
 class Persisted(msgspec.Struct, frozen=True):

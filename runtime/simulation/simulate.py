@@ -58,7 +58,7 @@ def spec_of(nodes: int, policy: Policy) -> JobSpec:
     patience = Patience(
         join_window_s=policy.join_window, replacement_wait_s=policy.shrink_after, cooldown_s=policy.cooldown,
         silence_s=_EVER, join_timeout_s=_EVER, max_restarts=10**6, same_error=0, max_relaunches=10**6,
-        no_progress=10**6,
+        no_progress=10**6, check_s=0.0,
     )  # fmt: skip
     role = RoleSpec(nodes, max(1, round(policy.min_share * nodes)), slots=8)
     return JobSpec("simulated", {ROLE: role}, patience, hosts="", hang=Hang(timeout_s=_EVER, start_timeout_s=_EVER))

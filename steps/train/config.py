@@ -73,6 +73,8 @@ class Config:
     """Also keep each checkpoint whose iteration is a multiple of this; 0: none."""
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
+    exclude_straggler: bool = False
+    """With network_check: replace a node that is more than twice as slow as the median, too."""
     gang: str = "none"
     """On a cluster: who admits min-nodes together or not at all: none, volcano, koordinator, coscheduling or kueue."""
     queue: str = ""
@@ -165,6 +167,8 @@ class Config:
         ):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+        if self.exclude_straggler and not self.network_check:
+            raise StepError("--exclude-straggler: only --network-check finds stragglers; give it, too")
         if self.keep_last < 0 or self.keep_every < 0:
             raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:

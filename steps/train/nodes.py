@@ -158,7 +158,7 @@ async def serve_node_checks(config: "Config", place: NodeBackend) -> AsyncIterat
     spec, patience = place.spec, place.spec.patience
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Other roles come after these.
     nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
-    admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
+    admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s, config.exclude_straggler)
     unfit = next(iter(spec.hardware_exit_codes), UNFIT_EXIT_CODE)
     port = free_port_pair(random.Random())
     async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _print_line):

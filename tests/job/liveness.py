@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_
+
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import (
     EndingPolicy,
@@ -42,6 +44,8 @@ SPECS = (
     JobSpec("j", {"worker": RoleSpec(2, 2)}, PATIENCE, hang=HANG),
     JobSpec("j", {"worker": RoleSpec(2, 1, max_nodes=4, scale_out_timeout_s=20.0)}, PATIENCE, hang=HANG),
     JobSpec("j", {"worker": RoleSpec(4, 2, node_unit=2)}, PATIENCE, hang=HANG),
+    JobSpec("j", {"worker": RoleSpec(2, 1)}, replace_(PATIENCE, max_restarts=1), hang=HANG, hosts=""),
+    JobSpec("j", {"worker": RoleSpec(3, 2)}, replace_(PATIENCE, max_relaunches=1), hang=HANG, hosts=""),
     JobSpec(
         "j",
         {

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, WorkerExit
+from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, SelfTest, WorkerExit
 
 if TYPE_CHECKING:
     from tests.job.simulated import Simulation
@@ -247,9 +247,19 @@ class Agent:
                 self._leave_round()
         elif action is Action.DUMP:
             self._post("dumped", self.talk.dumped_message(told), lambda *_: None)
+        elif action is Action.CHECK:
+            self._test(told.round)
         elif action is Action.PERSIST:
             for place, held in self.held.items():
                 self.sim.at(self.sim.latency(), self, self._put, *place, held.shards)
+
+    def _test(self, round_: int) -> None:
+        """It tests itself: mostly in time, mostly with success."""
+        chance = self.sim.random.random()
+        problem = "cpu: matmul is wrong" if chance < 0.05 and not self.sim.fair else ""
+        self.sim.count("test fails" if problem else "test")
+        seconds = self.sim.random.random() * (1.0 if chance < 0.8 else 20.0)
+        self.sim.at(seconds, self, self._post, "tested", SelfTest(self.name, round_, seconds, problem), lambda *_: None)
 
     # What befalls it.
 

@@ -14,6 +14,7 @@ from everstep.runtime.job.events import (
     Joined,
     LeaveAnnounced,
     ManifestWritten,
+    NodeChecked,
     NodeCreated,
     NodeFinishedRound,
     NodeGone,
@@ -262,6 +263,7 @@ _EVENTS: dict[str, Callable[[Any], Event]] = {
     "Persisted": ShardStored,
     "Leaving": LeaveAnnounced,
     "Dumped": StacksDumped,
+    "SelfTest": NodeChecked,
 }
 
 

@@ -3,16 +3,25 @@
 import pytest
 
 from everstep.runtime.job import restore
-from everstep.runtime.job.assignments import directive, peer, seat
+from everstep.runtime.job.assignments import directive, seat
 from everstep.runtime.job.brain import Brain, WriteRecord
-from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleRequested, WorkerExited
+from everstep.runtime.job.events import (
+    Event,
+    Joined,
+    NodeChecked,
+    NodeFinishedRound,
+    NodeGone,
+    Opened,
+    ScaleRequested,
+    WorkerExited,
+)
 from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.fold import apply, fold
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
 from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, Member, WorkerExit
+from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, SelfTest, WorkerExit
 
 
 class Job:
@@ -54,6 +63,14 @@ class Job:
                         )
                     )
                 )
+
+        self.test_all()
+
+    def test_all(self) -> None:
+        """Every node that is told to test itself finds nothing."""
+        for node in self.state.nodes.values():
+            if node.phase is NodePhase.CHECKING:
+                self.send(NodeChecked(SelfTest(node.name, node.action_round, 0.5)))
 
     def fault(
         self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", ago_s: float = 0.0
@@ -190,25 +207,6 @@ def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
     assert seat(state, "worker-9-0") is None
 
 
-@pytest.mark.parametrize(
-    ("hosts", "keepers"),
-    [
-        ("a", [None]),
-        ("aa", [None, None]),
-        ("ab", [1, 0]),
-        ("abc", [1, 2, 0]),
-        ("aabb", [2, 3, 0, 1]),
-        ("aaab", [3, 3, 3, 0]),
-        ("abab", [1, 2, 3, 0]),
-        ("a" * 200, [None] * 200),
-    ],
-)
-def test_copies_of_a_nodes_shards_are_kept_on_another_host(hosts: str, keepers: list[int | None]) -> None:
-    members = [Member(f"n{n}", host, f"at{n}", 1) for n, host in enumerate(hosts)]
-    wanted = ["" if keeper is None else f"at{keeper}" for keeper in keepers]
-    assert [peer(members, place) for place in range(len(members))] == wanted
-
-
 def test_an_unlisted_transition_raises() -> None:
     again = NodeRequested(time=1.0, node="worker-0-0", role="worker", index=0, launch=0, host="")
     with pytest.raises(UnlistedTransition):
@@ -241,6 +239,7 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
                 )
             )
         )
+        job.test_all()
         assert job.state.round is not None
         found = job.state.round.restore
         assert found is not None

@@ -3,14 +3,23 @@
 from typing import Any
 
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
-from everstep.runtime.job.events import Event, HeartbeatSeen, Joined, Opened, StacksDumped, Tick, WorkerExited
+from everstep.runtime.job.events import (
+    Event,
+    HeartbeatSeen,
+    Joined,
+    NodeChecked,
+    Opened,
+    StacksDumped,
+    Tick,
+    WorkerExited,
+)
 from everstep.runtime.job.fold import fold
-from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.nodes import JOINED, NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, WorkerExit
+from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, SelfTest, WorkerExit
 
 
 class World:
@@ -29,6 +38,10 @@ class World:
         self.agents: dict[str, int] = {}
         """How often each agent was started anew: its address."""
         self.checked: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
+        """What a node finds when it tests itself, by its host."""
+        self.host_of: dict[str, str] = {}
+        """Where nodes are that the cluster places."""
         self.joins: dict[str, int] = {}
         """How often each agent has joined."""
         self._batch = 0
@@ -149,10 +162,11 @@ class World:
         role = known.role if known else "worker"
         at = 0 if anew else self.number if after_round is None else after_round
         address = f"{name}.{self.agents.get(name, 0)}:1"
+        host = self.host_of.get(name, known.host if known else name)
         return self.send(
             Joined(
                 Join(
-                    name, role, known.host if known else name, 1, address, 29500, self.held.get(name, ()), at,
+                    name, role, host, 1, address, 29500, self.held.get(name, ()), at,
                     checked=self.checked.get(name, 1.0), ip=f"10.0.0.{len(name)}",
                     life=self.agents.get(name, 0), number=self.joins[name],
                 )
@@ -160,11 +174,15 @@ class World:
         )  # fmt: skip
 
     def join_all(self) -> None:
-        """Every node that is asked for, or told to join again, joins."""
-        while waiting := self.names(NodePhase.REQUESTED, NodePhase.REJOINING):
+        """Every node that is asked for, or told to join again, joins; those that are told to test themselves do."""
+        while waiting := self.names(NodePhase.REQUESTED, NodePhase.REJOINING, NodePhase.CHECKING):
+            before = self.state
             for name in waiting:
-                self.join(name)
-            if self.names(NodePhase.REQUESTED, NodePhase.REJOINING) == waiting:
+                if self.state.nodes[name].phase is NodePhase.CHECKING:
+                    self.test(name)
+                else:
+                    self.join(name)
+            if self.state is before:
                 return
 
     def beat(self, name: str, iteration: int = 0, still_s: float = 0.0, **more: Any) -> None:
@@ -177,8 +195,14 @@ class World:
         node = self.state.nodes.get(name)
         self.send(StacksDumped(Dumped(name, self.number, node.directive if node else 0)))
 
+    def test(self, name: str) -> None:
+        """The node has tested itself as it was told."""
+        node = self.state.nodes[name]
+        problem = self.problems.get(node.host, "")
+        self.send(NodeChecked(SelfTest(name, node.action_round, 0.5, problem)))
+
     def beat_all(self, iteration: int = 0, still_s: float = 0.0) -> None:
-        for name in self.names(NodePhase.WAITING, NodePhase.RUNNING, NodePhase.FINISHED, NodePhase.REJOINING):
+        for name in self.names(*JOINED):
             self.beat(name, iteration, still_s)
 
     def stage(self, iteration: int) -> None:

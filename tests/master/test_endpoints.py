@@ -30,6 +30,7 @@ from everstep.runtime.protocol.messages import (
     Persisted,
     Round,
     Scale,
+    SelfTest,
     WorkerExit,
 )
 from tests.examples import examples
@@ -47,6 +48,7 @@ RIGHT: dict[str, msgspec.Struct] = {
     "persisted": Persisted(NODE, Holding(1, 5, key=KEY, digest="d" * 32)),
     "leaving": Leaving(NODE, "preempted", 30.0),
     "dumped": Dumped(NODE, 1),
+    "tested": SelfTest(NODE, 1, 0.5),
     "scale": Scale(2),
 }
 GETS = ["status", "nodes", "rounds/1"]

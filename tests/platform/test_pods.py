@@ -69,7 +69,7 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
     assert [one["name"] for one in agent["env"]] == [
         "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_IP",
-        "EVERSTEP_HOST_IP", "OMP_NUM_THREADS",
+        "EVERSTEP_HOST_IP", "EVERSTEP_ZONE", "OMP_NUM_THREADS",
     ]  # fmt: skip
     assert spec["imagePullSecrets"] == [{"name": "pull"}]
     assert spec["automountServiceAccountToken"] is False
@@ -131,7 +131,7 @@ def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> 
         ]
 
     host = "kubernetes.io/hostname"
-    assert "affinity" not in pod()["spec"]
+    assert "nodeAffinity" not in pod()["spec"]["affinity"]
     assert expressions(pod("host-1", avoid_hosts=["b", "a"])) == [
         [(host, "In", ["host-1"]), (host, "NotIn", ["a", "b"])]
     ]
@@ -277,3 +277,33 @@ def test_a_gang_is_of_those_that_wait_for_nobody() -> None:
 )
 def test_why_a_pod_does_not_start_is_told(status: dict[str, Any], part: str) -> None:
     assert waiting_reason({"status": status}) == part
+
+
+def test_the_jobs_pods_prefer_machines_apart_then_zones_apart_and_require_neither() -> None:
+    spec = pod()["spec"]
+    mine = {"matchLabels": {"everstep/job": pod()["metadata"]["labels"]["everstep/job"]}}
+    assert spec["topologySpreadConstraints"] == [
+        {
+            "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": mine,
+        }
+    ]  # fmt: skip
+    term = {"labelSelector": mine, "topologyKey": "topology.kubernetes.io/zone"}
+    assert spec["affinity"]["podAntiAffinity"] == {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": term}]
+    }
+
+
+def test_a_spread_over_machines_that_the_user_wants_stands() -> None:
+    wanted = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
+    template = {**template_of(STEP), "topologySpreadConstraints": wanted}
+    assert pod(template=template)["spec"]["topologySpreadConstraints"] == wanted
+
+
+def test_a_node_that_moves_away_from_a_machine_prefers_every_other_one() -> None:
+    spec = pod(not_on="m1")["spec"]
+    (wish,) = spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["m1"]}
+    ]
+    assert "topologySpreadConstraints" not in spec

@@ -24,8 +24,10 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO, LAST_TO_GO = "-100", "100"
 """Deletion costs of a node beyond the minimum, and of a node of the minimum."""
 TOKEN = "EVERSTEP_JOB_TOKEN"
-HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
-"""Variables: the host that the scheduler chose, the pod's address, and its machine's address."""
+HOST, IP, HOST_IP, ZONE = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP", "EVERSTEP_ZONE"
+"""Variables: the host that the scheduler chose, the pod's address, its machine's address, and its machine's zone."""
+HOST_LABEL, ZONE_LABEL = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+"""Of machines. From Kubernetes 1.35 on a pod gets its machine's ZONE_LABEL when it is placed (PodTopologyLabels)."""
 TOKEN_KEY = "token"
 THREADS = "OMP_NUM_THREADS"
 OOM_KILLED = 247
@@ -36,6 +38,7 @@ ARGO_MOUNTS = ("/argo", "/var/run/argo", "/mainctrfs")
 KEPT_FIELDS = (
     "imagePullSecrets", "securityContext", "nodeSelector", "tolerations", "schedulerName", "runtimeClassName",
     "serviceAccountName", "priorityClassName", "dnsPolicy", "dnsConfig", "hostAliases", "affinity",
+    "topologySpreadConstraints",
 )  # fmt: skip
 KEPT_CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
 SHARED_MEMORY = "/dev/shm"
@@ -162,7 +165,10 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
     variables = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
     variables |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
-    for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP"), (HOST_IP, "status.hostIP")):
+    fields = {
+        HOST: "spec.nodeName", IP: "status.podIP", HOST_IP: "status.hostIP", ZONE: f"metadata.labels['{ZONE_LABEL}']",
+    }  # fmt: skip
+    for name, field in fields.items():
         variables[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     template_variables = [one for one in first.get("env") or () if one["name"] not in variables]
     first |= {"command": first.get("command") or list(COMMAND), "args": _arguments(request)}
@@ -177,6 +183,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": NOTICE_S,
     }  # fmt: skip
+    spec |= _apart(spec, request, job)
     if terms := _host_terms(request):
         spec["affinity"] = _with_terms(spec.get("affinity") or {}, terms)
     metadata = {
@@ -243,12 +250,39 @@ def _scale_volume(volume: dict[str, Any], times: float) -> dict[str, Any]:
     return {**volume, "emptyDir": {**empty_dir, "sizeLimit": str(int(quantity(empty_dir["sizeLimit"]) * times))}}
 
 
+def _apart(spec: Mapping[str, Any], request: NodeRequest, job: str) -> dict[str, Any]:
+    """What keeps the job's pods on machines apart, and in zones apart, where there is room; after the given wishes.
+
+    The zone is a wish of affinity, not of spread: the scheduler scores a wish of spread only on machines that have the
+    labels of all of them, and many have no zone. A node that moves away from a machine wishes nothing but that, as the
+    other wishes would lead it back.
+    """
+    affinity = dict(spec.get("affinity") or {})
+    others = {"matchLabels": {JOB: digest(job)}}
+    if request.not_on:
+        term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "NotIn", "values": [request.not_on]}]}
+        wish = {"weight": 100, "preference": term}
+        return {"affinity": {**affinity, "nodeAffinity": _with_wish(affinity.get("nodeAffinity"), wish)}}
+    wish = {"weight": 50, "podAffinityTerm": {"labelSelector": others, "topologyKey": ZONE_LABEL}}
+    spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": others}
+    given = list(spec.get("topologySpreadConstraints") or ())
+    own = [] if any(one["topologyKey"] == HOST_LABEL for one in given) else [spread]
+    return {
+        "affinity": {**affinity, "podAntiAffinity": _with_wish(affinity.get("podAntiAffinity"), wish)},
+        "topologySpreadConstraints": [*given, *own],
+    }
+
+
+def _with_wish(given: Mapping[str, Any] | None, wish: Mapping[str, Any]) -> dict[str, Any]:
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    return {**(given or {}), preferred: [*((given or {}).get(preferred) or ()), wish]}
+
+
 def _host_terms(request: NodeRequest) -> list[dict[str, Any]]:
     """Requirements for the host: the requested one, and none of those to avoid."""
-    host = "kubernetes.io/hostname"
-    terms = [{"key": host, "operator": "In", "values": [request.host]}] if request.host else []
+    terms = [{"key": HOST_LABEL, "operator": "In", "values": [request.host]}] if request.host else []
     avoided = sorted(set(request.avoid_hosts) - {request.host})
-    return [*terms, *([{"key": host, "operator": "NotIn", "values": avoided}] if avoided else [])]
+    return [*terms, *([{"key": HOST_LABEL, "operator": "NotIn", "values": avoided}] if avoided else [])]
 
 
 def _with_terms(affinity: Mapping[str, Any], terms: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""The work of a machine's own CUDA devices in a check: products, memory, copies, and collectives by NCCL between them.
+
+Every error names its device: `cuda:3: ...`. Needs torch with CUDA. Written after PyTorch's documentation (CUDA events,
+`torch.cuda.nccl`, ProcessGroupNCCL); it was never run on a device here.
+"""
+
+# torch.cuda.nccl has no type stubs.
+# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed import Store
+
+MATRIX_SIZE = 8192
+"""Rows and columns of the matrices, float32: 1.1 TFLOP a product."""
+PRODUCTS = 4
+MEMORY_SHARE = 0.5
+"""Share of a device's free memory that is written and read back; the short test takes SHORT_BYTES."""
+SHORT_BYTES = 1 << 30
+COPIED_BYTES = 256 << 20
+REDUCED_BYTES = 64 << 20
+"""As DLRover's check."""
+SLOWEST_COPY = 1e9
+"""Bytes per second between host and device below which the device's bus is faulty: a quarter of PCIe 3.0 x4."""
+SLOW_FACTOR = 2.0
+"""A device that takes so many times the time of the fastest one of its machine is slow."""
+
+
+class DeviceError(RuntimeError):
+    """A device is unfit. The text names it."""
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """Seconds that the products took, the slowest device's and that of all collectives between the devices."""
+
+    matmul_s: float
+    collectives_s: float
+
+
+def device_count() -> int:
+    """The CUDA devices of this machine; 0 without CUDA. Initializes CUDA in this process."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def exercise_devices(count: int, short: bool) -> DeviceTimes:
+    """Test each device, then all together. `short`: less memory, for a restart. Raises DeviceError."""
+    products = {device: _test_device(device, short) for device in range(count)}
+    fastest_s = min(products.values())
+    for device, seconds in products.items():
+        if seconds > SLOW_FACTOR * fastest_s:
+            raise DeviceError(f"cuda:{device}: matmul took {seconds:.2f} s, the fastest device {fastest_s:.2f} s")
+    return DeviceTimes(max(products.values()), _time_collectives(count) if count > 1 else 0.0)
+
+
+def _test_device(device: int, short: bool) -> float:
+    """Seconds of the products."""
+    with _blaming(f"cuda:{device}: memory"):
+        _test_memory(device, short)
+    with _blaming(f"cuda:{device}: copy"):
+        _test_copies(device)
+    with _blaming(f"cuda:{device}: matmul"):
+        return _time_products(device)
+
+
+def _test_memory(device: int, short: bool) -> None:
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    size = int(min(free * MEMORY_SHARE, SHORT_BYTES if short else free))
+    for pattern in (0x55, 0xAA):
+        block = torch.full((size,), pattern, dtype=torch.uint8, device=f"cuda:{device}")
+        if int(block.min()) != pattern or int(block.max()) != pattern:
+            raise DeviceError("bytes read back are not those that were written")
+        del block
+    torch.cuda.empty_cache()
+
+
+def _test_copies(device: int) -> None:
+    import torch
+
+    there = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{device}")
+    here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    for target, source in ((here, there), (there, here)):
+        target.copy_(source)  # The first copy sets up the mapping.
+        seconds = _seconds_on(device, lambda to=target, of=source: to.copy_(of, non_blocking=True))
+        if COPIED_BYTES / seconds < SLOWEST_COPY:
+            raise DeviceError(f"{COPIED_BYTES / seconds / 1e6:.0f} MB/s, at least {SLOWEST_COPY / 1e6:.0f} are usual")
+    if int(here.min()) != 7 or int(here.max()) != 7:
+        raise DeviceError("copied bytes arrived wrong")
+
+
+def _time_products(device: int) -> float:
+    import torch
+
+    place = torch.device(f"cuda:{device}")
+    left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE, device=place) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
+    right = (torch.arange(MATRIX_SIZE * MATRIX_SIZE, device=place) % 5).float().view(MATRIX_SIZE, MATRIX_SIZE)
+    wanted = (left.double().sum(0) @ right.double()).sum().item()
+    product = torch.mm(left, right)
+
+    def multiply() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(left, right, out=product)
+
+    seconds = _seconds_on(device, multiply)
+    # The factors are integers below 8, exact in TF32, and the sums below 2^24, exact in float32.
+    if product.double().sum().item() != wanted:
+        raise DeviceError("the product is wrong")
+    return seconds
+
+
+def _time_collectives(count: int) -> float:
+    """All-reduce and all-gather among the devices of this machine, in one process."""
+    import torch
+    from torch.cuda import nccl
+
+    seconds = 0.0
+    with _blaming("between the devices of this machine: NCCL"):
+        values = [torch.full((REDUCED_BYTES // 4,), float(one + 1), device=f"cuda:{one}") for one in range(count)]
+        seconds += _seconds_on(0, lambda: nccl.all_reduce(values))
+        wanted = count * (count + 1) / 2
+        for device, value in enumerate(values):
+            if value.min().item() != wanted or value.max().item() != wanted:
+                raise DeviceError(f"cuda:{device} has a wrong sum")
+        parts = [torch.full((1 << 20,), float(one), device=f"cuda:{one}") for one in range(count)]
+        gathered = [torch.empty(count << 20, device=f"cuda:{one}") for one in range(count)]
+        seconds += _seconds_on(0, lambda: nccl.all_gather(parts, gathered))
+        for device, whole in enumerate(gathered):
+            if [int(part.max()) for part in whole.chunk(count)] != list(range(count)):
+                raise DeviceError(f"cuda:{device} gathered wrong values")
+    return seconds
+
+
+def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: float, times: int) -> float:
+    """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines.
+
+    Raises RuntimeError if a member is gone or a wait takes more than `timeout_s`, DeviceError for a wrong sum.
+    """
+    import torch
+    from torch.distributed import ProcessGroupNCCL
+
+    options: Any = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    group: Any = ProcessGroupNCCL(store, rank, world, options)
+    values = torch.empty(REDUCED_BYTES // 4, device="cuda:0")
+    group.allreduce([torch.zeros(1, device="cuda:0")]).wait()
+    torch.cuda.synchronize(0)
+    seconds = 0.0
+    for _ in range(times):
+        values.fill_(rank + 1)
+        seconds += _seconds_on(0, lambda: group.allreduce([values]).wait())
+    wanted = world * (world + 1) / 2
+    if values.min().item() != wanted or values.max().item() != wanted:
+        raise DeviceError("cuda:0: all-reduce gave a wrong sum: a broken link or memory")
+    return seconds
+
+
+def _seconds_on(device: int, work: Callable[[], object]) -> float:
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.synchronize(device)
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        work()
+        ended.record()
+        ended.synchronize()
+    return began.elapsed_time(ended) / 1000
+
+
+@contextmanager
+def _blaming(what: str) -> "Iterator[None]":
+    """Errors in the block are told as those of `what`."""
+    try:
+        yield
+    except RuntimeError as error:  # Also torch's own: out of memory, a lost device, NCCL's.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DeviceError(f"{what}: {lines[0][:300]}") from error
