@@ -49,8 +49,13 @@ class Config:
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
         everstep.check_step(corpus.Config(source=self.corpus), source="corpus")
-        everstep.check_step(model.Config(model=self.model))
+        everstep.check_step(model.Config(self.model, self.tokenizer, self.sequence_length))
         everstep.check_step(preprocess.Config(tokenizer=self.tokenizer))
+        everstep.check_step(
+            check.Config(
+                nodes=self.nodes, min_nodes=self.min_nodes, check_spare=self.check_spare, job_spec=self.job_spec
+            )
+        )
         training = train.Config(
             script=self.script,
             script_args=self.script_args,
@@ -72,7 +77,11 @@ def build(config: Config) -> Workflow:
     ) as workflow:
         with DAG(name="main"):
             text = corpus.task(source=everstep.parameter("corpus"))
-            start = model.task(model=everstep.parameter("model"), tokenizer=everstep.parameter("tokenizer"))
+            start = model.task(
+                model=everstep.parameter("model"),
+                tokenizer=everstep.parameter("tokenizer"),
+                sequence_length=everstep.parameter("sequence_length"),
+            )
             tokens = preprocess.task("tokenize", input=text.uri, tokenizer=start.tokenizer)
             health = check.task(
                 nodes=everstep.parameter("nodes"),
@@ -84,6 +93,7 @@ def build(config: Config) -> Workflow:
             )
             trained = train.task(
                 dataset=tokens.uri,
+                validation=tokens.validation,
                 model=start.uri,
                 script=everstep.parameter("script"),
                 script_args=everstep.parameter("script_args"),

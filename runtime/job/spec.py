@@ -212,8 +212,8 @@ class Hang(msgspec.Struct, frozen=True):
     timeout_s: float = 300.0
     """How long no rank's beacon may change after progress in a round."""
     start_timeout_s: float = START_TIMEOUT_S
-    """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes. The default
-    holds for scripts that are known to show progress, another value for every script that does not compute."""
+    """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes. The
+    default holds for scripts that are known to show progress, another value for every script that does not compute."""
     phases: dict[str, float] = {}
     """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
     saves by torch.save may take `start_timeout_s`."""

@@ -54,7 +54,10 @@ def find_files(given: str, flag: str) -> list[str]:
     if not found:
         raise TextError(f"{flag} {given!r}: names no file")
     for name in found:
-        kind_of(name)
+        try:
+            kind_of(name)
+        except TextError as error:
+            raise TextError(f"{flag} {error}") from None
     return list(dict.fromkeys(found))
 
 

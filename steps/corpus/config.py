@@ -32,6 +32,6 @@ class Config:
         if not self.text_key:
             raise StepError("--text-key is empty: give the key of the text in each line, such as text")
         if self.source:
-            from everstep.steps.corpus.sources import find
+            from everstep.steps.corpus.sources import find, require_text
 
-            find(self.source)
+            require_text(find(self.source))

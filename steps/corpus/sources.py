@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
@@ -37,6 +38,22 @@ def find(source: str) -> list[str]:
         return text.find_files(source, "--source")
     except text.TextError as error:
         raise StepError(str(error)) from None
+
+
+def require_text(names: list[str]) -> None:
+    """Raise StepError if a file of this machine cannot be opened, or all of them are empty."""
+    sizes = []
+    for name in names:
+        if "://" in name:
+            return  # Known when it is read.
+        try:
+            with open(name, "rb") as file:
+                sizes.append(os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise StepError(f"--source {name}: cannot be read ({error.strerror or error})") from None
+    if not any(sizes):
+        every = f" ({len(names)} files, all empty)" if len(names) > 1 else ""
+        raise StepError(f"--source {names[0]}: it has no text{every}; give files that are not empty")
 
 
 def from_files(names: list[str], text_key: str) -> list[Source]:

@@ -21,6 +21,8 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
 
     Raises StepError: no such place, no config, no weights, not a Llama, sequences too long.
     """
+    if not model:
+        raise StepError(f"--model is empty: give `{TINY}`, a directory of a Llama, or s3://...")
     try:
         store = open_directory(model)
         config = json.loads(store.get("config.json"))
@@ -38,8 +40,13 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
         raise StepError(f"--model {model}: no weights in it (*.safetensors); download them, or use `{TINY}`")
     longest = int(config.get("max_position_embeddings", sequence_length))
     if sequence_length > longest:
-        raise StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
+        raise too_long(sequence_length, model, longest)
     return config
+
+
+def too_long(sequence_length: int, model: str, longest: int) -> StepError:
+    """The error for samples that the model cannot read."""
+    return StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
 
 
 def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
@@ -68,6 +75,14 @@ def open_directory(model: str) -> Store:
             f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
         )
     return open_store(model, read_only=True)
+
+
+def tokenizer_of(model: str) -> bytes | None:
+    """The model's own tokenizer.json; None if it has none."""
+    try:
+        return open_directory(model).get("tokenizer.json")
+    except NoSuchKey:
+        return None
 
 
 def absolute_address(model: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from everstep.flags import Flag
 from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, require_count
 from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
 
@@ -117,8 +117,7 @@ class Config:
 
     def _check_master(self) -> None:
         for name in ("executors", "executor_cores"):
-            if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         if kind_of(self.spark_master) is Kind.KUBERNETES:
             output = "output_prefix" if self.output_prefix else "store"
             for name in ("input", output):
@@ -154,11 +153,12 @@ class Config:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
 
     def _check_values(self) -> None:
+        for name in ("train_tokenizer", "vocab_size"):
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise StepError(f"--train-tokenizer {self.train_tokenizer}: at least {SMALLEST_VOCABULARY} tokens")
         for name in ("num_docs", "workers", "log_interval", "tasks", "min_length", "max_length"):
-            if getattr(self, name) < 0:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 0 or more")
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if 0 < self.max_length < self.min_length:
             raise StepError(f"--max-length {self.max_length}: less than --min-length {self.min_length}")
         if not 0 <= self.validation_share < 1:

@@ -1,6 +1,7 @@
 """The parameters of the training."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
-from everstep.runtime.store import NoSuchKey, open_store
+from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
-from everstep.steps.entry import StepError, require_script
+from everstep.steps.entry import StepError, require_count, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
@@ -24,12 +25,28 @@ _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
+def _facts_of(dataset: str, flag: str) -> dict[str, Any]:
+    """The dataset.json of a folder or URI. Raises StepError."""
+    try:
+        facts = json.loads(open_store(dataset, read_only=True).get("dataset.json"))
+        sizes = {split: {"tokens": int(facts.get(split, {}).get("tokens", 0))} for split in ("train", "validation")}
+        return {**sizes, "vocab_size": int(facts["vocab_size"])}
+    except NoSuchKey:
+        raise StepError(f"{flag} {dataset}: no dataset.json there; everstep.steps.preprocess makes one") from None
+    except StoreError as error:
+        raise StepError(f"{flag} {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StepError(f"{flag} {dataset}/dataset.json: not a dataset; make it again") from None
+
+
 @dataclass(frozen=True)
 class Config:
     """Train elastically on min-nodes to nodes nodes, whatever dies; a rerun continues from the newest checkpoint."""
 
     dataset: str = ""
     """URI of a token dataset, as the preprocess step prints it."""
+    validation: str = ""
+    """URI of the held-out split that the evaluation will measure, which is checked before training; empty: none."""
     model: str = TINY
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
@@ -147,26 +164,16 @@ class Config:
             raise StepError("--gang kueue: give --queue, the LocalQueue whose quota admits the nodes")
 
     def _check_numbers(self) -> None:
-        for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
-            if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",
+                     "global_batch"):  # fmt: skip
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
+        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every"):
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        if not self.learning_rate >= 0:
-            raise StepError(f"--learning-rate {self.learning_rate:g}: cannot be negative")
-        for name in (
-            "warmup",
-            "max_relaunches",
-            "max_restarts",
-            "replacement_wait_s",
-            "seed",
-            "persist_bytes_per_s",
-            "state_bytes",
-        ):
-            if getattr(self, name) < 0:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
-        if self.keep_last < 0 or self.keep_every < 0:
-            raise StepError("--keep-last, --keep-every: cannot be negative")
+        for name in ("learning_rate", "replacement_wait_s", "persist_bytes_per_s", "state_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: must be a number from 0 on")
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 
@@ -190,20 +197,22 @@ class Config:
     def _check_dataset(self, model: dict[str, Any]) -> None:
         """`model` is the config.json of the model's directory; empty for tiny."""
         place = self.dataset.partition("#")[0]
-        try:
-            facts = json.loads(open_store(place, read_only=True).get("dataset.json"))
-            tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
-        except NoSuchKey:
-            raise StepError(
-                f"--dataset {self.dataset}: no dataset.json there; everstep.steps.preprocess makes one"
-            ) from None
-        except (ValueError, KeyError, TypeError):
-            raise StepError(f"--dataset {place}/dataset.json: not a dataset; make it again") from None
+        facts, short = _facts_of(place, "--dataset"), f"--sequence-length {self.sequence_length}:"
+        tokens, vocab_size = facts["train"]["tokens"], facts["vocab_size"]
         if tokens <= self.sequence_length:
-            raise StepError(f"--dataset {self.dataset}: {tokens} tokens are fewer than one --sequence-length needs")
+            mend = f"give more text (--corpus), or at most {tokens - 1}" if tokens > 1 else "give more text (--corpus)"
+            raise StepError(f"{short} the dataset {place} has {tokens} tokens, fewer than one sample needs; {mend}")
         if model and int(model.get("vocab_size", 0)) < vocab_size:
             mend = "tokenize with the model's own tokenizer (--tokenizer)"
             raise StepError(f"--model {self.model}: {model.get('vocab_size')} tokens, the dataset {vocab_size}; {mend}")
+        if not self.validation or self.script:
+            return
+        held_out = _facts_of(self.validation.partition("#")[0], "--validation")["validation"]["tokens"]
+        if held_out <= self.sequence_length:
+            raise StepError(
+                f"{short} the held-out text {self.validation} has {held_out} tokens, fewer than the evaluation needs; "
+                "give more text (--corpus), or a shorter length"
+            )
 
     def script_path(self) -> Path:
         """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""
