@@ -97,6 +97,12 @@ def require_count(flag: str, value: int, least: int) -> None:
         raise StepError(f"{flag} {value}: must be {bound}")
 
 
+def require_number(flag: str, value: float, most: float = MOST) -> None:
+    """Raise StepError unless it is from 0 to `most`."""
+    if not 0 <= value <= most:
+        raise StepError(f"{flag} {value:g}: must be from 0 to {most:g}")
+
+
 def require_script(flag: str, script: str) -> None:
     """Raise StepError unless it is a file that Python can read, the address of code in a store, or empty."""
     if not script or is_code_address(script):

@@ -1,9 +1,8 @@
 """The parameters of the node check."""
 
-import math
 from dataclasses import dataclass
 
-from everstep.steps.entry import StepError, require_count
+from everstep.steps.entry import MOST, StepError, require_count, require_number
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,9 @@ class Config:
         require_count("--check-spare", self.check_spare, 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        if not 0 < self.timeout < math.inf:
+        require_count("--min-channels", self.min_channels, 0)
+        require_number("--min-bandwidth", self.min_bandwidth)
+        if not 0 < self.timeout <= MOST:
             raise StepError(f"--timeout {self.timeout:g}: must be above 0 (seconds)")
         if self.switchbox_check:
             try:

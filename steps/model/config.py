@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, require_count
 from everstep.steps.model import directory, smollm2
 from everstep.steps.model.directory import TINY
 from everstep.steps.model.tokenizer import vocabulary_size
@@ -29,6 +29,7 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for a model that is missing or cannot be trained, or whose tokens do not fit it."""
+        require_count("--sequence-length", self.sequence_length, 1)
         if self.model == smollm2.NAME:
             smollm2.source()
             if self.sequence_length > smollm2.LONGEST:

@@ -4,6 +4,7 @@ Standard library only, so that steps can check before they start.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def is_finished(model: str) -> bool:
 
 def open_directory(model: str) -> Store:
     """A store with its files, for reading. Raises StepError for an unknown name."""
-    if not is_s3_uri(model) and not Path(model).is_dir():
+    if not is_s3_uri(model) and not os.path.isdir(model):
         raise StepError(
             f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from everstep.flags import Flag
-from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
+from everstep.runtime.store import NoSuchKey, StoreError, is_s3_uri, open_store
 from everstep.steps.entry import StepError, require_count
 from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
@@ -111,6 +111,8 @@ class Config:
                     f"--input {self.input}: no corpus (no corpus.json); make one with python -m everstep.steps.corpus, "
                     "or give --output-prefix to tokenize files as they are"
                 ) from None
+            except StoreError as error:
+                raise StepError(f"--input {error}") from None
         self._check_tokenizer()
         self._check_values()
         self._check_master()

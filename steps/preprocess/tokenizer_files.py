@@ -1,6 +1,7 @@
 """Tokenizer files, by GPT-NeoX's names of their types: found and checked before anything starts."""
 
 import enum
+import os
 from pathlib import Path
 
 from everstep.runtime.store import NoSuchKey, StoreError, fetch_folder, is_s3_uri
@@ -30,9 +31,10 @@ def find_tokenizer(given: str, flag: str) -> Path:
         raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
     except StoreError as error:
         raise StepError(f"{flag} {error}") from None
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"
+    is_folder = os.path.isdir(path)  # Path.is_dir raises for a name that is too long.
+    file = path / "tokenizer.json" if is_folder else path
+    if not os.path.isfile(file):
+        what = "no tokenizer.json in this folder" if is_folder else "no such file or folder"
         raise StepError(f"{flag} {given}: {what}; give a tokenizer.json or a Hugging Face directory")
     try:
         vocabulary_size(file.read_bytes())

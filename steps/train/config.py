@@ -1,7 +1,6 @@
 """The parameters of the training."""
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
-from everstep.steps.entry import StepError, require_count, require_script
+from everstep.steps.entry import StepError, require_count, require_number, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
@@ -21,6 +20,7 @@ from everstep.steps.train.script import COMMAND, script_arguments, script_variab
 LLAMA = Path(__file__).with_name("llama.py")
 COMMAND_SCRIPT = Path(__file__).with_name("command.py")
 PERSIST_EVERY = 50
+MOST_RATE, MOST_BYTES = 1e6, 1e18
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -125,7 +125,7 @@ class Config:
         """Raise StepError for what can be checked before anything starts: numbers, paths, the model's directory."""
         self._check_numbers()
         self._check_scheduling()
-        names = {"--job": self.job_name(), "--run": self.run}
+        names = {"--run": self.run, "--task": self.task, "--job": self.job_name()}
         if unusable := [f"{flag} {name!r}" for flag, name in names.items() if not _JOB.fullmatch(name)]:
             raise StepError(f"{unusable[0]}: use letters, digits and . _ -")
         self.hosts_to_avoid()
@@ -171,9 +171,10 @@ class Config:
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        for name in ("learning_rate", "replacement_wait_s", "persist_bytes_per_s", "state_bytes"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: must be a number from 0 on")
+        require_number("--replacement-wait-s", self.replacement_wait_s)
+        require_number("--learning-rate", self.learning_rate, MOST_RATE)
+        for name in ("persist_bytes_per_s", "state_bytes"):
+            require_number(f"--{name.replace('_', '-')}", getattr(self, name), MOST_BYTES)
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 
