@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -32,6 +33,7 @@ from everstep.runtime.system import atomic
 
 TERMINATED = 128 + signal.SIGTERM
 _SOON_S = 0.005
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 MOST = 999_999_999
 """The largest count in a flag: keys of checkpoints have nine digits for it."""
 
@@ -179,6 +181,7 @@ def main(
     started = time.time()
     try:
         config.check()
+        require_names(config)
         require_writable(config)
         result = run(config)
         _write(step, config, result, time.time() - started)
@@ -198,6 +201,13 @@ def main(
         sys.exit(ExitCode.BAD_INPUT)
     print(result.summary, file=sys.stderr)
     sys.exit(0)
+
+
+def require_names(config: StepConfig) -> None:
+    """Raise StepError for names of run and task that cannot be parts of a key in the store."""
+    for flag, name in (("--run", config.run), ("--task", config.task)):
+        if not _NAME.fullmatch(name):
+            raise StepError(f"{flag} {name!r}: use letters, digits and . _ -")
 
 
 def require_writable(config: StepConfig) -> None:

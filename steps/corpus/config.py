@@ -34,4 +34,4 @@ class Config:
         if self.source:
             from everstep.steps.corpus.sources import find, require_text
 
-            require_text(find(self.source))
+            require_text(find(self.source), self.text_key)

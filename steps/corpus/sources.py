@@ -40,8 +40,9 @@ def find(source: str) -> list[str]:
         raise StepError(str(error)) from None
 
 
-def require_text(names: list[str]) -> None:
-    """Raise StepError if a file of this machine cannot be opened, or all of them are empty."""
+def require_text(names: list[str], text_key: str) -> None:
+    """Raise StepError if a file of this machine cannot be opened, if all are empty, or if the first line of the first
+    .jsonl file has no text under that key."""
     sizes = []
     for name in names:
         if "://" in name:
@@ -54,6 +55,8 @@ def require_text(names: list[str]) -> None:
     if not any(sizes):
         every = f" ({len(names)} files, all empty)" if len(names) > 1 else ""
         raise StepError(f"--source {names[0]}: it has no text{every}; give files that are not empty")
+    if lines := [name for name, size in zip(names, sizes, strict=True) if name.endswith(".jsonl") and size]:
+        next(_read(lines[0], text_key), None)
 
 
 def from_files(names: list[str], text_key: str) -> list[Source]:

@@ -5,10 +5,10 @@ and leaves nothing behind.
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import runpy
-import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +17,7 @@ import pytest
 from everstep.errors import BadInput
 from everstep.options import Submission
 from everstep.steps import check, corpus, evaluate, model, preprocess, report, train
-from everstep.steps.entry import require_writable
+from everstep.steps.entry import require_names, require_writable
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "llama_finetune.py"
 CONFIG = runpy.run_path(str(PIPELINE))["Config"]
@@ -182,7 +182,27 @@ def test_a_script_that_python_cannot_read_is_refused_by_its_line(text: str, fold
     assert refusal_of(CONFIG(evaluate_script="mine.py")).startswith("--evaluate-script mine.py")
 
 
-def test_all_files_of_the_corpus_empty_is_refused(folder: Path) -> None:
-    (folder / "a.txt").touch()
-    assert refusal_of(CONFIG(corpus="a.txt")).startswith("--corpus ")
-    assert sys.modules["everstep.steps.corpus"]
+@pytest.mark.parametrize(("name", "text", "part"), [
+    ("a.txt", "", "--corpus "), ("a.jsonl", '{"content": "hello"}\n', "choose one with --text-key"),
+    ("a.jsonl", '{"text": 1}\n', "choose one with --text-key"), ("a.jsonl", "hello\n", "a.jsonl:1"),
+])  # fmt: skip
+def test_text_that_the_corpus_step_could_not_read_is_refused(name: str, text: str, part: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    assert part in refusal_of(CONFIG(corpus=name))
+    assert not refusal_of(CONFIG(corpus=name, text_key="content")) or "content" not in text
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["", "../..", "a/b", "-x", "x" * 300])
+def test_names_that_cannot_be_parts_of_a_key_are_refused(step: str, name: str) -> None:
+    for field in ("run", "task"):
+        with pytest.raises(BadInput, match=f"^--{field} "):
+            require_names(STEPS[step](**{field: name}))
+
+
+def test_no_report_is_written_of_a_run_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_RUN_DIR", raising=False)
+    write = importlib.import_module("everstep.steps.report.__main__").run
+    with pytest.raises(BadInput, match=r"^--run nope: no step of such a run"):
+        write(report.Config(run="nope", store=str(folder / "store")))
+    assert not (folder / "outputs").exists()
