@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from everstep.steps.entry import StepError, require_count
 from everstep.steps.model import directory, smollm2
 from everstep.steps.model.directory import TINY
-from everstep.steps.model.tokenizer import vocabulary_size
+from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,6 @@ class Config:
 
     def _check_tokenizer(self, known: int) -> None:
         """Raise StepError if the text would be tokenized into more tokens than the model knows."""
-        from everstep.steps.preprocess.config import Config as Tokenization
-        from everstep.steps.preprocess.tokenizer_files import find_tokenizer
-
         if self.tokenizer:
             what = f"--tokenizer {self.tokenizer}"
             size = vocabulary_size(find_tokenizer(self.tokenizer, "--tokenizer").read_bytes())
@@ -56,6 +53,6 @@ class Config:
                 raise StepError(f"{what}: not a tokenizer.json ({error}); fetch it again") from None
         else:
             what = f"--model {self.model}: no tokenizer.json in it, and the one trained on your text"
-            size = Tokenization.vocab_size
+            size = TRAINED_SIZE
         if size > known:
             raise StepError(f"{what} has {size} tokens, the model knows {known}; give the model's own --tokenizer")

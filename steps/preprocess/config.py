@@ -7,8 +7,9 @@ from typing import Annotated
 from everstep.flags import Flag
 from everstep.runtime.store import NoSuchKey, StoreError, is_s3_uri, open_store
 from everstep.steps.entry import StepError, require_count
+from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer
 from everstep.steps.preprocess.masters import Kind, kind_of
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end-of-document token."""
@@ -43,7 +44,7 @@ class Config:
     """merges.txt of GPT2BPETokenizer."""
     tokenizer: str = ""
     """A tokenizer.json or a Hugging Face folder, used without special tokens; empty: a byte-level BPE is trained."""
-    vocab_size: int = 8192
+    vocab_size: int = TRAINED_SIZE
     """Size of the vocabulary that is trained when no tokenizer is given."""
     train_tokenizer: int = 0
     """Only train a byte-level BPE with this many tokens on the input, and write it; 0: tokenize."""

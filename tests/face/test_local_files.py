@@ -13,7 +13,7 @@ from everstep.local_files import LocalFile, project_files, with_addresses
 from everstep.runtime.store import fetch_folder, open_store
 from everstep.runtime.store.code import ARCHIVE, fetch_code, is_code_address, script_name
 from everstep.runtime.text import find_files
-from everstep.steps.preprocess.tokenizer_files import find_tokenizer
+from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.train import Config as Train
 from everstep.steps.train.job import job_of
 from tests.minio import MinIO
