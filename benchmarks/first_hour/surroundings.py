@@ -134,8 +134,9 @@ def vocabularies(folder: Path) -> Iterator[Line]:
 
 def early_text(folder: Path) -> Iterator[Line]:
     """Text of which nothing can be evaluated: known before the training."""
-    (folder / "short.txt").write_text("far too short\n")
-    answer = ask(folder, [*PIPELINE, "--corpus", "short.txt", "--nodes", "1", "--name", "short"])
+    lines = (json.dumps({"text": f"far too short {number}"}) for number in range(200))
+    (folder / "short.jsonl").write_text("\n".join(lines))
+    answer = ask(folder, [*PIPELINE, "--corpus", "short.jsonl", "--nodes", "1", "--name", "short"])
     logs = sorted(path.name for path in (folder / "runs/short/logs").glob("*"))
     said = re.findall(r"--sequence-length 96: [^\n]*", answer.text)
     has_trained = any("worker" in name for name in logs)

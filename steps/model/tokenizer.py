@@ -1,4 +1,4 @@
-"""Find a tokenizer.json, and count its tokens. The standard library alone, so that steps can check before they start."""
+"""Find a tokenizer.json, and count its tokens: the standard library alone, so steps can check before they start."""
 
 import json
 import os

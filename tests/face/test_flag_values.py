@@ -182,10 +182,16 @@ def test_a_script_that_python_cannot_read_is_refused_by_its_line(text: str, fold
     assert refusal_of(CONFIG(evaluate_script="mine.py")).startswith("--evaluate-script mine.py")
 
 
-@pytest.mark.parametrize(("name", "text", "part"), [
-    ("a.txt", "", "--corpus "), ("a.jsonl", '{"content": "hello"}\n', "choose one with --text-key"),
-    ("a.jsonl", '{"text": 1}\n', "choose one with --text-key"), ("a.jsonl", "hello\n", "a.jsonl:1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("a.txt", "", "--corpus "),
+        ("a.txt", "a whole book", "--corpus a.txt: a single document"),
+        ("a.jsonl", '{"content": "hello"}\n', "choose one with --text-key"),
+        ("a.jsonl", '{"text": 1}\n', "choose one with --text-key"),
+        ("a.jsonl", "hello\n", "a.jsonl:1"),
+    ],
+)
 def test_text_that_the_corpus_step_could_not_read_is_refused(name: str, text: str, part: str, folder: Path) -> None:
     (folder / name).write_text(text)
     assert part in refusal_of(CONFIG(corpus=name))
