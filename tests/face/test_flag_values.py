@@ -169,7 +169,7 @@ def test_samples_longer_than_the_model_reads_are_refused_before_anything_starts(
 def test_held_out_text_that_the_evaluation_cannot_measure_is_refused_before_training(tokens: int, folder: Path) -> None:
     facts = {"vocab_size": 100, "train": {"tokens": 5000}, "validation": {"tokens": tokens}}
     (folder / "dataset.json").write_text(json.dumps(facts))
-    data = {"dataset": str(folder), "validation": f"{folder}#validation"}
+    data: dict[str, Any] = {"dataset": str(folder), "validation": f"{folder}#validation"}
     assert refusal_of(train.Config(**data)).startswith(f"--sequence-length 96: the held-out text {folder}#validation")
     assert not refusal_of(train.Config(**data, script=str(PIPELINE))), "after a script of one's own nothing is needed"
     assert not refusal_of(train.Config(**data, sequence_length=95)) or not tokens
