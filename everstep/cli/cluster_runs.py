@@ -67,7 +67,7 @@ def states(namespace: str, name: str) -> Iterator[dict[str, Any]]:
             if isinstance(news, ApiError):
                 print(f"{name}: cannot be seen now, asked again: {news}", file=sys.stderr)
             else:
-                yield _seen(news)
+                yield _with_status(news)
 
 
 def end(namespace: str, name: str, verb: Literal["stop", "terminate"]) -> int:
