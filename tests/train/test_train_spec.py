@@ -58,7 +58,10 @@ def test_the_file_says_the_roles_and_the_flags_what_it_leaves_out(spec: str) -> 
 def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
     Config(job_spec=spec, nodes=3, workers_per_node=2).check()
     told = refusal_of(job_spec=spec, nodes=4)
-    assert told == f"--job-spec {spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
+    assert (
+        told
+        == f"--job-spec {spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
+    )
 
 
 @pytest.mark.parametrize(
