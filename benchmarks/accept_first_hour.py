@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
-from benchmarks.first_hour import hard_cases, stopping, words
+from benchmarks.first_hour import hard_cases, stopping, surroundings, words
 
 MEASURED: Mapping[str, Callable[[Path], Iterator[Line]]] = {
     "stopping: Ctrl-C, SIGTERM, stop, terminate, kill; loops of one's own": stopping.measure,
     "words: mistakes, verbs, completion, report": words.measure,
     "hard cases": hard_cases.measure,
+    "surroundings: a full disk, a clock that jumps, vocabularies": surroundings.measure,
 }
 PROVEN: Mapping[str, tuple[str, ...]] = {
     "README's loop trains to the last weight": ("tests/survival/test_stopping.py::readmes_loop",),

@@ -1,5 +1,7 @@
 """Errors that are known before anything starts."""
 
+import errno
+import os
 import platform
 import sys
 from pathlib import Path
@@ -26,6 +28,14 @@ def permission_line(error: PermissionError) -> str:
         except OSError:
             continue
     return f"{path}: {error.strerror}"
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why nothing can be written into this folder, which need not exist yet; empty if it can. Makes nothing."""
+    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        return f"{there}: {os.strerror(errno.ENOTDIR)}"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there}: {os.strerror(errno.EACCES)}"
 
 
 def _owner(path: Path) -> str:

@@ -56,6 +56,10 @@ class Submission:
 
     def check(self, target: str, reason: str) -> None:
         """Raise BadInput for flags that have no effect on this target, or contradict each other."""
+        if not self.store:
+            raise BadInput("--store is empty: give a directory, or s3://bucket/prefix")
+        if not self.runs or "://" in self.runs:
+            raise BadInput(f"--runs {self.runs!r}: give a directory of this machine; --store may be in S3")
         if self.watch and self.detach:
             raise BadInput("--watch and --detach: give only one of them")
         if self.detach and self.logs:

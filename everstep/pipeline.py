@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
-from everstep.errors import BadInput, permission_line, require_platform
+from everstep.errors import BadInput, permission_line, require_platform, why_not_writable
 from everstep.options import Submission
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.store import StoreError, absolute_uri, open_store
+from everstep.runtime.store import StoreError, absolute_uri, open_store, require_writes
 from everstep.shell_settings import archive_limits, checked_variables
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check_step(config: Any, **flags_of: str) -> None:
     """
     try:
         config.check()
-    except BadInput as error:
+    except (BadInput, StoreError) as error:
         message = str(error)
         for theirs, own in flags_of.items():
             message = re.sub(rf"--{theirs.replace('_', '-')}(?![\w-])", f"--{own.replace('_', '-')}", message)
@@ -208,8 +208,10 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
         check_name(name)
     except ManifestError as error:
         raise BadInput(f"--{error}") from None
+    if why := why_not_writable(folder):
+        raise BadInput(f"--runs {how.runs}: {why}; choose another folder")
     try:
-        open_store(how.store)
+        require_writes(open_store(how.store))
     except StoreError as error:
         raise BadInput(f"--store {how.store}: {error}") from None
     try:

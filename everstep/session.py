@@ -23,7 +23,7 @@ from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
-from everstep.runtime.checkpoint.worker.own_slots import OwnSlots, slots_folder
+from everstep.runtime.checkpoint.worker.own_slots import OwnSlots, remove_abandoned, slots_folder
 from everstep.runtime.checkpoint.worker.standalone import EVERY_S, StandaloneKeeper
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
@@ -366,6 +366,7 @@ def _count(variable: str, default: int) -> int:
 
 
 def _own_slots(uri: str, job: str) -> OwnSlots | None:
+    remove_abandoned(time.time())
     try:
         return OwnSlots(slots_folder(uri, job))
     except SegmentError as error:

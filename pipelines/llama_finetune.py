@@ -15,6 +15,8 @@ class Config:
 
     corpus: Annotated[str, everstep.LocalFile.TEXT] = ""
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
+    text_key: str = "text"
+    """Key of the text in each line of .jsonl files."""
     tokenizer: Annotated[str, everstep.LocalFile.TOKENIZER] = ""
     """A tokenizer.json or a Hugging Face directory; empty: the model's own; for tiny, one is trained on the corpus."""
     model: Annotated[str, everstep.LocalFile.MODEL] = "tiny"
@@ -54,8 +56,8 @@ class Config:
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
-        everstep.check_step(corpus.Config(source=self.corpus), source="corpus")
-        everstep.check_step(model.Config(model=self.model))
+        everstep.check_step(corpus.Config(source=self.corpus, text_key=self.text_key), source="corpus")
+        everstep.check_step(model.Config(self.model, self.tokenizer, self.sequence_length))
         everstep.check_step(preprocess.Config(tokenizer=self.tokenizer))
         everstep.check_step(
             check.Config(
@@ -89,8 +91,12 @@ def build(config: Config) -> Workflow:
         generate_name="llama-finetune-", entrypoint="main", arguments=everstep.parameters(config)
     ) as workflow:
         with DAG(name="main"):
-            text = corpus.task(source=everstep.parameter("corpus"))
-            start = model.task(model=everstep.parameter("model"), tokenizer=everstep.parameter("tokenizer"))
+            text = corpus.task(source=everstep.parameter("corpus"), text_key=everstep.parameter("text_key"))
+            start = model.task(
+                model=everstep.parameter("model"),
+                tokenizer=everstep.parameter("tokenizer"),
+                sequence_length=everstep.parameter("sequence_length"),
+            )
             tokens = preprocess.task("tokenize", input=text.uri, tokenizer=start.tokenizer)
             health = check.task(
                 nodes=everstep.parameter("nodes"),
@@ -105,6 +111,7 @@ def build(config: Config) -> Workflow:
             )
             trained = train.task(
                 dataset=tokens.uri,
+                validation=tokens.validation,
                 model=start.uri,
                 script=everstep.parameter("script"),
                 script_args=everstep.parameter("script_args"),

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 the training's own error, 2 bad input, 3 no healthy quorum
 told to end (SIGTERM).
 """
 
+import ast
 import dataclasses
 import errno
 import importlib.metadata
@@ -11,10 +12,12 @@ import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,13 +26,16 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
-from everstep.errors import BadInput
+from everstep.errors import BadInput, why_not_writable
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store.code import is_code_address
 from everstep.runtime.system import atomic
 
 TERMINATED = 128 + signal.SIGTERM
 _SOON_S = 0.005
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+MOST = 999_999_999
+"""The largest count in a flag: keys of checkpoints have nine digits for it."""
 
 
 class StepError(BadInput):
@@ -85,11 +91,38 @@ class Result:
 C = TypeVar("C", bound=StepConfig)
 
 
+def require_count(flag: str, value: int, least: int) -> None:
+    """Raise StepError for a count below `least`, or too large for what it counts (keys and counters are of a fixed
+    width)."""
+    if not least <= value <= MOST:
+        bound = f"at least {least}" if value < least else f"at most {MOST}"
+        raise StepError(f"{flag} {value}: must be {bound}")
+
+
+def require_number(flag: str, value: float, most: float = MOST) -> None:
+    """Raise StepError unless it is from 0 to `most`."""
+    if not 0 <= value <= most:
+        raise StepError(f"{flag} {value:g}: must be from 0 to {most:g}")
+
+
 def require_script(flag: str, script: str) -> None:
-    """Raise StepError unless it is a file, the address of code in a store, or empty."""
-    if script and not is_code_address(script) and not os.path.isfile(script):
+    """Raise StepError unless it is a file that Python can read, the address of code in a store, or empty."""
+    if not script or is_code_address(script):
+        return
+    if not os.path.isfile(script):
         what = "a folder; name the script in it" if os.path.isdir(script) else "no such file"
         raise StepError(f"{flag} {script}: {what}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(Path(script).read_bytes())
+    except OSError as error:
+        raise StepError(f"{flag} {script}: cannot be read ({error.strerror})") from None
+    except SyntaxError as error:
+        where = f" line {error.lineno}" if error.lineno else ""
+        raise StepError(f"{flag} {script}{where}: {error.msg}; it is no Python script that can start") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise StepError(f"{flag} {script}: no Python script ({error})") from None
 
 
 def artifact(config: StepConfig, name: str, content: bytes) -> Path:
@@ -148,6 +181,8 @@ def main(
     started = time.time()
     try:
         config.check()
+        require_names(config)
+        require_writable(config)
         result = run(config)
         _write(step, config, result, time.time() - started)
     except StepError as error:
@@ -166,6 +201,31 @@ def main(
         sys.exit(ExitCode.BAD_INPUT)
     print(result.summary, file=sys.stderr)
     sys.exit(0)
+
+
+def require_names(config: StepConfig) -> None:
+    """Raise StepError for names of run and task that cannot be parts of a key in the store."""
+    for flag, name in (("--run", config.run), ("--task", config.task)):
+        if not _NAME.fullmatch(name):
+            raise StepError(f"{flag} {name!r}: use letters, digits and . _ -")
+
+
+def require_writable(config: StepConfig) -> None:
+    """Raise StepError for an output folder or a directory store that the step could not write to at its end.
+
+    S3 is asked when the step opens it. Nothing is left behind but the store's own folder.
+    """
+    from everstep.runtime.store import StoreError, is_s3_uri, open_store, require_writes
+
+    if why := why_not_writable(Path(config.outputs)):
+        raise StepError(f"--outputs {config.outputs}: {why}; choose another folder")
+    if not config.store:
+        raise StepError("--store is empty: give a directory, or s3://bucket/prefix")
+    if not is_s3_uri(config.store):
+        try:
+            require_writes(open_store(config.store))
+        except StoreError as error:
+            raise StepError(f"--store {config.store}: {error}") from None
 
 
 def disk_error_line(error: OSError, store: str) -> str | None:

@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +12,9 @@ import psutil
 from benchmarks.acceptance import Line
 from benchmarks.first_hour.commands import EVERSTEP, Answer, ask, going
 from benchmarks.first_hour.stopping import by_hand
+from benchmarks.first_hour.surroundings import slow_script
 from tests.harness import wait_until
 
-SLEEP_S = 40.0
-"""How long a laptop sleeps here: longer than any heartbeat may be late."""
 SCRIPTS = {
     "prints 1 GB": ("for _ in range(1 << 14): print('x' * (1 << 16))", 0, ""),
     "runs out of memory": (
@@ -31,7 +28,6 @@ SCRIPTS = {
     "raises at import": ("import nothing_of_that_name", 1, "No module named 'nothing_of_that_name'"),
     "leaves by os._exit": ("import os; os._exit(3)", 1, "exit code 3"),
     "closes its streams": ("import os; os.close(1); os.close(2)", 0, ""),
-    "fills the disk": ("raise OSError(28, 'No space left on device', '/data')", 1, "No space left on device"),
 }  # fmt: skip
 """What a script does -> it, the exit code of `everstep launch`, and what must be said."""
 
@@ -81,10 +77,10 @@ def deaf(folder: Path) -> Line:
     )
 
 
-def hangs(folder: Path) -> Line:
-    """A script that never gets beyond its imports."""
+def hangs(folder: Path, text: str, what: str) -> Line:
+    """A script that never gets to its first iteration; imports have three minutes until they are done anew, watched."""
     path = folder / "hangs.py"
-    path.write_text("import time; time.sleep(600)")
+    path.write_text(text)
     spec = {
         "replicaSpecs": {"worker": {"replicas": 1, "restartPolicy": "Never"}},
         "hang": {"policy": "fail", "startTimeout": 5},
@@ -93,7 +89,7 @@ def hangs(folder: Path) -> Line:
     answer = ask(folder, [EVERSTEP, "launch", "--standalone", "--job-spec", "spec.json", str(path)])
     shown = _line_with(answer, "hang|progress|start")
     return Line(
-        "a script that hangs at import",
+        what,
         "not exit 0, said",
         f"exit {answer.code}, {answer.seconds:.0f} s: {shown[:200]}",
         answer.code not in (0, 2) and bool(shown),
@@ -103,7 +99,7 @@ def hangs(folder: Path) -> Line:
 def deleted_store(folder: Path) -> Line:
     """`rm -r runs/store` during the training."""
     log = folder / "runs/deleted"
-    with going(folder, [*by_hand(folder, "deleted"), "--script", _slow(folder)]) as run:
+    with going(folder, [*by_hand(folder, "deleted"), "--script", slow_script(folder)]) as run:
         wait_until((folder / "slow.begun").exists, "the training")
         shutil.rmtree(folder / "runs/store")
         ended = run.end()
@@ -115,46 +111,6 @@ def deleted_store(folder: Path) -> Line:
         f"exit {ended.code}: {shown[:200]}",
         bool(shown) and left and "Traceback" not in ended.text,
     )
-
-
-def asleep(folder: Path) -> Line:
-    """A laptop that sleeps: every process stops for 40 s."""
-    with going(folder, [*by_hand(folder, "asleep"), "--script", _slow(folder)]) as run:
-        wait_until((folder / "slow.begun").exists, "the training")
-        mine = [one for one in psutil.process_iter(["environ"]) if _is_of(one, str(folder))]
-        for one in mine:
-            one.send_signal(signal.SIGSTOP)
-        threading.Event().wait(SLEEP_S)
-        for one in mine:
-            one.send_signal(signal.SIGCONT)
-        ended = run.end()
-    restarts = len(re.findall(r"round \d+", ended.text))
-    return Line(
-        "a laptop that sleeps",
-        "trains to the end",
-        f"exit {ended.code}, {len(mine)} processes stopped, {restarts}",
-        ended.code == 0 and len(mine) > 2,
-    )
-
-
-def _is_of(process: psutil.Process, folder: str) -> bool:
-    try:
-        return process.cwd() == folder and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _slow(folder: Path) -> str:
-    """A script of 40 iterations in 20 s."""
-    (folder / "slow.begun").unlink(missing_ok=True)
-    path = folder / "slow.py"
-    path.write_text(
-        "import time, everstep, torch\njob = everstep.init()\nstate = {'model': torch.nn.Linear(4, 4)}\n"
-        "checkpointer = everstep.Checkpointer(state)\nbegun = checkpointer.load(state)\n"
-        "for iteration in range(begun + 1, 41):\n    time.sleep(0.5)\n    checkpointer.save(iteration, state)\n"
-        f"    open({str(folder / 'slow.begun')!r}, 'w')\n"
-    )
-    return str(path)
 
 
 def missing_java(folder: Path) -> Line:
@@ -174,7 +130,8 @@ def measure(folder: Path) -> Iterator[Line]:
     """All lines of this part."""
     yield from scripts(folder)
     yield deaf(folder)
-    yield hangs(folder)
+    yield hangs(folder, "import time; time.sleep(600)", "a script that hangs")
+    (folder / "slow_module.py").write_text("import time; time.sleep(600)")
+    yield hangs(folder, "import slow_module", "a script that hangs in an import")
     yield deleted_store(folder)
-    yield asleep(folder)
     yield missing_java(folder)

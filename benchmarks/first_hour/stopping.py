@@ -135,7 +135,7 @@ def alone(folder: Path) -> Iterator[Line]:
         _begun(third) == "begun 40",
     )
     said = next((line for line in first.text.splitlines() if "EVERSTEP_PERSIST_INTERVAL" in line), "nothing")
-    ask(folder, command, {"EVERSTEP_STORE": str(folder / "often"), "EVERSTEP_PERSIST_INTERVAL": "5", "DIE": "12"})
+    ask(folder, command, {"EVERSTEP_STORE": str(folder / "often"), "EVERSTEP_PERSIST_INTERVAL": "5", "DIE": "17"})
     listed = ask(folder, [EVERSTEP, "checkpoint", "ls", str(folder / "often")]).text
     yield Line(
         "its interval is told and can be set",

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,29 @@ def get(namespace: str, name: str) -> dict[str, Any]:
     """The run. Raises BadInput."""
     with _route(namespace) as route:
         return _with_status(route.get(name))
+
+
+def wait(namespace: str, names: Sequence[str]) -> int:
+    """Wait until all have ended; print how as `argo wait` does. Returns 0 if all succeeded, else 1. Raises BadInput."""
+    codes = [0]
+    for name in names:
+        *_, last = states(namespace, name)
+        print(f"{name} {last['status']['phase']} at {last['status'].get('finishedAt')}", flush=True)
+        codes.append(int(last["status"]["phase"] != "Succeeded"))
+    return max(codes)
+
+
+def states(namespace: str, name: str) -> Iterator[dict[str, Any]]:
+    """The run each time that it has changed, until it has ended; trouble on the way is told. Raises BadInput."""
+    from everstep.runtime.submission import ApiError
+    from everstep.runtime.submission.follow import updates
+
+    with _route(namespace) as route:
+        for news in updates(route, name, time.sleep):
+            if isinstance(news, ApiError):
+                print(f"{name}: cannot be seen now, asked again: {news}", file=sys.stderr)
+            else:
+                yield _with_status(news)
 
 
 def end(namespace: str, name: str, verb: Literal["stop", "terminate"]) -> int:

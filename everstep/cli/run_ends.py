@@ -29,40 +29,46 @@ def wait(runs: Path, names: Sequence[str]) -> int:
 
 def watch(runs: Path, name: str) -> int:
     """Show the run's tree until it has ended; returns 0 if it succeeded, else 1."""
+    return show(_workflows(run_views.run_folder(runs, name)))
+
+
+def show(workflows: Iterator[dict[str, Any]]) -> int:
+    """Show the tree of each state of a run, on a terminal in place of the one before; elsewhere when a step has
+    changed. Returns 0 if the last state is a success, else 1."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    folder, console = run_views.run_folder(runs, name), Console(highlight=False, soft_wrap=True)
+    console, workflow = Console(highlight=False, soft_wrap=True), dict[str, Any]()
     if not console.is_terminal:
-        for view in _changed_views(folder):
-            print(view, flush=True)
+        for workflow in _changed(workflows):
+            print(run_views.run_view(workflow, time.time()), flush=True)
     else:
         with Live(console=console, auto_refresh=False) as live:
-            for view in _views(folder):
-                live.update(Text(view), refresh=True)
-    return int(run_views.read_workflow(folder)["status"]["phase"] != "Succeeded")
+            for workflow in workflows:
+                live.update(Text(run_views.run_view(workflow, time.time())), refresh=True)
+    return int(workflow["status"]["phase"] != "Succeeded")
 
 
-def _views(folder: Path) -> Iterator[str]:
-    """The run's tree again and again, until it has ended."""
+def _workflows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The run again and again, until it has ended."""
     while True:
         ended = _live_status(folder).get("finishedAt")
-        yield run_views.run_view(run_views.read_workflow(folder), time.time())
+        yield run_views.read_workflow(folder)
         if ended:
             return
         time.sleep(POLL_S)
 
 
-def _changed_views(folder: Path) -> Iterator[str]:
-    """The tree whenever a step has changed."""
+def _changed(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those in which a step differs from the one before, and the last."""
     shown: object = None
-    for view in _views(folder):
-        nodes = run_views.read_workflow(folder)["status"]["nodes"]
+    for workflow in workflows:
+        nodes = workflow["status"]["nodes"]
         phases = {name: (node["phase"], node.get("message")) for name, node in nodes.items()}
-        if phases != shown or "Finished:" in view:
+        if phases != shown or workflow["status"].get("finishedAt"):
             shown = phases
-            yield view
+            yield workflow
 
 
 def _live_status(folder: Path) -> dict[str, Any]:

@@ -22,10 +22,16 @@ NEWEST = "@latest"
 
 def run_folders(runs: Path) -> list[Path]:
     """The folders of all runs, the oldest first. Raises BadInput."""
+    return [folder for folder, _ in _runs_by_age(runs)]
+
+
+def _runs_by_age(runs: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Folder and content of all runs, the oldest first. Raises BadInput."""
     if runs.exists() and not runs.is_dir():
         raise BadInput(f"--runs {runs}: not a folder")
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    return sorted(folders, key=lambda folder: (_creation_time(read_workflow(folder)), folder.name))
+    known = [(folder, read_workflow(folder)) for folder in folders]
+    return sorted(known, key=lambda run: (_creation_time(run[1]), run[0].name))
 
 
 def run_folder(runs: Path, name: str) -> Path:
@@ -100,7 +106,7 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
 
 def workflows(runs: Path) -> list[dict[str, Any]]:
     """This machine's runs. Raises BadInput for no folder, and for a run that cannot be read."""
-    return [read_workflow(folder) for folder in run_folders(runs)]
+    return [workflow for _, workflow in _runs_by_age(runs)]
 
 
 def list_view(workflows: Sequence[Mapping[str, Any]], now: float) -> str:

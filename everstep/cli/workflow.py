@@ -279,10 +279,14 @@ def _logs(flags: Logs) -> int:
 
 
 def _wait(flags: Wait) -> int:
+    if flags.namespace:
+        return cluster_runs.wait(flags.namespace, flags.name)
     return run_ends.wait(flags.runs, flags.name)
 
 
 def _watch(flags: Watch) -> int:
+    if flags.namespace:
+        return run_ends.show(cluster_runs.states(flags.namespace, flags.name))
     return run_ends.watch(flags.runs, flags.name)
 
 

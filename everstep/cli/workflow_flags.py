@@ -118,10 +118,12 @@ class Wait(Runs):
 
     name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)]
     """Names of runs; @latest: the newest one."""
+    namespace: _Namespace = ""
+    """Namespace of the runs, if they are on a cluster (ARGO_SERVER, else the kube context)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch(OneRun):
+class Watch(OneRunAnywhere):
     """Show a run's steps until it has ended; exit code 1 if it did not succeed."""
 
 

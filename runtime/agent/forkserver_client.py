@@ -76,6 +76,10 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Ready | Forked | Exited).decode
 
 
+PRELOAD_S = 180.0
+"""The longest that a fork server may take to import what the script imports."""
+
+
 class ForkServer:
     """A running fork server, on an event loop."""
 
@@ -118,6 +122,9 @@ class ForkServer:
         self._loop.add_reader(self._socket, self._on_readable)
         self.alive = True
         self._burial: asyncio.Task[None] | None = None
+        self._loss = "the fork server ended while it preloaded"
+        limit = self._loop.call_later(PRELOAD_S, self._give_up)
+        self.ready.add_done_callback(lambda _: limit.cancel())
 
     def spawn(self, spawn: Spawn, stdout: int, stderr: int) -> None:
         """Fork a worker; `on_exit` is called at its end. Raises ForkServerLost."""
@@ -203,10 +210,15 @@ class ForkServer:
                     os.close(file)
             self._waiting.clear()
 
+    def _give_up(self) -> None:
+        """End a fork server whose imports hang: a worker that hangs in them is seen, and its stack is written."""
+        self._loss = f"the script's imports were not done after {PRELOAD_S:.0f} s"
+        self._process.kill()
+
     def _handle_loss(self) -> None:
         self._disconnect()
         if not self.ready.done():
-            self.ready.set_exception(ForkServerLost("the fork server ended while it preloaded"))
+            self.ready.set_exception(ForkServerLost(self._loss))
         self._burial = self._loop.create_task(self._report_loss())
 
     async def _report_loss(self) -> None:

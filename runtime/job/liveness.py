@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
 from everstep.runtime.job.records import Reason
-from everstep.runtime.job.spec import Hang, JobSpec
+from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing
@@ -127,11 +127,15 @@ class Liveness:
         another: that may be an export, or a long evaluation, of a script that does not say so."""
         still = self._still
         if self._unmoved:
-            still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
+            still = still | {name for name in self._unmoved if self._must_move(state.nodes[name].role)}
         late = now >= self._started_at + self._spec.hang.start_timeout_s
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
         return self._includes_all_running(still, state) and not self._includes_all_running(self._working, state)
+
+    def _must_move(self, role: str) -> bool:
+        """Whether its script will show progress: it has, or the user has set a limit for it."""
+        return role in self._with_beacon or self._spec.hang.start_timeout_s != START_TIMEOUT_S
 
     def start_deadline(self, now: float) -> float | None:
         """When members that have not reported to be in the round will count as standing still."""

@@ -17,6 +17,7 @@ from everstep.runtime.job.topology import TopologyError, switches
 GIB = 1 << 30
 KEEP_LAST = 3
 """Checkpoints kept in the store: the newest, one to step back to, and one more in case one is damaged."""
+START_TIMEOUT_S = 1800.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
 
@@ -213,8 +214,9 @@ class Hang(msgspec.Struct, frozen=True):
     policy: HangPolicy = HangPolicy.RESTART
     timeout_s: float = 300.0
     """How long no rank's beacon may change after progress in a round."""
-    start_timeout_s: float = 1800.0
-    """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes."""
+    start_timeout_s: float = START_TIMEOUT_S
+    """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes. The
+    default holds for scripts that are known to show progress, another value for every script that does not compute."""
     phases: dict[str, float] = {}
     """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
     saves by torch.save may take `start_timeout_s`."""

@@ -5,6 +5,7 @@ Start with `protocol`.
 """
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ __all__ = [
     "open_objects",
     "open_store",
     "require_space",
+    "require_writes",
 ]
 
 
@@ -98,6 +100,13 @@ def fetch_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.en
         return Cache(environment).fetch(place, open_source, manifest, without)
     open_source().get(manifest, 0, 0)
     return place
+
+
+def require_writes(store: Store) -> None:
+    """Raises StoreError if the store refuses an object, or its removal. Leaves it as it was."""
+    key = f"probes/{secrets.token_hex(8)}"
+    store.create(key, b"")
+    store.delete(key)
 
 
 def require_space(store: Store, needed: int, what: str) -> None:

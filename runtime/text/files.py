@@ -2,6 +2,7 @@
 
 import enum
 import glob
+import os
 import re
 from pathlib import Path
 
@@ -48,13 +49,16 @@ def find_files(given: str, flag: str) -> list[str]:
     name in the error.
     """
     found: list[str] = []
-    parts = [given] if Path(given).exists() else [part.strip() for part in given.split(",")]
+    parts = [given] if os.path.exists(given) else [part.strip() for part in given.split(",")]
     for part in filter(None, parts):
         found += _match_pattern(part, flag)
     if not found:
         raise TextError(f"{flag} {given!r}: names no file")
     for name in found:
-        kind_of(name)
+        try:
+            kind_of(name)
+        except TextError as error:
+            raise TextError(f"{flag} {error}") from None
     return list(dict.fromkeys(found))
 
 
@@ -75,8 +79,7 @@ def _match_pattern(part: str, flag: str) -> list[str]:
 
 
 def _find_local(part: str) -> list[str]:
-    plain = Path(part)
-    paths = [plain] if plain.exists() else [Path(name) for name in glob.glob(part, recursive=True)]
+    paths = [Path(part)] if os.path.exists(part) else [Path(name) for name in glob.glob(part, recursive=True)]
     files = [path for path in paths if path.is_file()]
     for folder in (path for path in paths if path.is_dir()):
         files += [path for path in folder.iterdir() if path.name.endswith(KINDS) and path.is_file()]

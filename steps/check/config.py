@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.steps.entry import StepError
+from everstep.steps.entry import MOST, StepError, require_count, require_number
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,14 @@ class Config:
         """Raise StepError for contradictory numbers and unreadable pairs."""
         from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
 
-        if self.nodes < 1:
-            raise StepError(f"--nodes {self.nodes}: must be at least 1")
-        if self.min_nodes < 1:
-            raise StepError(f"--min-nodes {self.min_nodes}: must be at least 1")
-        if self.check_spare < 0:
-            raise StepError(f"--check-spare {self.check_spare}: cannot be negative")
+        require_count("--nodes", self.nodes, 1)
+        require_count("--min-nodes", self.min_nodes, 1)
+        require_count("--check-spare", self.check_spare, 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        if not self.timeout > 0:
+        require_count("--min-channels", self.min_channels, 0)
+        require_number("--min-bandwidth", self.min_bandwidth)
+        if not 0 < self.timeout <= MOST:
             raise StepError(f"--timeout {self.timeout:g}: must be above 0 (seconds)")
         if self.switchbox_check:
             try:

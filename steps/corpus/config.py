@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from everstep.steps.entry import StepError
 
+SINGLE = (
+    "a single document, of which none can be held out for the evaluation; cut it into several, such as the lines of a "
+    ".jsonl file (the corpus step by itself holds out none with --validation-share 0)"
+)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -32,6 +37,9 @@ class Config:
         if not self.text_key:
             raise StepError("--text-key is empty: give the key of the text in each line, such as text")
         if self.source:
-            from everstep.steps.corpus.sources import find
+            from everstep.steps.corpus.sources import find, require_text
 
-            find(self.source)
+            names = find(self.source)
+            require_text(names, self.text_key)
+            if self.validation_share and len(names) == 1 and names[0].endswith(".txt"):
+                raise StepError(f"--source {self.source}: {SINGLE}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep.runtime.data import data_folder
 from everstep.steps.corpus.archive import ArchiveWriter, Split
-from everstep.steps.corpus.config import Config
+from everstep.steps.corpus.config import SINGLE, Config
 from everstep.steps.corpus.sources import Source, find, from_files, standard_library
 from everstep.steps.entry import Result, StepError
 from everstep.steps.progress import Progress
@@ -94,14 +94,11 @@ def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: 
 
 def _refuse_useless(config: Config, train: Split, validation: Split) -> None:
     if not train.documents + validation.documents:
-        raise StepError(f"--source {config.source}: it has no text")
+        raise StepError(f"{config.source}: it has no text")
     if not train.documents:
         raise StepError(f"--validation-share {config.validation_share}: all documents are held out; give a smaller one")
     if config.validation_share and not validation.documents:
-        raise StepError(
-            f"--source {config.source}: a single document, of which none can be held out; "
-            "split it into several, or give --validation-share 0"
-        )
+        raise StepError(f"{config.source}: {SINGLE}")
 
 
 def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Split, Counts]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
@@ -37,6 +38,25 @@ def find(source: str) -> list[str]:
         return text.find_files(source, "--source")
     except text.TextError as error:
         raise StepError(str(error)) from None
+
+
+def require_text(names: list[str], text_key: str) -> None:
+    """Raise StepError if a file of this machine cannot be opened, if all are empty, or if the first line of the first
+    .jsonl file has no text under that key."""
+    sizes = []
+    for name in names:
+        if "://" in name:
+            return  # Known when it is read.
+        try:
+            with open(name, "rb") as file:
+                sizes.append(os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise StepError(f"--source {name}: cannot be read ({error.strerror or error})") from None
+    if not any(sizes):
+        every = f" ({len(names)} files, all empty)" if len(names) > 1 else ""
+        raise StepError(f"--source {names[0]}: it has no text{every}; give files that are not empty")
+    if lines := [name for name, size in zip(names, sizes, strict=True) if name.endswith(".jsonl") and size]:
+        next(_read(lines[0], text_key), None)
 
 
 def from_files(names: list[str], text_key: str) -> list[Source]:

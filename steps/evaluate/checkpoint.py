@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.store import NoSuchKey, open_store
+from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from everstep.runtime.checkpoint.stored.manifest import Commit
 
 
-class NotALlamaError(StepError):
+class CannotMeasureError(StepError):
+    """What there is cannot be measured. After a script of the user's own that is no error: it need not be."""
+
+
+class NotALlamaError(CannotMeasureError):
     """A whole checkpoint, but without what `steps/train/llama.py` puts into its state."""
 
 
@@ -47,6 +51,8 @@ def read_manifest(uri: str) -> "Commit":
     from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.manifest import read_commit
 
+    if not uri:
+        raise StepError("--checkpoint is empty: give the URI that everstep.steps.train printed")
     try:
         return read_commit(open_store(uri, read_only=True), "")
     except RestoreError as error:
@@ -54,6 +60,8 @@ def read_manifest(uri: str) -> "Commit":
     except NoSuchKey:
         mend = "give the URI that everstep.steps.train printed"
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
+    except StoreError as error:
+        raise StepError(f"--checkpoint {error}") from None
 
 
 def read(uri: str) -> TrainedModel:

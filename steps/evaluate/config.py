@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.steps.entry import StepError, require_script
+from everstep.steps.entry import StepError, require_count, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 
@@ -42,10 +42,8 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for unusable numbers and paths."""
-        if self.windows < 1:
-            raise StepError(f"--windows {self.windows}: must be at least 1")
-        if self.sample_tokens < 0:
-            raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
+        require_count("--windows", self.windows, 1)
+        require_count("--sample-tokens", self.sample_tokens, 0)
         require_script("--script", self.script)
         self.training_results()
         if self.model != TINY:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
+from everstep.runtime.store import StoreError
 from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, artifact
-from everstep.steps.evaluate.checkpoint import NotALlamaError, read, read_manifest
+from everstep.steps.evaluate.checkpoint import CannotMeasureError, NotALlamaError, read, read_manifest
 from everstep.steps.evaluate.config import Config
 from everstep.steps.evaluate.script import run_script
 from everstep.steps.model.directory import MANIFEST, TINY
@@ -33,16 +34,17 @@ def run(config: Config) -> Result:
         return _result(config, f"{script_name(config.script)}: {in_words(named) or 'named no results'}", named)
     if config.trained_by:
         try:
-            return _measure(config) if config.checkpoint else _nothing_measured(config)
+            return _measure(config) if config.checkpoint else _nothing_measured(config, "no checkpoint")
         except NotALlamaError:
-            return _nothing_measured(config)
+            return _nothing_measured(config, "a checkpoint that is not of a Llama")
+        except CannotMeasureError as error:
+            return _nothing_measured(config, f"a checkpoint that this text cannot measure ({error})")
     return _measure(config)
 
 
-def _nothing_measured(config: Config) -> Result:
-    """For a script of the user's own whose state this step cannot read."""
+def _nothing_measured(config: Config, why: str) -> Result:
+    """For a script of the user's own that has left what this step cannot measure."""
     named, script = config.training_results(), script_name(config.trained_by)
-    why = "a checkpoint that is not of a Llama" if config.checkpoint else "no checkpoint"
     print(f"{script} left {why}, so nothing was measured; an evaluation script of your own can", file=sys.stderr)
     return _result(config, in_words(named) or f"nothing to measure: {script} left {why}", named)
 
@@ -60,10 +62,12 @@ def _measure(config: Config) -> Result:
 
     for name in ("checkpoint", "validation"):
         if not getattr(config, name):
-            raise StepError(f"--{name}: missing; give the URI")
+            raise StepError(f"--{name} is empty: give the URI that the step before printed")
     try:
         data = open_dataset(config.validation)
     except DatasetError as error:
+        raise StepError(f"--validation {error}") from None
+    except StoreError as error:
         raise StepError(f"--validation {error}") from None
     key = f"models/{_digest(config, data)}"
     metrics = data_folder.find_manifest(config.store, key, MANIFEST)
@@ -103,10 +107,12 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     trained = read(config.checkpoint)
     if int(trained.config["vocab_size"]) < data.vocab_size:
         known = trained.config["vocab_size"]
-        raise StepError(f"--validation {config.validation}: {data.vocab_size} tokens, the model knows {known}")
+        what = f"--validation {config.validation}: tokens up to {data.vocab_size}, the model knows {known}"
+        raise CannotMeasureError(f"{what}; give a dataset that its own tokenizer made")
     length, seed = int(trained.settings["sequence_length"]), int(trained.settings["seed"])
     if len(data.tokens) <= length:
-        raise StepError(f"--validation {config.validation}: {len(data.tokens)} tokens are fewer than one sample")
+        short = f"{len(data.tokens)} tokens are fewer than one sample of {length} needs"
+        raise CannotMeasureError(f"--validation {config.validation}: {short}; hold out more text")
     samples = (len(data.tokens) - 1) // length
     windows = min(config.windows, samples)
     print(f"perplexity over {windows} of {samples} stretches of {length} tokens, evenly spaced", file=sys.stderr)

@@ -4,6 +4,7 @@ Standard library only, so that steps can check before they start.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
 
     Raises StepError: no such place, no config, no weights, not a Llama, sequences too long.
     """
+    if not model:
+        raise StepError(f"--model is empty: give `{TINY}`, a directory of a Llama, or s3://...")
     try:
         store = open_directory(model)
         config = json.loads(store.get("config.json"))
@@ -38,8 +41,13 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
         raise StepError(f"--model {model}: no weights in it (*.safetensors); download them, or use `{TINY}`")
     longest = int(config.get("max_position_embeddings", sequence_length))
     if sequence_length > longest:
-        raise StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
+        raise too_long(sequence_length, model, longest)
     return config
+
+
+def too_long(sequence_length: int, model: str, longest: int) -> StepError:
+    """The error for samples that the model cannot read."""
+    return StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
 
 
 def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
@@ -63,11 +71,19 @@ def is_finished(model: str) -> bool:
 
 def open_directory(model: str) -> Store:
     """A store with its files, for reading. Raises StepError for an unknown name."""
-    if not is_s3_uri(model) and not Path(model).is_dir():
+    if not is_s3_uri(model) and not os.path.isdir(model):
         raise StepError(
             f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
         )
     return open_store(model, read_only=True)
+
+
+def tokenizer_of(model: str) -> bytes | None:
+    """The model's own tokenizer.json; None if it has none."""
+    try:
+        return open_directory(model).get("tokenizer.json")
+    except NoSuchKey:
+        return None
 
 
 def absolute_address(model: str) -> str:

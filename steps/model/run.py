@@ -28,7 +28,7 @@ def run(config: Config) -> Result:
         uri, facts = directory.absolute_address(config.model), {}
     return Result(
         f"{config.model}  {_size(directory.open_directory(uri)) / 1e6:.0f} MB",
-        {"uri": uri, "tokenizer": config.tokenizer or _own_tokenizer(uri)},
+        {"uri": uri, "tokenizer": config.tokenizer or (uri if directory.tokenizer_of(uri) is not None else "")},
         {**facts, "uri": uri},
     )
 
@@ -63,14 +63,6 @@ def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
             facts = {"version": 1, "source": source.uri}
             draft.commit(facts)
     return data_folder.data_uri(config.store, key), facts
-
-
-def _own_tokenizer(uri: str) -> str:
-    try:
-        directory.open_directory(uri).get("tokenizer.json", 0, 0)
-    except NoSuchKey:
-        return ""
-    return uri
 
 
 def _size(store: Store) -> int:

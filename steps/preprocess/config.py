@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from everstep.flags import Flag
-from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
-from everstep.steps.entry import StepError
+from everstep.runtime.store import NoSuchKey, StoreError, is_s3_uri, open_store
+from everstep.steps.entry import StepError, require_count
+from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer
 from everstep.steps.preprocess.masters import Kind, kind_of
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end-of-document token."""
@@ -43,7 +44,7 @@ class Config:
     """merges.txt of GPT2BPETokenizer."""
     tokenizer: str = ""
     """A tokenizer.json or a Hugging Face folder, used without special tokens; empty: a byte-level BPE is trained."""
-    vocab_size: int = 8192
+    vocab_size: int = TRAINED_SIZE
     """Size of the vocabulary that is trained when no tokenizer is given."""
     train_tokenizer: int = 0
     """Only train a byte-level BPE with this many tokens on the input, and write it; 0: tokenize."""
@@ -111,14 +112,15 @@ class Config:
                     f"--input {self.input}: no corpus (no corpus.json); make one with python -m everstep.steps.corpus, "
                     "or give --output-prefix to tokenize files as they are"
                 ) from None
+            except StoreError as error:
+                raise StepError(f"--input {error}") from None
         self._check_tokenizer()
         self._check_values()
         self._check_master()
 
     def _check_master(self) -> None:
         for name in ("executors", "executor_cores"):
-            if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         if kind_of(self.spark_master) is Kind.KUBERNETES:
             output = "output_prefix" if self.output_prefix else "store"
             for name in ("input", output):
@@ -154,11 +156,12 @@ class Config:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
 
     def _check_values(self) -> None:
+        for name in ("train_tokenizer", "vocab_size"):
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise StepError(f"--train-tokenizer {self.train_tokenizer}: at least {SMALLEST_VOCABULARY} tokens")
         for name in ("num_docs", "workers", "log_interval", "tasks", "min_length", "max_length"):
-            if getattr(self, name) < 0:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 0 or more")
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if 0 < self.max_length < self.min_length:
             raise StepError(f"--max-length {self.max_length}: less than --min-length {self.min_length}")
         if not 0 <= self.validation_share < 1:

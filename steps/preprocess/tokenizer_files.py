@@ -1,12 +1,10 @@
 """Tokenizer files, by GPT-NeoX's names of their types: found and checked before anything starts."""
 
 import enum
-import json
 from pathlib import Path
 
-from everstep.runtime.store import NoSuchKey, fetch_folder, is_s3_uri
 from everstep.steps.entry import StepError
-from everstep.steps.model.directory import MANIFEST
+from everstep.steps.model.tokenizer import find_tokenizer
 
 
 class TokenizerType(enum.Enum):
@@ -17,28 +15,6 @@ class TokenizerType(enum.Enum):
     GPT2_BPE = "GPT2BPETokenizer"
     CHARACTERS = "CharLevelTokenizer"
     TIKTOKEN = "TiktokenTokenizer"
-
-
-def find_tokenizer(given: str, flag: str) -> Path:
-    """The tokenizer.json that a flag names, fetched if the model is in S3. Raises StepError if there is none.
-
-    Standard library only.
-    """
-    try:
-        path = fetch_folder(given, MANIFEST) if is_s3_uri(given) else Path(given.removeprefix("file://"))
-    except NoSuchKey:
-        raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"
-        raise StepError(f"{flag} {given}: {what}; give a tokenizer.json or a Hugging Face directory")
-    try:
-        value = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise StepError(f"{flag} {file}: not a tokenizer.json ({error})") from None
-    if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
-        raise StepError(f"{flag} {file}: not a tokenizer.json (it has no model); give a Hugging Face tokenizer's")
-    return file
 
 
 def gpt2_files(vocab_file: str, merge_file: str) -> tuple[Path, ...]:

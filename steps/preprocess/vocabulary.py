@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep.steps.entry import StepError
+from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.preprocess.config import Config
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20

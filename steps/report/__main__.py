@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from everstep.steps.entry import Result, main
+from everstep.steps.entry import Result, StepError, main
 from everstep.steps.report.config import Config
 
 
@@ -19,9 +19,12 @@ def run(config: Config) -> Result:
 
     place = os.environ.get("EVERSTEP_RUN_DIR")
     folder = Path(place) if place else None
-    now = time.time()
+    now, store = time.time(), open_store(config.store)
+    by_hand = folder is None and not config.uid and not config.status
+    if by_hand and not any(True for _ in store.list(f"runs/{config.run}/")):
+        raise StepError(f"--run {config.run}: no step of such a run is in --store {config.store}")
     told = read_run(
-        open_store(config.store),
+        store,
         config.run,
         uid=_resolved_or_empty(config.uid),
         phase=_resolved_or_empty(config.status),

@@ -9,9 +9,9 @@ from typing import Any
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
-from everstep.runtime.store import NoSuchKey, open_store
+from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
-from everstep.steps.entry import StepError, require_script
+from everstep.steps.entry import StepError, require_count, require_number, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
@@ -20,8 +20,23 @@ from everstep.steps.train.script import COMMAND, script_arguments, script_variab
 LLAMA = Path(__file__).with_name("llama.py")
 COMMAND_SCRIPT = Path(__file__).with_name("command.py")
 PERSIST_EVERY = 50
+MOST_RATE, MOST_BYTES = 1e6, 1e18
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def _facts_of(dataset: str, flag: str) -> dict[str, Any]:
+    """The dataset.json of a folder or URI. Raises StepError."""
+    try:
+        facts = json.loads(open_store(dataset, read_only=True).get("dataset.json"))
+        sizes = {split: {"tokens": int(facts.get(split, {}).get("tokens", 0))} for split in ("train", "validation")}
+        return {**sizes, "vocab_size": int(facts["vocab_size"])}
+    except NoSuchKey:
+        raise StepError(f"{flag} {dataset}: no dataset.json there; everstep.steps.preprocess makes one") from None
+    except StoreError as error:
+        raise StepError(f"{flag} {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StepError(f"{flag} {dataset}/dataset.json: not a dataset; make it again") from None
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,8 @@ class Config:
 
     dataset: str = ""
     """URI of a token dataset, as the preprocess step prints it."""
+    validation: str = ""
+    """URI of the held-out split that the evaluation will measure, which is checked before training; empty: none."""
     model: str = TINY
     """tiny (5 million random weights), a Llama's Hugging Face directory, or the URI that the model step printed."""
     script: str = ""
@@ -110,7 +127,7 @@ class Config:
         """Raise StepError for what can be checked before anything starts: numbers, paths, the model's directory."""
         self._check_numbers()
         self._check_scheduling()
-        names = {"--job": self.job_name(), "--run": self.run}
+        names = {"--run": self.run, "--task": self.task, "--job": self.job_name()}
         if unusable := [f"{flag} {name!r}" for flag, name in names.items() if not _JOB.fullmatch(name)]:
             raise StepError(f"{unusable[0]}: use letters, digits and . _ -")
         self.hosts_to_avoid()
@@ -149,28 +166,19 @@ class Config:
             raise StepError("--gang kueue: give --queue, the LocalQueue whose quota admits the nodes")
 
     def _check_numbers(self) -> None:
-        for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
-            if getattr(self, name) < 1:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",
+                     "global_batch"):  # fmt: skip
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
+        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every"):
+            require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        if not self.learning_rate >= 0:
-            raise StepError(f"--learning-rate {self.learning_rate:g}: cannot be negative")
-        for name in (
-            "warmup",
-            "max_relaunches",
-            "max_restarts",
-            "replacement_wait_s",
-            "seed",
-            "persist_bytes_per_s",
-            "state_bytes",
-        ):
-            if getattr(self, name) < 0:
-                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+        require_number("--replacement-wait-s", self.replacement_wait_s)
+        require_number("--learning-rate", self.learning_rate, MOST_RATE)
+        for name in ("persist_bytes_per_s", "state_bytes"):
+            require_number(f"--{name.replace('_', '-')}", getattr(self, name), MOST_BYTES)
         if self.exclude_straggler and not self.network_check:
             raise StepError("--exclude-straggler: only --network-check finds stragglers; give it, too")
-        if self.keep_last < 0 or self.keep_every < 0:
-            raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 
@@ -194,20 +202,22 @@ class Config:
     def _check_dataset(self, model: dict[str, Any]) -> None:
         """`model` is the config.json of the model's directory; empty for tiny."""
         place = self.dataset.partition("#")[0]
-        try:
-            facts = json.loads(open_store(place, read_only=True).get("dataset.json"))
-            tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
-        except NoSuchKey:
-            raise StepError(
-                f"--dataset {self.dataset}: no dataset.json there; everstep.steps.preprocess makes one"
-            ) from None
-        except (ValueError, KeyError, TypeError):
-            raise StepError(f"--dataset {place}/dataset.json: not a dataset; make it again") from None
+        facts, short = _facts_of(place, "--dataset"), f"--sequence-length {self.sequence_length}:"
+        tokens, vocab_size = facts["train"]["tokens"], facts["vocab_size"]
         if tokens <= self.sequence_length:
-            raise StepError(f"--dataset {self.dataset}: {tokens} tokens are fewer than one --sequence-length needs")
+            mend = f"give more text (--corpus), or at most {tokens - 1}" if tokens > 1 else "give more text (--corpus)"
+            raise StepError(f"{short} the dataset {place} has {tokens} tokens, fewer than one sample needs; {mend}")
         if model and int(model.get("vocab_size", 0)) < vocab_size:
             mend = "tokenize with the model's own tokenizer (--tokenizer)"
             raise StepError(f"--model {self.model}: {model.get('vocab_size')} tokens, the dataset {vocab_size}; {mend}")
+        if not self.validation or self.script:
+            return
+        held_out = _facts_of(self.validation.partition("#")[0], "--validation")["validation"]["tokens"]
+        if held_out <= self.sequence_length:
+            raise StepError(
+                f"{short} the held-out text {self.validation} has {held_out} tokens, fewer than the evaluation needs; "
+                "give more text (--corpus), or a shorter length"
+            )
 
     def script_path(self) -> Path:
         """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""

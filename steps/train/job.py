@@ -90,7 +90,7 @@ def _read_spec(value: str) -> tuple[str, str]:
     if value.lstrip().startswith("{") or "\n" in value:
         return value, "--job-spec"
     try:
-        return Path(value).read_text(), value
+        return Path(value).read_text(), f"--job-spec {value}"
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise StepError(f"--job-spec {value}: {why}; give a YAML file, or the spec itself as JSON") from None

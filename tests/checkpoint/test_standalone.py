@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard.reshard import assemble_state, open_shard
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
 from everstep.runtime.checkpoint.stored.read_committed import read_committed
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
-from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
+from everstep.runtime.checkpoint.worker.own_slots import ABANDONED_S, OwnSlots, remove_abandoned
 from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, StandaloneKeeper
 from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
@@ -325,3 +325,18 @@ def test_a_single_process_writes_to_the_store_as_often_as_it_is_asked(tmp_path: 
         alone.save(iteration, part(iteration, 0, 1))
     alone.flush(6)
     assert sorted(check(tmp_path / "store")) == [(1, 3), (1, 6)]
+
+
+def test_slots_without_a_save_for_a_week_are_removed_unless_a_process_uses_them(tmp_path: Path) -> None:
+    folders = [tmp_path / f"everstep-{name}-alone" for name in ("used", "killed", "fresh")]
+    slots = [OwnSlots(folder) for folder in folders]
+    for one in slots[1:]:
+        one.close()
+    for folder in folders[:2]:
+        os.utime(folder, (0.0, 0.0))
+    (tmp_path / "everstep-of-an-agent").touch()
+    remove_abandoned(folders[2].stat().st_mtime + ABANDONED_S - 1.0, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "everstep-used-alone", "everstep-fresh-alone", "everstep-of-an-agent"
+    }  # fmt: skip
+    slots[0].close()

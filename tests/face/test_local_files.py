@@ -13,7 +13,7 @@ from everstep.local_files import LocalFile, project_files, with_addresses
 from everstep.runtime.store import fetch_folder, open_store
 from everstep.runtime.store.code import ARCHIVE, fetch_code, is_code_address, script_name
 from everstep.runtime.text import find_files
-from everstep.steps.preprocess.tokenizer_files import find_tokenizer
+from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.train import Config as Train
 from everstep.steps.train.job import job_of
 from tests.minio import MinIO
@@ -79,11 +79,11 @@ def test_what_names_no_file_of_this_machine_stays_and_needs_no_store(tmp_path: P
 
 def test_a_tokenizer_is_found_by_its_address(s3: MinIO, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    file.write_text('{"model": {}}')
+    file.write_text('{"model": {"vocab": {"a": 0}}}')
     uri = "s3://everstep-tests/here"
     address = with_addresses(Config(tokenizer=str(file)), uri, "").tokenizer
     assert address.startswith(f"{uri}/tokenizers/")
-    assert find_tokenizer(address, "--tokenizer").read_text() == '{"model": {}}'
+    assert find_tokenizer(address, "--tokenizer").read_text() == file.read_text()
 
 
 def test_a_model_is_finished_where_its_address_leads(s3: MinIO, tmp_path: Path) -> None:

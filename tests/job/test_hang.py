@@ -5,7 +5,7 @@ import pytest
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
 from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, JobResult, Reason, RoundBroken
-from everstep.runtime.job.spec import Hang, HangPolicy, RoleSpec
+from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing
 from tests.job.world import World, platform
@@ -87,9 +87,9 @@ def test_a_takeover_in_a_hang_does_not_take_it_for_over(policy: HangPolicy) -> N
     assert (world.state.phase == "running") == (policy is HangPolicy.REPORT)
 
 
-def starting(has_beacon: bool) -> World:
+def starting(has_beacon: bool, limit_s: float = 600.0) -> World:
     """A job of two nodes that were told to start a minute before the limit is over, and have not moved."""
-    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, 600.0)))
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, limit_s)))
     world.join_all()
     for second in range(0, 540, 10):
         world.now += 10
@@ -125,12 +125,21 @@ def test_a_member_that_never_comes_into_the_round_stands_still_too() -> None:
 
 
 def test_ranks_that_have_no_beacon_never_hang_though_they_never_move() -> None:
-    world = starting(has_beacon=False)
+    world = starting(has_beacon=False, limit_s=START_TIMEOUT_S)
     for second in range(600, 3000, 10):
         world.now += 10
         for name in ("worker-0-0", "worker-1-0"):
             world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=float(second))))
     assert world.state.hang is None
+
+
+def test_ranks_that_have_no_beacon_hang_at_the_limit_of_a_start_that_the_user_has_set() -> None:
+    world = starting(has_beacon=False)
+    world.now += 60
+    for name in ("worker-0-0", "worker-1-0"):
+        assert world.state.hang is None
+        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=600.0)))
+    assert isinstance(world.records[-1], HangSeen)
 
 
 def test_stacks_written_for_an_earlier_hang_of_the_round_are_none_for_this_one() -> None:

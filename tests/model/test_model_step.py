@@ -25,7 +25,7 @@ def llama(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 64, "max_position_embeddings": 128}')
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 100)
-    (folder / "tokenizer.json").write_text('{"model": {}}')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     return folder
 
 

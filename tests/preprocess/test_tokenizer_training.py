@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from everstep.steps.corpus import Config as CorpusConfig
 from everstep.steps.corpus.run import run as make_corpus
 from everstep.steps.entry import StepError
+from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.run import run
-from everstep.steps.preprocess.tokenizer_files import find_tokenizer
 
 TEXTS = [f"value_{number} = compute({number}, na\u00efve)\n" * 5 for number in range(60)]
 

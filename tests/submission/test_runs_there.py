@@ -52,6 +52,17 @@ def test_logs_are_those_of_all_pods_or_of_the_wanted(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines() == ["b: there"]
 
 
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
+def test_a_run_that_has_ended_is_waited_for_and_watched(
+    run: Cluster, phase: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.workflows["first"]["status"] |= {"phase": phase, "finishedAt": STARTED}
+    assert main(["workflow", "wait", "first", "-n", "ml"]) == code
+    assert capsys.readouterr().out == f"first {phase} at {STARTED}\n"
+    assert main(["workflow", "watch", "first", "-n", "ml"]) == code
+    assert f"Status:              {phase}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("verb", ["stop", "terminate"])
 def test_a_run_is_ended(run: Cluster, verb: str) -> None:
     assert main(["workflow", verb, "first", "-n", "ml"]) == 0
@@ -74,6 +85,8 @@ def test_a_run_that_has_failed_is_retried_by_an_argo_server(
     [
         (["get", "gone"], '"gone" not found'),
         (["stop", "gone"], '"gone" not found'),
+        (["wait", "gone"], '"gone" not found'),
+        (["watch", "gone"], '"gone" not found'),
         (["logs", "first", "x"], "no step begins with 'x'"),
         (["retry", "first"], "only a run that has failed is retried, and it is Running"),
         (["stop", "first", "--message", "m"], "only the whole run"),

@@ -58,7 +58,10 @@ def test_the_file_says_the_roles_and_the_flags_what_it_leaves_out(spec: str) -> 
 def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
     Config(job_spec=spec, nodes=3, workers_per_node=2).check()
     told = refusal_of(job_spec=spec, nodes=4)
-    assert told == f"{spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
+    assert (
+        told
+        == f"--job-spec {spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,5 +109,5 @@ def test_the_step_refuses_it_with_exit_code_2_and_writes_nothing(tmp_path: Path)
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 2
-    assert run.stderr == "train: job.yaml line 2: replicaSpecs.worker.minReplicas: 3 is more than nodes, 2\n"
+    assert run.stderr == "train: --job-spec job.yaml line 2: replicaSpecs.worker.minReplicas: 3 is more than nodes, 2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from everstep.runtime.checkpoint.errors import SegmentError
@@ -15,6 +16,8 @@ from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, S
 from everstep.runtime.platform.debris import SHARED_MEMORY
 from everstep.runtime.system.file_lock import open_locked
 
+ABANDONED_S = 7 * 24 * 3600.0
+"""How long the state of a killed process waits for the next process of its job; then the memory is given back."""
 SLOTS = 3
 """One is being copied to the store, one keeps the newest state, one is written."""
 
@@ -23,6 +26,18 @@ def slots_folder(uri: str, job: str, memory: Path = SHARED_MEMORY) -> Path:
     """The folder of the slots of a job of this user and store."""
     name = hashlib.sha256(f"{os.getuid()} {uri} {job}".encode()).hexdigest()[:12]
     return memory / f"everstep-{name}-alone"
+
+
+def remove_abandoned(now: float, memory: Path = SHARED_MEMORY) -> None:
+    """Remove the slots of this user's jobs that no process uses, and into which none has written for `ABANDONED_S`."""
+    for folder in memory.glob("everstep-*-alone"):
+        with suppress(OSError):  # Somebody else's, or gone.
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or now < status.st_mtime + ABANDONED_S:
+                continue
+            lock = open_locked(folder, wait_s=0.0)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 class OwnSlots:
@@ -78,6 +93,7 @@ class OwnSlots:
         """The slot is written."""
         assert self._file is not None
         self._file.write_slot_record(slot, kept)
+        os.utime(self._folder)  # Writing to mapped memory sets no time.
         if self._replaces:
             os.replace(self._file.path, self._path)
             self._file.path, self._replaces = self._path, False
