@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Neighbour, Round, Seat
 
-NEIGHBOURS = 64
+NEAR = 64
 """How far the search for a member on another host goes in rank order; bounds its cost in a round of 10,000 nodes."""
+MOST_NEIGHBOURS = 8
+_TOLD_TO_JOIN = (NodePhase.REJOINING, NodePhase.SUSPECTED, NodePhase.LOST)
 
 
 def seat(state: State, node: str) -> Seat | None:
@@ -33,6 +35,7 @@ def seat(state: State, node: str) -> Seat | None:
         restore=round_.restore,
         persists=member.group_rank == 0,
         peer=peer(round_.members[member.role], member.group_rank - _members_before(round_, member.role)),
+        neighbours=neighbours(round_, member.group_rank),
     )
 
 
@@ -45,14 +48,30 @@ def peer(members: Sequence[Member], place: int) -> str:
     """
     count, host = len(members), members[place].host
     first, end = place, place + 1
-    while first > max(0, place - NEIGHBOURS) and members[first - 1].host == host:
+    while first > max(0, place - NEAR) and members[first - 1].host == host:
         first -= 1
-    while end < min(count, place + NEIGHBOURS) and members[end].host == host:
+    while end < min(count, place + NEAR) and members[end].host == host:
         end += 1
     for candidate in (end + place - first, end, first - 1):
         if members[candidate % count].host != host:
             return members[candidate % count].address
     return ""
+
+
+def neighbours(round_: Round, group_rank: int) -> tuple[Neighbour, ...]:
+    """The members that this one asks for a sign of life: those 1, 2, 4, ... places after it, so that each member is
+    asked by others near and far and a rack that fails as a whole is noticed."""
+    size = sum(map(len, round_.members.values()))
+    steps = [1 << power for power in range(MOST_NEIGHBOURS) if 1 << power < size]
+    return tuple(_neighbour(round_, (group_rank + step) % size) for step in steps)
+
+
+def _neighbour(round_: Round, group_rank: int) -> Neighbour:
+    for members in round_.members.values():
+        if group_rank < len(members):
+            return Neighbour(members[group_rank].node, members[group_rank].address)
+        group_rank -= len(members)
+    raise IndexError("the rank is beyond the round's members")
 
 
 def _members_before(round_: Round, role: str) -> int:
@@ -75,7 +94,7 @@ def is_spent(state: State, join: Join) -> bool:
     node = state.nodes.get(join.node)
     if node is None or (node.life, node.join) < (join.life, join.number):
         return False
-    return (node.life, node.join) > (join.life, join.number) or node.phase in (NodePhase.REJOINING, NodePhase.LOST)
+    return (node.life, node.join) > (join.life, join.number) or node.phase in _TOLD_TO_JOIN
 
 
 def directive(state: State, node: str, life: int = 0) -> Directive | None:

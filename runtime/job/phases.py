@@ -24,6 +24,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeSuspected,
     PassedOver,
     RoundBroken,
     RoundFormed,
@@ -47,6 +48,7 @@ F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
     (R, RoundBroken): F,
+    (F, NodeSuspected): F,
     (F, JobEnded): E,
     (R, JobEnded): E,
     (E, JobReopened): F,
