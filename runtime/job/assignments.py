@@ -59,10 +59,11 @@ def peer(members: Sequence[Member], place: int) -> str:
 
 
 def neighbours(round_: Round, group_rank: int) -> tuple[Neighbour, ...]:
-    """The members that this one asks for a sign of life: those 1, 2, 4, ... places after it, so that each member is
-    asked by others near and far and a rack that fails as a whole is noticed."""
+    """The members that this one asks for a sign of life: all others of few, else those 1, 2, 4, ... places after it, so
+    that each member is asked by others near and far and a rack that fails as a whole is noticed."""
     size = sum(map(len, round_.members.values()))
-    steps = [1 << power for power in range(MOST_NEIGHBOURS) if 1 << power < size]
+    few = size <= MOST_NEIGHBOURS + 1
+    steps = range(1, size) if few else [1 << power for power in range(MOST_NEIGHBOURS) if 1 << power < size]
     return tuple(_neighbour(round_, (group_rank + step) % size) for step in steps)
 
 

@@ -57,15 +57,20 @@ class Accusations:
         running: int,
         now: float,
     ) -> dict[str, tuple[str, ...]]:
-        """Who is suspected -> who asked; of `running` nodes. Empty while others may still accuse."""
+        """Who is suspected -> who asked; of `running` nodes. Empty while others may still accuse, unless
+        the accusers are not fewer than the accused and nobody else is in the round."""
         pairs = {
             (accuser, name)
             for accuser, one in self._by_accuser.items()
             for name in one.silent
-            if accuser in askers and name in members and (name in self._by_accuser or heard.get(name, 0.0) <= one.since)
+            if accuser in askers
+            and name in members
+            and name != accuser
+            and (name in self._by_accuser or heard.get(name, 0.0) <= one.since)
         }
-        have_spoken = len({name for pair in pairs for name in pair}) >= running
-        if not have_spoken and now < self._first_at + VOTE_S:
+        accusers, accused = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
+        is_clear = len(accusers | accused) >= running and len(accusers) >= len(accused)
+        if not is_clear and now < self._first_at + VOTE_S:
             return {}
         return choose_suspects(pairs, heard)
 
