@@ -174,3 +174,4 @@ def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
     record_property("seconds", f"{time.time() - moment:.1f}")
     if how != "deleted":
         assert training.finish() == "Failed"
+    assert training.not_stored() == 0

@@ -111,6 +111,7 @@ def test_a_run_that_is_deleted_takes_its_nodes_along(job: Training, record_prope
     job.delete()
     wait_gone(job, uids, record_property)
     wait_until(lambda: not job.cluster.kubectl.list("pods", job.selector), "the end of all pods", PATIENCE_S, 0.5)
+    assert job.not_stored() == 0
 
 
 def test_nodes_that_no_master_comes_for_end_by_themselves(job: Training, record_property: Record) -> None:

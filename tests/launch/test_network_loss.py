@@ -1,5 +1,5 @@
-"""Two nodes on networks of their own. The wire between them is cut, or one of them is frozen: the job goes on without the
-one, and with it again when it is back, at the iteration it was at and with every sample applied once.
+"""The wire between two nodes on networks of their own is cut, or one node is frozen: the job goes on without that one,
+and with it again when it is back, at the iteration it was at and with every sample applied once.
 """
 
 import os
