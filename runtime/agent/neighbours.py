@@ -15,9 +15,9 @@ import aiohttp
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.protocol.messages import Neighbour, Seat
 
-STILL_S = 1.0
+STILL_S = 0.75
 """So long no worker has made progress, or the node has waited for a seat, before it asks."""
-LOOK_S = 0.25
+LOOK_S = 0.2
 """Between two looks at the workers' progress."""
 AGAIN_S = 1.0
 """Between two questions."""
