@@ -76,7 +76,8 @@ def test_a_frozen_node_is_done_without_comes_back_and_is_not_given_up(launcher: 
     for process in processes:
         os.kill(process.pid, signal.SIGCONT)
     trains(2, alone)
+    kinds = nodes.kinds()
+    assert kinds.count("NodeSuspected") == 1
+    assert "NodeLost" not in kinds
     assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
-    assert nodes.kinds().count("NodeSuspected") == 1
-    assert "NodeLost" not in nodes.kinds()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])
