@@ -95,6 +95,7 @@ test-metrics: $(READY)  ## metrics, alert rules and dashboard before a real Prom
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.lost_machine
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.node_check
 	$(BIN)/python -m benchmarks.watching

@@ -7,7 +7,8 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Argo's retryStrategy of our templates retries all but FAILED, BAD_INPUT and NO_QUORUM."""
+    """Argo's retryStrategy of our templates retries all but FAILED, BAD_INPUT and NO_QUORUM: three times, and without
+    limit a pod that was lost with its machine, evicted or deleted."""
 
     DONE = 0
     FAILED = 1

@@ -28,13 +28,33 @@ COMMON_ARGUMENTS = {"store": "{{workflow.parameters.store}}", "run": "{{workflow
 """The fields that every config has, and their values in any workflow. The workflow has a parameter `store`."""
 STEP = "everstep/step"
 """Label of the pods that may reach each other (templates/chart/files/network.yaml); its value is the step."""
-RETRY = RetryStrategy(
-    limit=3,
-    retry_policy="Always",
-    expression="lastRetry.status == 'Error' || !(asInt(lastRetry.exitCode) in [0, 1, 2, 3])",
-    backoff=argo.Backoff(duration="1", factor=argo.IntOrString(root=2)),
+MACHINE_GONE = (
+    "pod deleted",
+    "imminent node shutdown",
+    "The node was low on resource",
+    "The node had condition",
+    "ContainerStatusUnknown",
+    "Unknown [(]exit code 255[)]",
 )
-"""Retry what is not the user's fault: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would repeat."""
+"""What Argo says of a pod that ended with its machine: the kubelet's message if there is one ("Node-pressure Eviction"
+and "Node Shutdowns" in Kubernetes' documentation), `pod deleted` if the pod is gone (Argo's documentation, "Retries"),
+the last two of a machine that was switched on again."""
+RETRIES = 3
+RETRY = RetryStrategy(
+    limit=1000,
+    retry_policy="Always",
+    expression=(
+        f"asInt(lastRetry.exitCode) == 143 || lastRetry.message matches '{'|'.join(MACHINE_GONE)}' || "
+        f"asInt(retries) < {RETRIES} && "
+        "(lastRetry.status == 'Error' || !(asInt(lastRetry.exitCode) in [0, 1, 2, 3]))"
+    ),
+    backoff=argo.Backoff(duration="1", factor=argo.IntOrString(root=2), cap="60"),
+)
+"""Retry what is not the user's fault. A pod that was lost with its machine or asked to end (143: eviction, drain,
+preemption) is always retried; one that failed otherwise only while there were fewer than 3 retries. Codes 1, 2 and 3
+would repeat.
+
+The expression counts, not the limit, which must be there: without one Argo does not wait for the backoff."""
 
 POD_SECURITY = argo.PodSecurityContext(
     run_as_non_root=True,

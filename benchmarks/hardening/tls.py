@@ -70,13 +70,18 @@ def _peer(pipe: Connection, size: int, tls: bool) -> None:
         credentials, listener = credentials_of(TOKEN, JOB, tls=tls), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
             gate = TokenGate(credentials)
-            app = application(cast(Any, _Holder(size)), gate, threads)
+            app = application(cast(Any, _Holder(size)), gate, threads, no_question)
             async with gate.serve(application_of(app), listener):
                 pipe.send((listener.getsockname()[1], credentials.authority))
                 while await asyncio.to_thread(pipe.recv):
                     pipe.send(time.process_time())
 
     asyncio.run(serve())
+
+
+async def no_question(node: str, address: str) -> str:
+    """Nobody asks this peer whether it lives."""
+    raise AssertionError((node, address))
 
 
 class _Way:

@@ -14,6 +14,7 @@ import aiohttp
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.life import AgentLifecycle, AgentStatus, LocalResources
+from everstep.runtime.agent.neighbours import Questions, make_answer
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
@@ -52,11 +53,13 @@ class Agent:
         resources = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
         self.client.threads = threads
         try:
+            questions = Questions(lambda: self.client.session, credentials.scheme)
             life = AgentLifecycle(
-                settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance
-            )
+                settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance,
+                questions,
+            )  # fmt: skip
             try:
-                return await self._run(life, threads, gate, listener)
+                return await self._run(life, questions, threads, gate, listener)
             finally:
                 await life.close()
         finally:
@@ -65,7 +68,12 @@ class Agent:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _run(
-        self, life: AgentLifecycle, threads: ThreadPoolExecutor, gate: TokenGate, listener: socket.socket
+        self,
+        life: AgentLifecycle,
+        questions: Questions,
+        threads: ThreadPoolExecutor,
+        gate: TokenGate,
+        listener: socket.socket,
     ) -> Ending:
         """Connect to the master, listen to workers and peers, and run the life cycle."""
         credentials = self._dependencies.credentials
@@ -74,5 +82,6 @@ class Agent:
         async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
             self.client.session = session
             await life.open()
-            async with gate.serve(application_of(application(life.keeper, gate, threads)), listener):
+            served = application(life.keeper, gate, threads, make_answer(self._settings.node, questions))
+            async with gate.serve(application_of(served), listener):
                 return await life.run()

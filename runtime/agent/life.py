@@ -22,6 +22,7 @@ from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
 from everstep.runtime.agent.last_state import LastState
+from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
@@ -36,7 +37,16 @@ from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
 from everstep.runtime.diagnosis.self_test import result_of
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Refusal, Seat, SelfTest
+from everstep.runtime.protocol.messages import (
+    Action,
+    Directive,
+    Heartbeat,
+    Holding,
+    Join,
+    Refusal,
+    Seat,
+    SelfTest,
+)
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages
@@ -96,6 +106,7 @@ class AgentLifecycle:
         resources: LocalResources,
         status: AgentStatus,
         chance: random.Random,
+        questions: Questions,
     ) -> None:
         """Create the node's keeper, workers and worker server. `client` must get its session before `run`."""
         self._settings, self._dependencies, self._say, self._chance = settings, dependencies, dependencies.say, chance
@@ -126,6 +137,9 @@ class AgentLifecycle:
         self._last_state = LastState(
             self.keeper, settings, resources.address, self._reports, self._run_in_thread, dependencies.say
         )
+        self._neighbours = NeighbourWatch(
+            questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
+        )
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
 
     async def open(self) -> None:
@@ -147,6 +161,7 @@ class AgentLifecycle:
             self._sender.run,
             lambda: self._shutdown.leave_without_master(self._client),
             self._watch_notice,
+            self._neighbours.run,
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
@@ -248,6 +263,7 @@ class AgentLifecycle:
         """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
         broken and none had failed."""
         self._talk.take_seat(seat)
+        self._neighbours.take_seat(seat)
         self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
         self._client.crowd = seat.group_world_size
         slots = self._settings.slots
@@ -311,7 +327,7 @@ class AgentLifecycle:
     async def _poll_directives(self) -> None:
         """Send heartbeats as long polls, and carry out the directives."""
         while True:
-            beat = self._talk.next_heartbeat(**self._progress.observe()._asdict())
+            beat = self._next_heartbeat()
             began, was_known = self._loop.time(), self._is_known
             try:
                 directive = await self._client.send_heartbeat(beat)
@@ -324,6 +340,17 @@ class AgentLifecycle:
             self._carry_out(directive)
             if (directive is None or directive.number <= beat.seen) and self._loop.time() - began < _IMMEDIATE_S:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
+
+    def _next_heartbeat(self) -> Heartbeat:
+        return self._talk.next_heartbeat(**self._progress.observe()._asdict(), **self._neighbours.as_fields())
+
+    def _report_silent(self) -> None:
+        """Say at once which neighbours do not answer, beside the long poll."""
+        self._background.start(self._send_heartbeat_now())
+
+    async def _send_heartbeat_now(self) -> None:
+        if self._is_known:
+            self._carry_out(await self._client.send_heartbeat(self._next_heartbeat()))
 
     def _carry_out(self, directive: Directive | None) -> None:
         self._sender.acknowledge(directive)

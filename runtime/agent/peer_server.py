@@ -4,6 +4,7 @@ GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is supported); 404 
 the job's token.
 POST /v1/copies with a Holding: fetch that shard into this node's memory. The answer begins at once, has a dot for
 progress, and ends with "held" or the reason why the shard was not copied.
+GET /v1/alive: this node's name. With ?node= and &address=, that node's name if the agent there answers, else 504.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import re
 import select
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -48,9 +49,15 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 Piece = memoryview | bytes
 
 
-def application(keeper: Keeper, gate: TokenGate, threads: Executor, stall_s: float = STALL_S) -> web.Application:
+def application(
+    keeper: Keeper,
+    gate: TokenGate,
+    threads: Executor,
+    answer_alive: Callable[[str, str], Awaitable[str]],
+    stall_s: float = STALL_S,
+) -> web.Application:
     """The server of one agent. Blocking calls run in `threads`. A peer that reads nothing for `stall_s` is
-    disconnected."""
+    disconnected. `answer_alive` gets the node and the address that are asked for, empty: this one."""
     senders = ThreadPoolExecutor(SENDERS, "everstep-send")
 
     async def shard(request: web.Request) -> web.StreamResponse:
@@ -69,6 +76,10 @@ def application(keeper: Keeper, gate: TokenGate, threads: Executor, stall_s: flo
             return web.Response(status=400, text=f"not understood: {error}")
         return await _copy(request, threads, partial(keeper.copy_shard, source))
 
+    async def alive(request: web.Request) -> web.Response:
+        name = await answer_alive(request.query.get("node", ""), request.query.get("address", ""))
+        return web.Response(text=name) if name else web.Response(status=504, text="it does not answer")
+
     async def ends(_: web.Application) -> AsyncIterator[None]:
         yield
         senders.shutdown(wait=False)
@@ -76,7 +87,7 @@ def application(keeper: Keeper, gate: TokenGate, threads: Executor, stall_s: flo
     app = web.Application(middlewares=[gate.guard("job", lambda why: web.Response(status=401, text=why))])
     app.cleanup_ctx.append(ends)
     shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
-    app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])
+    app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy), web.get("/v1/alive", alive)])
     return app
 
 

@@ -3,7 +3,10 @@
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join, Neighbour, Round, Seat
+
+MOST_NEIGHBOURS = 8
+_TOLD_TO_JOIN = (NodePhase.REJOINING, NodePhase.SUSPECTED, NodePhase.LOST)
 
 
 def seat(state: State, node: str) -> Seat | None:
@@ -28,7 +31,27 @@ def seat(state: State, node: str) -> Seat | None:
         restore=round_.restore,
         persists=member.group_rank == 0,
         peer=member.peer,
+        neighbours=neighbours(round_, member.group_rank),
     )
+
+
+def neighbours(round_: Round, group_rank: int) -> tuple[Neighbour, ...]:
+    """The members that this one asks for a sign of life: all others of few, else those 1, 2, 4, ... places after it.
+
+    So each member is asked by others near and far, and a rack that fails as a whole is noticed.
+    """
+    size = sum(map(len, round_.members.values()))
+    few = size <= MOST_NEIGHBOURS + 1
+    steps = range(1, size) if few else [1 << power for power in range(MOST_NEIGHBOURS) if 1 << power < size]
+    return tuple(_neighbour(round_, (group_rank + step) % size) for step in steps)
+
+
+def _neighbour(round_: Round, group_rank: int) -> Neighbour:
+    for members in round_.members.values():
+        if group_rank < len(members):
+            return Neighbour(members[group_rank].node, members[group_rank].address)
+        group_rank -= len(members)
+    raise IndexError("the rank is beyond the round's members")
 
 
 def seat_for(state: State, join: Join) -> Seat | None:
@@ -45,7 +68,7 @@ def is_spent(state: State, join: Join) -> bool:
     node = state.nodes.get(join.node)
     if node is None or (node.life, node.join) < (join.life, join.number):
         return False
-    return (node.life, node.join) > (join.life, join.number) or node.phase in (NodePhase.REJOINING, NodePhase.LOST)
+    return (node.life, node.join) > (join.life, join.number) or node.phase in _TOLD_TO_JOIN
 
 
 def directive(state: State, node: str, life: int = 0) -> Directive | None:

@@ -87,7 +87,8 @@ class Brain:
         if self._deadline is not None and self._transaction.now >= self._deadline:
             return False
         state = self.state
-        return not (stands_still(event.heartbeat, self.spec) or state.hang or state.nodes.any_leaving())
+        beat = event.heartbeat
+        return not (beat.silent or stands_still(beat, self.spec) or state.hang or state.nodes.any_leaving())
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick (Unix time); None: never.

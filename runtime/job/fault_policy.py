@@ -64,6 +64,8 @@ TABLE = (
         _NODE_LIMIT),
     Row("a node is silent: network loss, machine frozen", Reason.NO_HEARTBEAT, Decision.RELAUNCH_ELSEWHERE,
         _NODE_LIMIT),
+    Row("the others stand still, and a node answers neither them nor the master", Reason.SUSPECTED,
+        Decision.MEMBERSHIP, "nothing; it joins again when it is back, and is lost if it stays silent"),
     Row("a requested node never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
         f"{_NODE_LIMIT}; with the policy `report` it is only reported"),

@@ -39,6 +39,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeSuspected,
     NodeTested,
     Reason,
     Record,
@@ -191,6 +192,12 @@ def _apply_node_lost(state: State, record: NodeLost) -> State:
     return _with_nodes(state, node, excused=excused)
 
 
+def _apply_node_suspected(state: State, record: NodeSuspected) -> State:
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before)
+    return _with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused)
+
+
 def _apply_node_finished(state: State, record: NodeFinished) -> State:
     node = node_after(_require_node(state, record.node), record, finished_round=record.round)
     queues = {name: data_queues.without_node(queue, node.name) for name, queue in state.queues.items()}
@@ -271,7 +278,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     restored = round_.restore.iteration if round_.restore else 0
     queues = {name: data_queues.in_next_round(queue, restored) for name, queue in state.queues.items()}
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
-    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING,)) else set()
+    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
     return _with_nodes(
         state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, queues=queues,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
@@ -361,6 +368,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     NodeLeaving: _apply_node_leaving,
     NodeReleased: _apply_node_released,
     NodeLost: _apply_node_lost,
+    NodeSuspected: _apply_node_suspected,
     NodeFinished: _apply_node_finished,
     WorkerFaulted: _apply_worker_faulted,
     FaultJudged: _apply_fault_judged,

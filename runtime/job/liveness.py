@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
 from everstep.runtime.job.records import Reason
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
-from everstep.runtime.job.state import State
+from everstep.runtime.job.state import State, round_number
+from everstep.runtime.job.suspicion import Accusations
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing
 
@@ -22,6 +23,11 @@ LONG_PHASES = frozenset({"evaluation", "eval", "validation", "torch.save", "expo
 outside, too."""
 PACES = 10
 """So many median iterations may pass before a node counts as standing still, if that is more than the time limit."""
+
+
+_MAY_BE_SILENT = (NodePhase.RUNNING, NodePhase.REJOINING)
+"""Phases of members that a round trains with or waits for."""
+_MAY_ASK = (*_MAY_BE_SILENT, NodePhase.WAITING)
 
 
 class Liveness:
@@ -50,6 +56,8 @@ class Liveness:
         """Nodes whose script shows no beacon of its own, computes, and waits for nobody."""
         self._dumped: dict[str, tuple[Standing, ...]] = {}
         """What the nodes that have written their stacks say about their ranks."""
+        self.accusations = Accusations()
+        """Who says of whom that it does not answer."""
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
         self._trained = 0
         self.rearm(state, now)
@@ -61,6 +69,7 @@ class Liveness:
         for node in state.nodes.values():
             self._queue_deadline(node)
         self._forget_movements()
+        self.accusations = Accusations()
         self._started_at = now
 
     def _forget_movements(self) -> None:
@@ -97,6 +106,20 @@ class Liveness:
         ):
             (names.add if within else names.discard)(beat.node)
 
+    def record_silent(self, state: State, beat: Heartbeat, now: float) -> None:
+        """Note which neighbours do not answer the node."""
+        silent = beat.silent if beat.round == round_number(state) else ()
+        self.accusations.record(beat.node, silent, now, beat.silent_s)
+
+    def suspects(self, state: State, now: float) -> dict[str, tuple[str, ...]]:
+        """Members of the round that answer nobody -> who asked them; empty until all have had the time to say."""
+        number = round_number(state)
+        members = {name for name in self.accusations.names() if name in state.nodes}
+        members = {name for name in members if state.nodes[name].round == number}
+        accused = {name for name in members if state.nodes[name].phase in _MAY_BE_SILENT}
+        askers = {name for name in members if state.nodes[name].phase in _MAY_ASK}
+        return self.accusations.suspects(askers, accused, self._heard, state.nodes.total(_MAY_ASK), now)
+
     def record_iteration(self, name: str, iteration: int) -> None:
         """Note that a member of the running round has reached this iteration."""
         before = self._iterations.get(name, 0)
@@ -111,6 +134,7 @@ class Liveness:
         self._seated.clear()
         self._moved = False
         self._forget_movements()
+        self.accusations = Accusations()
         self._dumped.clear()
 
     def newest_iteration(self) -> int:

@@ -22,6 +22,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeSuspected,
     NodeTested,
     Reason,
     RoundBroken,
@@ -45,6 +46,8 @@ class NodePhase(StrEnum):
     FINISHED = "finished"
     REJOINING = "rejoining"
     """Its round was broken; it is told to join again."""
+    SUSPECTED = "suspected"
+    """Its round was broken because it answers nobody: it is told to join again, and no round waits for it."""
     RELEASED = "released"
     """Told to leave."""
     LOST = "lost"
@@ -56,9 +59,9 @@ class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a
 
 P = NodePhase
 
-LIVE = (P.REQUESTED, P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING)
+LIVE = (P.REQUESTED, P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING, P.SUSPECTED)
 """Phases of nodes that count towards the job's size."""
-JOINED = (P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING)
+JOINED = (P.WAITING, P.CHECKING, P.RUNNING, P.FINISHED, P.REJOINING, P.SUSPECTED)
 """Phases of nodes whose agent has joined and must send heartbeats."""
 
 NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
@@ -69,6 +72,7 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.REQUESTED, NodeJoined): P.WAITING,
     (P.WAITING, NodeJoined): P.WAITING,
     (P.REJOINING, NodeJoined): P.WAITING,
+    (P.SUSPECTED, NodeJoined): P.WAITING,
     (P.RUNNING, NodeJoined): P.RUNNING,
     (P.WAITING, NodeStrayed): P.REJOINING,
     (P.WAITING, CheckRequested): P.CHECKING,
@@ -82,9 +86,10 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.RUNNING, NodeFinished): P.FINISHED,
     (P.RUNNING, HangSeen): P.RUNNING,
     (P.RUNNING, HangOver): P.RUNNING,
-    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING)},
+    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING, P.SUSPECTED)},
     (P.RUNNING, RoundBroken): P.REJOINING,
     (P.FINISHED, RoundBroken): P.REJOINING,
+    (P.REJOINING, NodeSuspected): P.SUSPECTED,
     **{(phase, NodeLeaving): phase for phase in LIVE},
     **{
         (phase, kind): to
@@ -95,7 +100,13 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.RELEASED, JobReopened): P.LOST,
 }
 
-_ACTIONS = {P.CHECKING: Action.CHECK, P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action.LEAVE}
+_ACTIONS = {
+    P.CHECKING: Action.CHECK,
+    P.REJOINING: Action.REJOIN,
+    P.SUSPECTED: Action.REJOIN,
+    P.RELEASED: Action.LEAVE,
+    P.LOST: Action.LEAVE,
+}
 
 
 class NodeState(msgspec.Struct, frozen=True):

@@ -169,6 +169,7 @@ def _on_heartbeat(tx: Transaction, event: HeartbeatSeen) -> None:
         return  # From an agent that has not joined yet, or from an earlier one, which its directive tells to rejoin.
     tx.mark_alive(beat.node)
     tx.liveness.record_heartbeat(tx.state, beat)
+    tx.liveness.record_silent(tx.state, beat, tx.now)
     if _contradicts(beat, node):
         tx.record(NodeStrayed(time=tx.now, node=beat.node, round=beat.round))
 
@@ -190,7 +191,7 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
         return
     if node.faulted_round == report.round:
         return  # A node reports one death per round.
-    if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING):
+    if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING, P.CHECKING, P.SUSPECTED):
         return
     tx.liveness.record_iteration(report.node, report.iteration)
     reason = fault_policy.reason_of(report.exit_code, tx.spec.hardware_exit_codes, report.oom)

@@ -26,6 +26,7 @@ from everstep.runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    NodeSuspected,
     NodeTested,
     PassedOver,
     RoundBroken,
@@ -50,7 +51,7 @@ F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
     (R, RoundBroken): F,
-    **{(F, kind): F for kind in (CheckRequested, NodeTested, CheckOver)},
+    **{(F, kind): F for kind in (CheckRequested, NodeTested, CheckOver, NodeSuspected)},
     (F, JobEnded): E,
     (R, JobEnded): E,
     (E, JobReopened): F,

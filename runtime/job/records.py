@@ -26,6 +26,7 @@ class Reason(StrEnum):
     START_FAILED = "start failed"
     NO_HEARTBEAT = "no heartbeat"
     NEVER_JOINED = "never joined"
+    SUSPECTED = "silent to its neighbours"
     STRAGGLER = "straggler"
     HANG = "hang"
     PREEMPTED = "preempted"
@@ -167,6 +168,16 @@ class NodeLost(Fact, frozen=True, kw_only=True):
     exit_code: int | None = None
     may_return: bool = False
     """If it is still alive, it is told to join again instead of to leave (placement `joined`)."""
+
+
+class NodeSuspected(Fact, frozen=True, kw_only=True):
+    """The others stand still and the node answers neither them nor the master: the next round does not wait for it. It
+    stays in the job, and is lost only after the whole silence."""
+
+    node: str
+    round: int
+    by: tuple[str, ...]
+    """Who asked it, at most 8."""
 
 
 class NodeFinished(Fact, frozen=True, kw_only=True):
@@ -384,6 +395,7 @@ Record = (
     | NodeLeaving
     | NodeReleased
     | NodeLost
+    | NodeSuspected
     | NodeFinished
     | WorkerFaulted
     | FaultJudged

@@ -7,7 +7,7 @@ to grow, after the cool-down, and to let members leave. Until a round is formed,
 10,000 nodes costs as much as one among two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -72,6 +72,17 @@ def check_deadline(state: State, spec: JobSpec) -> float:
 def usable_count(nodes: int, role: RoleSpec) -> int:
     """How many of these nodes can be in a round: a multiple of the node unit."""
     return nodes - nodes % role.node_unit
+
+
+def can_do_without(state: State, spec: JobSpec, names: Collection[str]) -> bool:
+    """Whether a round of the other nodes, without those on their way, would have the minimum of each role."""
+    for role, asked in spec.roles.items():
+        left = state.nodes.count(role, (P.WAITING, P.RUNNING)) - sum(
+            state.nodes[name].role == role and not state.nodes[name].is_leaving for name in names
+        )
+        if usable_count(min(left, desired_size(state, spec, role)), asked) < asked.least:
+            return False
+    return True
 
 
 def rank_order(round_: Round) -> list[str]:

@@ -18,6 +18,7 @@ from everstep.runtime.job.records import (
     JobResult,
     NodeLeaving,
     NodeReleased,
+    NodeSuspected,
     Reason,
     RoundFormed,
 )
@@ -30,7 +31,7 @@ from everstep.runtime.watch.hang_culprit import judge
 
 P = NodePhase
 _MOST_NAMED = 3
-_OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.CHECKING, P.REJOINING)
+_OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.CHECKING, P.REJOINING, P.SUSPECTED)
 
 
 def settle(tx: Transaction) -> rounds.Verdict:
@@ -39,6 +40,7 @@ def settle(tx: Transaction) -> rounds.Verdict:
         before = tx.state
         _request_manifests(tx)
         _expire_deadlines(tx)
+        _leave_out_silent(tx)
         _handle_hang(tx)
         _resize_roles(tx)
         _release_leaving(tx)
@@ -57,7 +59,12 @@ def next_deadline(tx: Transaction, verdict: rounds.Verdict) -> float | None:
     if state.ended:
         leaves = state.ended.time + patience.leave_s
         return leaves if leaves > tx.now else None
-    deadlines = [tx.liveness.next_deadline(state), verdict.deadline, replicas.next_admission(state, tx.spec)]
+    deadlines = [
+        tx.liveness.next_deadline(state),
+        tx.liveness.accusations.deadline,
+        verdict.deadline,
+        replicas.next_admission(state, tx.spec),
+    ]
     deadlines += [deadline for deadline, _, _ in replicas.overdue_scaling(state, tx.spec)]
     deadlines += [node.left_at + patience.leave_s for node in _nodes_in(state, (P.RELEASED,))]
     deadlines += [node.leaving_until for node in _nodes_in(state, _OUTSIDE_ROUND, stays=False)]
@@ -103,6 +110,24 @@ def _expire_deadlines(tx: Transaction) -> None:
             timeout = tx.spec.roles[role].scale_out_timeout_s
             why = f"the others did not join within {timeout:g} s"
             tx.record(DesiredChanged(time=tx.now, role=role, nodes=there, detail=why))
+
+
+def _leave_out_silent(tx: Transaction) -> None:
+    """Break the round without the members that answer nobody, if it can go on without them. While a round is formed,
+    stop waiting for them."""
+    state = tx.state
+    if state.phase is JobPhase.ENDED or state.finished or not tx.liveness.accusations:
+        return
+    suspects = tx.liveness.suspects(state, tx.now)
+    number = round_number(state)
+    if suspects and state.phase is JobPhase.RUNNING:
+        if not rounds.can_do_without(state, tx.spec, suspects):
+            return
+        name, askers = next(iter(suspects.items()))
+        more = f" and {len(suspects) - 1} more nodes" if len(suspects) > 1 else ""
+        tx.break_round(Reason.SUSPECTED, f"{name}{more}: no answer to {', '.join(askers[:3])}, nor a heartbeat", name)
+    for name, askers in suspects.items():
+        tx.record(NodeSuspected(time=tx.now, node=name, round=number, by=askers))
 
 
 def _handle_hang(tx: Transaction) -> None:

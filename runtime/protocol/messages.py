@@ -146,6 +146,13 @@ class Join(msgspec.Struct, frozen=True):
     """Counts this agent's joins, from 1."""
 
 
+class Neighbour(msgspec.Struct, frozen=True):
+    """A member of the same round, and where its agent answers."""
+
+    node: str
+    address: str
+
+
 class Seat(msgspec.Struct, frozen=True):
     """A node's position in a round: all it needs to start its workers."""
 
@@ -168,6 +175,8 @@ class Seat(msgspec.Struct, frozen=True):
     """This node persists replicated state. Of sharded state, each node persists its own shards."""
     peer: str = ""
     """host:port of the agent on another host that keeps copies of this node's shards; empty: there is none."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """The members that this node asks for a sign of life while it stands still."""
 
 
 class Action(StrEnum):
@@ -207,6 +216,10 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The median of the newest iterations of the node's slowest worker, in seconds; 0: not known."""
     is_working: bool = False
     """The workers show no beacon of their own, compute, and wait for no other rank."""
+    silent: tuple[str, ...] = ()
+    """Neighbours in `round` that answer neither this agent nor those through which it asked them."""
+    silent_s: float = 0.0
+    """For so many seconds, at least."""
     life: int = 0
     number: int = 0
     """Counts this agent's heartbeats, from 1; 0: not given."""

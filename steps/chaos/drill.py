@@ -49,7 +49,7 @@ CASES = {
     "pod-preempted": Case(Kind.PREEMPT, 20),
     "slow-node": Case(Kind.SLOW, 15, chaos={"share": 0.8}),
     "faulty-at-start": Case(Kind.FAULTY, math.inf, train={"network_check": True}, nodes=3),
-    "network-loss": Case(Kind.NETWORK, 75, chaos={"seconds": 90}),
+    "network-loss": Case(Kind.NETWORK, 20, chaos={"seconds": 90}, same=False),
     "process-crash": Case(Kind.CRASH, 10),
     "out-of-memory": Case(Kind.OOM, 30, role={"resources": {"memory": ""}}),
     "three-four-three": Case(Kind.RESIZE, 30, role={"maxReplicas": 4}, nodes=3, times=3, same=False),

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -62,7 +63,7 @@ async def server_and_stalled_peer(
     """The server, and a peer that was promised the shard and has read nothing."""
     gate, listener = TokenGate(told), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
-        runner = application_of(application(cast(Any, keeper), gate, threads, stall_s))
+        runner = application_of(application(cast(Any, keeper), gate, threads, AsyncMock(), stall_s))
         async with gate.serve(runner, listener):
             with await asyncio.to_thread(_connected, listener.getsockname(), told.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
@@ -154,7 +155,7 @@ def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) 
         keeper = Copies(error)
         gate, listener = TokenGate(Credentials("t")), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
-            runner = application_of(application(cast(Any, keeper), gate, threads))
+            runner = application_of(application(cast(Any, keeper), gate, threads, AsyncMock()))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
             body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
             async with gate.serve(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:

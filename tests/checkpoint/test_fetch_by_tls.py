@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def peer(holder: Holder) -> Iterator[str]:
     async def serve() -> None:
         gate = TokenGate(credentials())
         with ThreadPoolExecutor(2) as threads:
-            async with gate.serve(application_of(application(cast(Any, holder), gate, threads)), listener):
+            async with gate.serve(application_of(application(cast(Any, holder), gate, threads, AsyncMock())), listener):
                 await asyncio.to_thread(over.wait)
 
     address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -25,10 +25,10 @@ fault, every sample has been applied exactly once.
 
 The seconds are the longest time between the ends of two new iterations, from the fault until both pods train again.
 Only iterations that had already been reported count as done again; a machine without power cannot report its last half
-second. A pod that is asked to end leaves when its replacement is ready. A silent machine counts as lost after 30 s
-(`patience.silence` of the job). When the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes;
-this test does so at once. 45 s later `everstep status` asks for the taint, the test sets it at once, and Argo retries
-the step.
+second. A pod that is asked to end leaves when its replacement is ready. The next round leaves a silent machine
+out, because nodes that stand still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When
+the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes; this test does so at once. 45 s later
+`everstep status` asks for the taint, the test sets it at once, and Argo retries the step.
 
 {runs}; `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster`.
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from everstep.runtime.store import open_store
+from everstep.steps.template import RETRIES
 from tests.cluster import argo, faults, images, layout, processes
 from tests.cluster.argo import ByArgo
 from tests.cluster.lifecycle import Cluster
@@ -136,6 +137,22 @@ def test_a_deleted_step_is_tried_again_and_takes_the_nodes_over(training: ByArgo
     assert training.nodes() == {}
 
 
+def test_a_step_whose_pod_is_lost_more_often_than_others_are_tried_again_goes_on(training: ByArgo) -> None:
+    training.submit_paced("", faults.spec())
+    training.wait_iteration(5)
+    for number in range(RETRIES + 2):
+        training.cluster.kubectl("delete", "pod", training.pod, "--force", "--grace-period=0")
+        masters = number + 2
+        wait_until(
+            lambda masters=masters: len(training.records_of("MasterClaimed")) == masters or training.over(),
+            f"master {masters}", PATIENCE_S, pause_s=0.5,
+        )  # fmt: skip
+        assert not training.over(), argo.workflow(training.cluster.kubectl, training.name)["status"]
+    faults.goes_on(training)
+    training.stop()
+    assert training.finish() == "Succeeded", training.last_words()
+
+
 @pytest.mark.parametrize("how", ["Stop", "Terminate", "deleted", "deadline"])
 def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
     training: ByArgo, how: str, record_property: Callable[[str, object], None]
@@ -157,3 +174,4 @@ def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
     record_property("seconds", f"{time.time() - moment:.1f}")
     if how != "deleted":
         assert training.finish() == "Failed"
+    assert training.not_stored() == 0

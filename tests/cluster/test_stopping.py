@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import faults
+from tests.cluster.costs import cost
 from tests.cluster.faults import MASTERS_HOST
 from tests.cluster.journal import taken_over
 from tests.cluster.lifecycle import Cluster
@@ -60,15 +61,38 @@ def results(job: Training) -> list[str]:
     return [one["result"] for one in job.records() if one["kind"] == "JobEnded"]
 
 
+def shut_down(job: Training, how: str | None) -> None:
+    """Write it into the Workflow as `argo stop` and `terminate` do; None: `argo retry` removes it."""
+    told = json.dumps({"spec": {"shutdown": how}})
+    job.cluster.kubectl("patch", "workflow", job.name, "--type=merge", "-p", told)
+
+
 @pytest.mark.parametrize("how", ["Stop", "Terminate"])
 def test_a_run_that_is_told_to_stop_takes_its_nodes_along(job: Training, how: str, record_property: Record) -> None:
     uids = pods(job)
-    told = json.dumps({"spec": {"shutdown": how}})
-    job.cluster.kubectl("patch", "workflow", job.name, "--type=merge", "-p", told)
+    shut_down(job, how)
     faults.step_of(job).terminate()
     wait_gone(job, uids, record_property)
     assert job.finish() == "Failed"
     assert results(job) == ["stopped"]
+
+
+@pytest.mark.parametrize("how", ["Stop", "Terminate"])
+def test_a_run_that_is_tried_again_after_it_was_stopped_does_no_iteration_again(job: Training, how: str) -> None:
+    pods(job)
+    shut_down(job, how)
+    faults.step_of(job).terminate()
+    assert job.finish() == "Failed"
+    known = len(job.records())
+    (ended,) = (one for one in job.records() if one["kind"] == "JobEnded")
+    trained = max(job.iteration(), ended["iteration"])
+    shut_down(job, None)
+    job.start(MASTERS_HOST)
+    faults.goes_on(job)
+    (first, *_) = (one["round"] for one in job.records()[known:] if one["kind"] == "RoundFormed")
+    assert first["restore"]["iteration"] >= trained
+    assert cost(job.reports(), ended["time"]).lost == 0
+    assert job.in_order()
 
 
 def test_a_step_that_is_told_to_end_and_will_be_tried_again_leaves_its_nodes(job: Training) -> None:
@@ -87,6 +111,7 @@ def test_a_run_that_is_deleted_takes_its_nodes_along(job: Training, record_prope
     job.delete()
     wait_gone(job, uids, record_property)
     wait_until(lambda: not job.cluster.kubectl.list("pods", job.selector), "the end of all pods", PATIENCE_S, 0.5)
+    assert job.not_stored() == 0
 
 
 def test_nodes_that_no_master_comes_for_end_by_themselves(job: Training, record_property: Record) -> None:

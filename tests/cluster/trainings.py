@@ -171,6 +171,13 @@ class Training:
         """The newest that was told to the master, and by it to the store."""
         return max((line["iteration"] for line in self.reports()), default=0)
 
+    def not_stored(self) -> int:
+        """How many of the iterations that are known to be done the newest committed checkpoint lacks."""
+        records = self.records()
+        done = [one["iteration"] for one in records if one["kind"] in ("RoundBroken", "JobEnded")]
+        stored = [one["iteration"] for one in records if one["kind"] == "Committed"]
+        return max(0, max([self.iteration(), *done]) - max(stored, default=0))
+
     def wait_iteration(self, iteration: int, seconds: float = PATIENCE_S) -> None:
         """Until it was reached; fails when the step ends before."""
         wait_until(lambda: self.iteration() >= iteration or self.over(), f"iteration {iteration}", seconds, pause_s=0.5)

@@ -268,6 +268,7 @@ _FAULTS: dict[str, Callable[..., bool]] = {
     "machine": _on_agent(lambda agent, how: agent.vanish()),
     "frozen agent": _on_agent(_freeze),
     "hang": _on_agent(lambda agent, how: agent.hang()),
+    "slander": _on_agent(lambda agent, how: agent.slander(how)),
     "notice": _on_agent(lambda agent, how: agent.notice(how * 60)),
     "master": _on_master(lambda master, how: master.stop(how)),
     "frozen master": _on_master(_freeze),

@@ -13,6 +13,8 @@ TIMEOUTS_S = {"join": 40.0}
 TIMEOUT_S = 15.0
 DEAD_MAN_S = 900.0
 ITERATION_S = 2.0
+STILL_S = 2.5
+"""It stands still, and has asked its neighbours."""
 
 
 class Agent:
@@ -30,6 +32,9 @@ class Agent:
         self.training = False
         self.iteration = 0
         self.seat: Seat | None = None
+        self.slanders_until = 0.0
+        """Until then it says of any neighbour that it does not answer."""
+        self._last_seat: Seat | None = None
         self.held: dict[tuple[int, int, int], Holding] = {}
         self._known = False
         self._epoch = 0
@@ -116,6 +121,7 @@ class Agent:
             return
         self.talk.take_seat(seat)
         self.seat, self.iteration, self.hung, self.training = seat, 0, False, False
+        self._last_seat = seat
         self._began, self._moved = self.sim.now, False
         if self.talk.is_over(self._over):
             self._leave_round()
@@ -216,8 +222,25 @@ class Agent:
         still_s = self.sim.now - since if self.training else 0.0
         known = self.sim.plan.has_beacon
         return self.talk.next_heartbeat(
-            iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known, **more
-        )
+            iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known,
+            silent=self._silent(still_s), silent_s=1.5, **more
+        )  # fmt: skip
+
+    def _silent(self, still_s: float) -> tuple[str, ...]:
+        """The neighbours that do not answer, while it stands still or waits for a seat; or so it says."""
+        asked = self._last_seat.neighbours if self._last_seat else ()
+        if self.slanders_until > self.sim.now and not self.sim.fair:
+            return tuple(one.node for one in asked if self.sim.random.random() < 0.7)
+        if not self.talk.waits and (not self.training or still_s < STILL_S):
+            return ()
+        return tuple(one.node for one in asked if not self._answers(self.sim.agents.get(one.node)))
+
+    def _answers(self, other: "Agent | None") -> bool:
+        return other is not None and other.alive and (self.sim.fair or other.frozen_until <= self.sim.now)
+
+    def accuse(self) -> None:
+        """Say at once who does not answer."""
+        self._post("accusation", self._beat(), lambda status, told: self._act(told if status == 200 else None))
 
     def _listen(self) -> None:
         began, known, beat = self.sim.now, self._known, self._beat()
@@ -273,11 +296,18 @@ class Agent:
         """The workers stand still until the round is over."""
         self.hung = self.sim.plan.has_beacon
 
+    def slander(self, how: float) -> None:
+        """It accuses neighbours that would answer."""
+        self.slanders_until = self.sim.now + how * 40
+        self.accuse()
+
     def vanish(self) -> None:
         """The machine loses its power: nobody tells. The platform finds out later."""
         self.alive = False
         self._stop()
         self.sim.at(60.0, None, self._found_gone)
+        for other in self.sim.agents.values():
+            self.sim.at(ITERATION_S + STILL_S, other, other.accuse)
 
     def _found_gone(self) -> None:
         if self.exists:

@@ -1,5 +1,6 @@
 """Several launchers of one job, and a script that trains until it is told to stop."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,11 @@ class Nodes:
     def stderr_text(self) -> str:
         """What all nodes wrote to stderr."""
         return "".join(f"\n[{path.stem}] {path.read_text()}" for path in sorted(self.launcher.folder.glob("*.err")))
+
+    def kinds(self) -> list[str]:
+        """The kinds of the job's records, as its journal has them."""
+        files = sorted(path for path in self.launcher.tmp.rglob("journal/[0-9]*") if path.is_file())
+        return [json.loads(line)["kind"] for path in files for line in path.read_text().splitlines()]
 
     def finish(self, *names: str) -> list[Ended]:
         """Let the script end; what each of these nodes ended with."""

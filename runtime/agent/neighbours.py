@@ -1,0 +1,157 @@
+"""Asks the neighbours' agents for a sign of life while this node stands still, so that a lost machine costs seconds.
+
+After SWIM (Das, Gupta, Motivala 2002): a neighbour that does not answer within `INDIRECT_S` is asked through others,
+too, and is silent only if none of them gets an answer either. What was asked while this agent itself did not run for a
+while proves nothing (Lifeguard: a slow node must not accuse others). A neighbour that never answered is not accused: it
+may be out of reach of all agents. The master decides what follows.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import aiohttp
+
+from everstep.runtime.agent.progress_monitor import Progress
+from everstep.runtime.protocol.messages import Neighbour, Seat
+
+STILL_S = 0.75
+"""So long no worker has made progress, or the node has waited for a seat, before it asks."""
+LOOK_S = 0.2
+"""Between two looks at the workers' progress."""
+AGAIN_S = 1.0
+"""Between two questions."""
+INDIRECT_S = 0.5
+SILENT_S = 1.5
+"""How long a neighbour may take to answer."""
+AWAY_S = 0.5
+"""An agent that wakes later than this did not run meanwhile."""
+HELPERS = 3
+"""Other neighbours that are asked to ask."""
+PATH = "/v1/alive"
+
+
+class Questions:
+    """Asks agents whether they live."""
+
+    def __init__(self, session: Callable[[], aiohttp.ClientSession], scheme: str) -> None:
+        """`session` sends the job's token and trusts its certificates."""
+        self._session = session
+        self._scheme = scheme
+
+    async def is_answered(self, whom: Neighbour, timeout_s: float, through: str = "") -> bool:
+        """Whether the agent at that address answers in time, and is the node's; asked by the agent at `through`."""
+        url = f"{self._scheme}://{through or whom.address}{PATH}"
+        parameters = {"node": whom.node, "address": whom.address} if through else {}
+        try:
+            limit = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._session().get(url, params=parameters, timeout=limit) as reply:
+                return reply.status == 200 and await reply.text() == whom.node
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return False
+
+
+class NeighbourWatch:
+    """Knows which neighbours of one node do not answer, while the node stands still."""
+
+    def __init__(
+        self,
+        questions: Questions,
+        progress: Callable[[], Progress],
+        waits: Callable[[], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`waits`: whether the node waits for a seat. `on_change`: called when other neighbours are silent."""
+        self._questions = questions
+        self._progress = progress
+        self._waits = waits
+        self._on_change = on_change
+        self._neighbours: tuple[Neighbour, ...] = ()
+        self._loop = asyncio.get_running_loop()
+        self._waits_since: float | None = None
+        self._met: set[Neighbour] = set()
+        """Neighbours that have answered before."""
+        self._is_new = False
+        self._silent: tuple[str, ...] = ()
+        self._asked_at = 0.0
+
+    def take_seat(self, seat: Seat) -> None:
+        """From now on these are the neighbours."""
+        self._neighbours, self._silent, self._waits_since = seat.neighbours, (), None
+        self._met &= set(seat.neighbours)
+        self._is_new = True
+
+    def as_fields(self) -> dict[str, Any]:
+        """Who is silent, and for how long, as the fields of a heartbeat."""
+        return {"silent": self._silent, "silent_s": self._loop.time() - self._asked_at} if self._silent else {}
+
+    async def run(self) -> None:
+        """Look and ask, until cancelled."""
+        while True:
+            woken_at = self._loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            if self._loop.time() - woken_at > AWAY_S:
+                continue  # The workers' progress meanwhile is seen by the next look.
+            if self._still_s() < STILL_S and not self._is_new:
+                self._note((), self._loop.time())
+                continue
+            self._is_new = False
+            await self._ask_all()
+            await asyncio.sleep(0 if self._silent or self._is_new else AGAIN_S)
+
+    def _still_s(self) -> float:
+        if not self._waits():
+            self._waits_since = None
+            seen = self._progress()
+            return seen.still_s if seen.has_beacon else 0.0
+        if self._waits_since is None:
+            self._waits_since = self._loop.time()
+        return self._loop.time() - self._waits_since
+
+    async def _ask_all(self) -> None:
+        asked, began = self._neighbours, self._loop.time()
+        answers = await asyncio.gather(*(self._answers(one, asked) for one in asked))
+        if asked is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
+            return
+        self._met.update(one for one, lives in zip(asked, answers, strict=True) if lives)
+        silent = (one.node for one, lives in zip(asked, answers, strict=True) if not lives and one in self._met)
+        self._note(tuple(silent), began)
+
+    def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
+        changed, self._silent, self._asked_at = silent != self._silent, silent, asked_at
+        if changed:
+            self._on_change()
+
+    async def _answers(self, whom: Neighbour, all_: Sequence[Neighbour]) -> bool:
+        direct = asyncio.create_task(self._questions.is_answered(whom, SILENT_S))
+        done, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
+        if done and direct.result():
+            return True
+        helpers = [one.address for one in all_ if one is not whom][:HELPERS]
+        rest_s = SILENT_S - INDIRECT_S
+        through = [asyncio.create_task(self._questions.is_answered(whom, rest_s, helper)) for helper in helpers]
+        return await _any_true([direct, *through])
+
+
+async def _any_true(tasks: Sequence["asyncio.Task[bool]"]) -> bool:
+    """Whether one of them gives True; the others are then cancelled."""
+    try:
+        for done in asyncio.as_completed(tasks):
+            if await done:
+                return True
+        return False
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def make_answer(node: str, questions: Questions) -> Callable[[str, str], Coroutine[Any, Any, str]]:
+    """The agent's answer to (node, address): its own name, or that of the node it was asked to ask; empty if that does
+    not answer."""
+
+    async def answer(asked: str, address: str) -> str:
+        if not asked:
+            return node
+        return asked if await questions.is_answered(Neighbour(asked, address), SILENT_S - INDIRECT_S) else ""
+
+    return answer

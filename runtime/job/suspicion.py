@@ -1,0 +1,95 @@
+"""Who does not answer, by what the members of a round say of each other: pure functions of their accusations.
+
+After SWIM (Das, Gupta, Motivala 2002: ping, and ping-req through others) and its Lifeguard extensions. An agent whose
+workers stand still asks its neighbours' agents, directly and through others, and its heartbeats name those that do not
+answer. Such an accusation stands until the accuser's next heartbeat, and counts only while the master has heard nothing
+of the accused since it was asked, unless the accused itself accuses others: then a link between them is broken.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+VOTE_S = 0.5
+"""How long after the first accusation the others may bring theirs: all stand still since the same moment."""
+MOST_ASKERS = 8
+
+
+@dataclass(frozen=True)
+class _Accusation:
+    silent: tuple[str, ...]
+    since: float
+
+
+class Accusations:
+    """The accusations of one round. False while there are none."""
+
+    def __init__(self) -> None:
+        self._by_accuser: dict[str, _Accusation] = {}
+        self._first_at = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._by_accuser)
+
+    @property
+    def deadline(self) -> float | None:
+        """When those that could accuse have had the time; None: nobody accuses."""
+        return self._first_at + VOTE_S if self._by_accuser else None
+
+    def names(self) -> set[str]:
+        """All that accuse or are accused."""
+        return set(self._by_accuser).union(*(one.silent for one in self._by_accuser.values()))
+
+    def record(self, accuser: str, silent: tuple[str, ...], now: float, for_s: float) -> None:
+        """The accuser's newest heartbeat names these, which have not answered for `for_s`."""
+        if silent:
+            self._by_accuser[accuser] = _Accusation(silent, now - for_s)
+            self._first_at = min(self._first_at, now)
+        elif self._by_accuser.pop(accuser, None) and not self._by_accuser:
+            self._first_at = math.inf
+
+    def suspects(
+        self,
+        askers: Collection[str],
+        members: Collection[str],
+        heard: Mapping[str, float],
+        running: int,
+        now: float,
+    ) -> dict[str, tuple[str, ...]]:
+        """Who is suspected -> who asked; of `running` nodes. Empty while others may still accuse, unless
+        the accusers are not fewer than the accused and nobody else is in the round."""
+        pairs = {
+            (accuser, name)
+            for accuser, one in self._by_accuser.items()
+            for name in one.silent
+            if accuser in askers
+            and name in members
+            and name != accuser
+            and (name in self._by_accuser or heard.get(name, 0.0) <= one.since)
+        }
+        accusers, accused = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
+        is_clear = len(accusers | accused) >= running and len(accusers) >= len(accused)
+        if not is_clear and now < self._first_at + VOTE_S:
+            return {}
+        return choose_suspects(pairs, heard)
+
+
+def choose_suspects(pairs: Collection[tuple[str, str]], heard: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """Who is suspected -> who asked, from (accuser, accused).
+
+    Whom most accuse comes first, and what it says no longer counts: a node that lost its own network accuses everybody,
+    and everybody accuses it. Among equals it is the one not heard from for longest.
+    """
+    by_accused: defaultdict[str, set[str]] = defaultdict(set)
+    for accuser, accused in pairs:
+        by_accused[accused].add(accuser)
+    suspects: dict[str, tuple[str, ...]] = {}
+    while by_accused:
+        worst = max(by_accused, key=lambda name: (len(by_accused[name]), -heard.get(name, 0.0), name))
+        suspects[worst] = tuple(sorted(by_accused.pop(worst))[:MOST_ASKERS])
+        for accused in [name for name, accusers in by_accused.items() if worst in accusers]:
+            by_accused[accused].discard(worst)
+            if not by_accused[accused]:
+                del by_accused[accused]
+    return suspects

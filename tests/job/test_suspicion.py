@@ -1,0 +1,204 @@
+"""A member that answers nobody is left out of the next round at once, and is lost only after the whole silence."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from everstep.runtime.job.assignments import neighbours
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, Reason, RoundBroken
+from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.job.suspicion import VOTE_S, choose_suspects
+from everstep.runtime.protocol.messages import Member, Round
+from tests.job.world import World, by_themselves, platform
+
+A, B, C = "worker-0-0", "worker-1-0", "worker-2-0"
+ASKED_S = 1.5
+
+
+def training(least: int = 1, nodes: int = 3) -> World:
+    """Trains since long; nobody was heard of in the last seconds."""
+    world = World(platform({"worker": RoleSpec(nodes, least)}))
+    world.join_all()
+    world.wait(100.0)
+    world.stage(7)
+    world.now += 2.0
+    return world
+
+
+def accuse(world: World, accuser: str, *silent: str, asked_s: float = ASKED_S) -> None:
+    world.beat(accuser, 7, 2.5, silent=silent, silent_s=asked_s)
+
+
+def suspected(world: World) -> list[str]:
+    return [record.node for record in world.records if isinstance(record, NodeSuspected)]
+
+
+def pass_vote(world: World) -> None:
+    world.wait(VOTE_S, beating=False)
+
+
+@pytest.mark.parametrize("spec", [platform, by_themselves])
+def test_a_silent_member_is_done_without_at_once_and_stays_in_the_job(spec: object) -> None:
+    world = World(spec({"worker": RoleSpec(2, 1)}))  # type: ignore[operator]
+    first, second = (A, B) if world.state.nodes else ("n0", "n1")
+    world.join(first)
+    world.join(second)
+    world.wait(100.0)
+    world.now += 2.0
+    accuse(world, first, second)
+    assert suspected(world) == [second]
+    world.join(first)
+    assert (world.state.phase, world.number) == (JobPhase.RUNNING, 2)
+    assert world.names(NodePhase.RUNNING) == [first]
+    assert world.names(NodePhase.SUSPECTED) == [second]
+    assert not [record for record in world.records if isinstance(record, NodeLost)]
+    assert len([record for record in world.records if isinstance(record, NodeRequested)]) in (0, 2)
+    world.check_history()
+
+
+def test_a_suspected_node_that_comes_back_is_in_the_next_round() -> None:
+    world = training(nodes=2)
+    accuse(world, A, B)
+    world.join(A)
+    world.join(B)
+    assert world.names(NodePhase.WAITING) == [B]
+    world.wait(world.spec.patience.cooldown_s)
+    world.join_all()
+    assert world.names(NodePhase.RUNNING) == [A, B]
+    assert world.number == 3
+    world.check_history()
+
+
+def test_a_suspected_node_that_stays_silent_is_lost_and_replaced_after_the_whole_silence() -> None:
+    world = training(nodes=2)
+    accuse(world, A, B)
+    world.join(A)
+    silent_s = 2.0
+
+    def losses() -> list[str]:
+        return [record.node for record in world.records if isinstance(record, NodeLost)]
+
+    while silent_s < world.spec.patience.silence_s:
+        assert losses() == []
+        world.now, silent_s = world.now + 1.0, silent_s + 1.0
+        world.beat(A, 8)
+    assert losses() == [B]
+    assert world.names(NodePhase.REQUESTED) == ["worker-1-1"]
+
+
+def test_who_was_heard_of_since_it_was_asked_is_not_suspected() -> None:
+    world = training(nodes=2)
+    world.beat(B, 7)
+    world.now += 1.0
+    accuse(world, A, B)
+    pass_vote(world)
+    assert suspected(world) == []
+    assert world.number == 1
+
+
+def test_an_accusation_that_is_taken_back_counts_no_longer() -> None:
+    world = training()
+    accuse(world, A, B)
+    world.beat(A, 7)
+    pass_vote(world)
+    assert suspected(world) == []
+
+
+def test_a_round_that_could_not_go_on_without_the_silent_node_is_not_broken() -> None:
+    world = training(least=2, nodes=2)
+    accuse(world, A, B)
+    pass_vote(world)
+    assert (world.state.phase, world.number) == (JobPhase.RUNNING, 1)
+    assert suspected(world) == []
+
+
+def test_a_node_that_lost_its_own_network_accuses_all_and_is_left_out_itself() -> None:
+    world = training()
+    accuse(world, A, B, C)
+    assert suspected(world) == [], "the others may have something to say"
+    accuse(world, B, A)
+    accuse(world, C, A)
+    assert suspected(world) == [A]
+
+
+def test_of_two_that_accuse_each_other_one_is_left_out() -> None:
+    world = training(nodes=2)
+    world.beat(B, 7)
+    accuse(world, A, B)
+    accuse(world, B, A)
+    assert len(suspected(world)) == 1
+
+
+def test_all_silent_nodes_go_in_one_round() -> None:
+    world = training()
+    accuse(world, A, B, C)
+    pass_vote(world)
+    assert sorted(suspected(world)) == [B, C]
+    world.join(A)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A])
+
+
+def test_a_round_that_is_formed_does_not_wait_for_a_silent_node() -> None:
+    world = training(nodes=2)
+    world.exit(A, -9)
+    assert world.state.phase is JobPhase.FORMING
+    world.join(A)
+    assert world.state.phase is JobPhase.FORMING
+    accuse(world, A, B, asked_s=0.0)
+    pass_vote(world)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A])
+
+
+def test_errors_of_the_others_are_not_charged() -> None:
+    world = training(nodes=2)
+    world.exit(A, 1)
+    world.join(A)
+    accuse(world, A, B, asked_s=0.0)
+    pass_vote(world)
+    assert suspected(world) == [B]
+    assert world.state.blamed == {}
+    assert world.state.restarts == {}
+
+
+def test_nobody_is_suspected_by_a_round_that_is_over_or_by_strangers() -> None:
+    world = training()
+    world.beat(A, 7, 2.5, silent=("nobody", A), silent_s=0.0)
+    pass_vote(world)
+    assert [record for record in world.records if isinstance(record, RoundBroken)] == []
+
+
+def test_a_round_that_a_suspicion_ends_says_who_asked() -> None:
+    world = training(nodes=2)
+    accuse(world, A, B)
+    (broken,) = (record for record in world.records if isinstance(record, RoundBroken))
+    assert (broken.reason, broken.node) == (Reason.SUSPECTED, B)
+    assert A in broken.detail
+
+
+@pytest.mark.parametrize(
+    ("pairs", "wanted"),
+    [
+        ([("a", "b")], ["b"]),
+        ([("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")], ["a"]),
+        ([("a", "d"), ("b", "d"), ("c", "e")], ["d", "e"]),
+        ([("a", "b"), ("b", "a"), ("c", "a")], ["a"]),
+        ([], []),
+    ],
+)
+def test_who_is_accused_by_most_goes_first_and_takes_its_accusations_along(
+    pairs: Sequence[tuple[str, str]], wanted: list[str]
+) -> None:
+    assert sorted(choose_suspects(pairs, {})) == wanted
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 300])
+def test_each_member_is_asked_by_others_even_if_a_rack_of_neighbours_fails(size: int) -> None:
+    members = tuple(Member(f"n{number}", "h", f"n{number}:1", 1) for number in range(size))
+    round_ = Round(1, {"worker": members}, "", 0, None, "")
+    asked = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
+    rack = {f"n{number}" for number in range(min(size - 1, 100))}
+    alive = [rank for rank in range(size) if f"n{rank}" not in rack]
+    assert rack <= set().union(*(asked[rank] for rank in alive))
+    assert all(f"n{rank}" not in names and len(names) <= 8 for rank, names in asked.items())
