@@ -268,8 +268,8 @@ class JournaledBrain:
                 self.feed(RestoreFailed(report, seen))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
-        """Delete checkpoints beyond retention (see `RetentionPolicy`), debris, and what killed writers left. What cannot be
-        deleted now is retried the next time.
+        """Delete checkpoints beyond retention (see `RetentionPolicy`), debris, and what killed writers left. What
+        cannot be deleted now is retried the next time.
 
         Invariant: the journal forgets a checkpoint before it is deleted, so no round of any master restores from it.
         """
