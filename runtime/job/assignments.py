@@ -33,6 +33,7 @@ def seat(state: State, node: str) -> Seat | None:
         restore=round_.restore,
         persists=member.group_rank == 0,
         peer=peer(round_.members[member.role], member.group_rank - _members_before(round_, member.role)),
+        certifies=round_.certifies,
     )
 
 

@@ -28,6 +28,8 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    StateCertified,
+    StateRejected,
     StoreSurveyed,
     WorkerFaulted,
 )
@@ -61,7 +63,10 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     },
     **{
         (R, kind): R
-        for kind in (NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded)
+        for kind in (
+            NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded, StateCertified,
+            StateRejected,
+        )
     },
     **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed, Forgotten)},
 }  # fmt: skip

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
+import msgspec
+
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
@@ -147,13 +149,14 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,
-        restore=restore.newest_restore(state),
+        restore=restore.newest_restore(state, certified_only=spec.certify_interval > 0),
         reason="",
+        certifies=spec.certify_interval,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
     reason = f"{reason}; in rank order: {', '.join(hosts[:MAX_LISTED])}{more}"
-    round_ = Round(round_.number, members, round_.master_addr, round_.master_port, round_.restore, reason)
+    round_ = msgspec.structs.replace(round_, reason=reason)
     return Verdict(Step.FORM, reason, round=round_)
 
 

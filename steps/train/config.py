@@ -71,6 +71,9 @@ class Config:
     """Newest checkpoints to keep in the store; 0: all."""
     keep_every: int = 0
     """Also keep each checkpoint whose iteration is a multiple of this; 0: none."""
+    certify_interval: int = 0
+    """Iterations between two states whose replicas are compared; only those that agree are restored. 0: every complete
+    state is."""
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     gang: str = "none"
@@ -164,6 +167,8 @@ class Config:
         ):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+        if self.certify_interval < 0:
+            raise StepError(f"--certify-interval {self.certify_interval}: cannot be negative")
         if self.keep_last < 0 or self.keep_every < 0:
             raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:
