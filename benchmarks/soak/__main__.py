@@ -8,6 +8,7 @@ kinds at the same times; which processes they find is up to the machine. Exit co
 
 import argparse
 import asyncio
+import json
 import random
 import shutil
 import statistics
@@ -28,7 +29,9 @@ from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.store import open_store
 from tests.harness import TrainStep, tensors
-from tests.survival.conftest import SCRIPT, write_dataset
+from tests.survival.conftest import write_dataset
+
+SCRIPT = Path(__file__).with_name("train.py")
 
 MEDIAN_S, LONGEST_S = 1.0, 10.0
 PAUSE_S = 0.1
@@ -109,14 +112,13 @@ class Soak:
 
 
 def flags(folder: Path, nodes: int, iterations: int, script_args: str) -> dict[str, str]:
-    """Of the train step: a lost node is always replaced, so the number of ranks stays the same."""
+    """Of the train step: the others go on at once without a lost node, and it is replaced."""
+    role = {"replicas": nodes, "minReplicas": 1, "maxReplicas": nodes + 1, "resources": {"memory": "2Gi"}}
+    patience = {"replacementWait": 0, "maxRelaunches": 1000, "maxRestarts": 1000, "coolDown": 5}
     return {
         "dataset": str(folder / "dataset"), "script": str(SCRIPT), "script-args": script_args, "sequence-length": "64",
-        "iterations": str(iterations), "global-batch": "8", "persist-interval": "20",
-        "job-spec": (
-            f'{{"replicaSpecs":{{"worker":{{"replicas":{nodes},"minReplicas":1,"resources":{{"memory":"2Gi"}}}}}},'
-            '"patience":{"replacementWait":120,"maxRelaunches":1000,"maxRestarts":1000,"coolDown":1}}'
-        ), "nodes": str(nodes),
+        "iterations": str(iterations), "global-batch": "10", "persist-interval": "20", "nodes": str(nodes),
+        "job-spec": json.dumps({"replicaSpecs": {"worker": role}, "patience": patience}),
     }  # fmt: skip
 
 

@@ -26,12 +26,12 @@ KINDS = (
     Kind.MEMORY,
     Kind.OOM,
     Kind.STORE,
+    Kind.RESIZE,
     Kind.EVERYTHING,
 )
 PARTNERS = (Kind.CRASH, Kind.NODE, Kind.FORK_SERVER, Kind.MASTER)
 """Kinds that may accompany any other."""
 LEFT_OUT = {
-    Kind.RESIZE: "another world size adds in another order: the weights would differ in their last bits",
     Kind.FAULTY: "a check before the training: the drill has it",
     Kind.NETWORK: "a node is given up after its silence, which takes longer than the limit here: the drill has it",
     Kind.EVICT: "only pods have it",

@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 import threading
-from pathlib import Path
 
 import torch
 import torch.distributed
@@ -18,7 +17,7 @@ import everstep
 from everstep.runtime.data import open_dataset
 
 ITERATION_S = 0.02
-"""At least, by default: faults at random moments are to find it training."""
+"""At least: faults at random moments are to find it training."""
 
 
 class Momentum:
@@ -77,8 +76,6 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dataset")
     parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
-    parser.add_argument("--pause", type=float, default=ITERATION_S, help="seconds of each iteration at least")
-    parser.add_argument("--last", type=Path, help="a file that names the last iteration, once it is known")
     parser.add_argument("--flip", default="0,0,", help="ITERATION,RANK,gradient|weights|optimizer, in the first round")
     return parser.parse_known_args()[0]
 
@@ -100,14 +97,12 @@ def train(job: everstep.Context) -> None:
     checkpointer.load(state)
     at, whose, what = options.flip.split(",")
     for batch in batches:
-        threading.Event().wait(options.pause)
+        threading.Event().wait(ITERATION_S)
         loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
         (loss * batch.weight).backward()
         momentum.step(what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else "")
         checkpointer.save(batch.iteration, state)
         everstep.report(loss=job.mean(loss.item(), batch.weight))
-        if options.last and options.last.exists() and int(options.last.read_text()) <= batch.iteration:
-            break
     checkpointer.finish(state)
 
 
