@@ -26,6 +26,8 @@ from everstep.runtime.protocol.messages import Member, Round
 
 MAX_LISTED = 16
 """Hosts that a round's reason lists; the round itself has all of them."""
+REJOIN_S = 3.0
+"""Seconds that the others wait for a surviving node to join again, at least: it kills its workers first."""
 
 P = NodePhase
 
@@ -102,11 +104,13 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
     window = min(window, began + patience.join_timeout_s)  # Nodes that come and go cannot delay it forever.
     replacement = max(state.requested_at, state.awake_since) + patience.replacement_wait_s
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
+    # A node that survived joins again at once, unless it must import everything again: then it is as late as another.
+    rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
-            waits.append((window, _name_list(state, role, P.REJOINING, rejoining)))
+            waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
         if requested:
             waits.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
         if spec.placement is Placement.JOINED and state.round is None:
