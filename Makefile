@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -137,8 +137,12 @@ SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)
 	$(BIN)/python -m tests.job.liveness --sequences $(SEQUENCES) --seed $(or $(SEED),1)
 
+MINUTES ?= 30
+soak: $(READY)  ## one training of 4 nodes under a fault every 15 s, pairs among them, and what is left (MINUTES, SEED)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(or $(SEED),0)
+
 ROUNDS ?= 50
-soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
+survival: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
 	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival tests/checkpoint/test_random_kills.py
 
 clean:  ## remove what was installed and run

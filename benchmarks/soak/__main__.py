@@ -28,7 +28,7 @@ from everstep.runtime.chaos import Fired, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.store import open_store
-from tests.harness import TrainStep, tensors
+from tests.harness import TrainStep, job_mark, tensors
 from tests.survival.conftest import write_dataset
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -39,8 +39,8 @@ PAUSE_S = 0.1
 MARGIN = 100
 """Iterations that are trained after the last fault; all ranks learn the last one before they reach it."""
 LOOK_S, SAMPLE_S = 0.1, 5.0
-TRIES = 3
-"""A fault whose victim was gone already is tried with another one."""
+TRIES, AGAIN_S = 5, 1.0
+"""A fault whose victim was gone already is tried with another one, so many seconds later."""
 LASTING = (Kind.FREEZE, Kind.SLOW, Kind.CPU, Kind.MEMORY, Kind.STORE)
 
 
@@ -87,6 +87,7 @@ class Soak:
                 if attempt == TRIES:
                     self.missed.append(f"{planned.fault.kind} at {planned.at_s:.0f} s: {error}")
                     return
+                await asyncio.sleep(AGAIN_S)
                 continue
             lasted = planned.fault.seconds if fired.kind in LASTING else 0.0
             self.recoveries.append((fired, planned.how, lasted))
@@ -185,8 +186,9 @@ def _seconds_lines(recoveries: Sequence[Recovery]) -> list[Line]:
 
 def leftovers(run: TrainStep) -> list[str]:
     """Processes, shared memory and control groups of the run that are still there."""
-    groups = [str(path) for root in Path("/sys/fs/cgroup").glob("*") for path in root.rglob("everstep-*")]
-    return [*run.leftovers(), *groups]
+    marks = [job_mark(job) for job in run.jobs()]
+    groups = [path for root in Path("/sys/fs/cgroup").glob("*") for path in root.rglob("everstep-*") if path.is_dir()]
+    return [*run.leftovers(), *(str(path) for path in groups if path.name.startswith(tuple(marks)))]
 
 
 def main() -> None:
