@@ -97,7 +97,7 @@ def _simulate(*words: str) -> list[dict[str, float | int | str]]:
 def soak(_: argparse.Namespace) -> Iterator[Line]:
     """One training under faults of all kinds."""
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", str(SOAK_MINUTES)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout, file=sys.stderr)
     each = [line for line in done.stderr.splitlines() if line.startswith(("yes ", "NO  "))]
     bad = [line[4:] for line in each if line.startswith("NO")]

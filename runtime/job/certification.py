@@ -36,7 +36,7 @@ def is_complete(evidence: Collection[Evidence], round_: Round) -> bool:
     members = {member.node for role in round_.members.values() for member in role}
     shards = max(one.shards for one in evidence)
     if shards > 1:
-        return {one.shard for one in evidence} >= set(range(shards))
+        return len({one.shard for one in evidence}) == shards
     return {one.node for one in evidence} >= members
 
 

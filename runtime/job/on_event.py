@@ -234,6 +234,8 @@ def _on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
     given = event.evidence
     node, current, place = tx.require_node(given.node), tx.state.round, (given.round, given.iteration)
     tx.mark_alive(given.node)
+    if not 0 <= given.shard < given.shards:
+        raise Refused(f"{given.node} tells of shard {given.shard} of {given.shards}")
     if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
         return
     if current is None or not given.round == node.round == current.number:

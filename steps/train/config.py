@@ -169,6 +169,13 @@ class Config:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
         if self.certify_interval < 0:
             raise StepError(f"--certify-interval {self.certify_interval}: cannot be negative")
+        if self.certify_interval and self.checkpoint_overhead:
+            raise StepError("--certify-interval: needs states at known iterations; leave --checkpoint-overhead out")
+        if self.certify_interval and self.persist_interval % self.certify_interval:
+            raise StepError(
+                f"--persist-interval {self.persist_interval}: must be a multiple of --certify-interval "
+                f"{self.certify_interval}, or nothing in the store could be restored"
+            )
         if self.keep_last < 0 or self.keep_every < 0:
             raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:

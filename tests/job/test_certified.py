@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.job import certification
+from everstep.runtime.job.brain import Refused
 from everstep.runtime.job.events import EvidenceGiven, ManifestWritten, ShardStored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
@@ -150,6 +151,13 @@ def test_a_rejected_state_is_never_committed_as_certified() -> None:
     world.join_all()
     assert not [manifest for manifest in world.manifests if manifest.is_certified]
     assert start(world) is None
+
+
+def test_evidence_of_a_shard_that_there_is_not_is_refused() -> None:
+    world = world_of(2)
+    told = Evidence("worker-0-0", world.number, 2, shard=2, shards=2)
+    with pytest.raises(Refused, match="shard 2 of 2"):
+        world.brain.handle(EvidenceGiven(told), world.now)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
