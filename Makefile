@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -82,6 +82,9 @@ cluster-down: $(READY)  ## stop it, and leave nothing behind
 CLUSTER ?= tests/cluster
 test-cluster: $(READY)  ## what only a real cluster can show (CLUSTER=FILES: of it only that); starts it and stops it
 	$(BIN)/python -m pytest -rs $(CLUSTER) --junit-xml=.pytest_cache/cluster.xml -o junit_family=xunit1
+
+test-second-s3: $(READY)  ## the store's tests of S3 on SeaweedFS (built by Go the first time: some 20 minutes)
+	EVERSTEP_TEST_S3=seaweedfs $(BIN)/python -m pytest -q tests/store -k "not directory"
 
 test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
 	$(BIN)/python -m pytest -rs tests/images
