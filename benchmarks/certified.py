@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.digests import Digests
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.nodes import NodePhase
