@@ -52,6 +52,7 @@ def running(folder: Path) -> Iterator[MinIO]:
     server = MinIO(f"http://127.0.0.1:{ports['s3.port']}", key, secret)
     flags = {"dir": folder / "data", "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3.config": folder / "s3.json"}
     flags |= {"master.volumeSizeLimitMB": _VOLUME_MB, "volume.max": 100, **ports}
+    flags["s3.autoCreateBucket"] = "false"  # As MinIO and S3: a bucket that nobody made is an error.
     command = [str(binary()), "-logtostderr=true", "server", "-filer", "-s3"]
     command += [f"-{name}={value}" for name, value in flags.items()]
     with (folder / "seaweedfs.log").open("wb") as log:
