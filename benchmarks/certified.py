@@ -110,10 +110,10 @@ def is_found_live(what: str, folder: Path, chance: random.Random) -> bool:
             for rank, one in enumerate(each):
                 mine, hit = gradient.clone(), (rank, iteration) == (victim, struck)
                 if hit and what == "gradient":
-                    flip(memoryview(mine.numpy()).cast("B"), chance)
+                    flip(mine.view(torch.uint8).numpy().data, chance)
                 one.train(mine)
                 if hit and what != "gradient":
-                    flip(memoryview(one.state[what].numpy()).cast("B"), chance)
+                    flip(one.state[what].view(torch.uint8).numpy().data, chance)
                 one.stage(iteration)
             compare(each, world)
         sound = [record.iteration for record in world.records if isinstance(record, StateCertified)]

@@ -72,9 +72,15 @@ def job_of(config: Flags) -> "JobSpec":
             max_restarts=config.max_restarts,
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
-        avoided, last, every = config.hosts_to_avoid(), config.keep_last, config.keep_every
-        kept = {"keep_last": last, "keep_every": every, "certify_interval": config.certify_interval}
-        return JobSpec(config.job_name(), roles, patience, avoided, **kept)
+        return JobSpec(
+            config.job_name(),
+            roles,
+            patience,
+            config.hosts_to_avoid(),
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            certify_interval=config.certify_interval,
+        )
     text, name = _read_spec(config.job_spec)
     try:
         spec = spec_of(text, name, _flag_values(config))
