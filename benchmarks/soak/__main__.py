@@ -24,7 +24,7 @@ from benchmarks.acceptance import Line, judge
 from benchmarks.soak.recoveries import AFTER_S, Recovery, new_iterations, standstill, table
 from benchmarks.soak.schedule import KINDS, LEFT_OUT, Planned, plan
 from benchmarks.soak.watch import Sample, sample, trends
-from everstep.runtime.chaos import Fired, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos import FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.store import open_store
@@ -50,7 +50,7 @@ class Soak:
 
     run: TrainStep
     last: Path
-    recoveries: list[tuple[Fired, str, float]] = field(default_factory=list)
+    recoveries: list[tuple[FiredFault, str, float]] = field(default_factory=list)
     """Each fault, in which company it came, how long it lasted."""
     missed: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)

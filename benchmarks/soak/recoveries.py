@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.runtime.chaos import Fired
+from everstep.runtime.chaos import FiredFault
 
 AFTER_S = 1.0
 """So long after a fault has ended its consequences begin at the latest."""
@@ -15,7 +15,7 @@ AFTER_S = 1.0
 class Recovery:
     """A fault and what it cost."""
 
-    fired: Fired
+    fired: FiredFault
     how: str
     seconds: float
     """The longest time without a new iteration that it can have caused, from the fault on."""
