@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -86,6 +86,9 @@ CLUSTER ?= tests/cluster
 test-cluster: $(READY)  ## what only a real cluster can show (CLUSTER=FILES: of it only that); starts it and stops it
 	$(BIN)/python -m pytest -rs $(CLUSTER) --junit-xml=.pytest_cache/cluster.xml -o junit_family=xunit1
 
+test-second-s3: $(READY)  ## the store's tests of S3 on SeaweedFS (built by Go the first time: some 20 minutes)
+	EVERSTEP_TEST_S3=seaweedfs $(BIN)/python -m pytest -q tests/store -k "not directory"
+
 test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
 	$(BIN)/python -m pytest -rs tests/images
 
@@ -145,8 +148,12 @@ SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)
 	$(BIN)/python -m tests.job.liveness --sequences $(SEQUENCES) --seed $(or $(SEED),1)
 
+MINUTES ?= 30
+soak: $(READY)  ## one training of 4 nodes under a fault every 15 s, pairs among them, and what is left (MINUTES, SEED)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(or $(SEED),0)
+
 ROUNDS ?= 50
-soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
+survival: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
 	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival tests/checkpoint/test_random_kills.py
 
 clean:  ## remove what was installed and run

@@ -118,8 +118,9 @@ class _Rounds:
     def leave(self) -> None:
         """Say that the round is left, and release what belongs to it."""
         self._left.set()
-        self._link.send(Left(self._round))
         self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
+        # Only now: the answer may be the next round, which clears `_cut`.
+        self._link.send(Left(self._round))
         gc.collect()
         leave()
         self.sockets.forget()

@@ -8,9 +8,11 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
+from tests import minio as minio_servers
+from tests import seaweedfs
 from tests.forks import Forks
 from tests.golang import NoGoError
-from tests.minio import MinIO, binary, running
+from tests.minio import MinIO
 from tests.order import rows
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
@@ -71,12 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinIO]:
-    """A running MinIO."""
+    """A running MinIO, or the other server that is asked for."""
+    kind = seaweedfs if seaweedfs.is_asked() else minio_servers
     try:
-        binary()
+        kind.binary()
     except NoGoError as why:
         pytest.skip(str(why))
-    with running(tmp_path_factory.mktemp("minio")) as server:
+    with kind.running(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Holding, Refusal, Restore, Seat
+from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Restore, Seat
 from everstep.runtime.protocol.worker_link import (  # fmt: skip
     Acquire,
     Announce,
@@ -114,7 +114,10 @@ class Node:
         self.shm.mkdir(exist_ok=True)
         credentials = more.pop("credentials", Credentials("secret"))
         options = KeeperOptions("job", name, **{"persist_interval": interval, "unreachable_s": 0.0, **more})
-        self._keeper = Keeper(options, store, credentials, self._on_persisted, self.refused.put, self.shm)
+        self.evidence: queue.Queue[Evidence] = queue.Queue()
+        """What the master would be told of states that are compared."""
+        told = (self._on_persisted, self.refused.put, self.shm, self.evidence.put)
+        self._keeper = Keeper(options, store, credentials, *told)
         self._server: http.server.ThreadingHTTPServer | None = None
         self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")

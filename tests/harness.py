@@ -25,7 +25,7 @@ from everstep.runtime.system.processes import find_processes
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
 ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "1"))
-"""How often each survival test injects its fault in a row: once in `make test`, 50 times in `make soak`."""
+"""How often each survival test injects its fault in a row: once in `make test`, 50 times in `make survival`."""
 PATIENCE_S = 240.0
 """Nothing that is waited for here takes so long; then the wait fails, whatever the machine is busy with."""
 

@@ -29,7 +29,7 @@ from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.messages import Evidence, Holding, Refusal
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
 
@@ -39,7 +39,9 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     credentials = credentials_of(settings.token, settings.job, tls=settings.tls)
 
     def make_keeper(
-        on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
+        on_persisted: Callable[[Holding], None],
+        on_unrestored: Callable[[tuple[Refusal, ...]], None],
+        on_evidence: Callable[[Evidence], None],
     ) -> Keeper:
         options = KeeperOptions(
             job=settings.job,
@@ -49,7 +51,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             workers=settings.slots,
             persists=settings.persists,
         )
-        return Keeper(options, store, credentials, on_persisted, on_unrestored)
+        return Keeper(options, store, credentials, on_persisted, on_unrestored, on_evidence=on_evidence)
 
     logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")
 

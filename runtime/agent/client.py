@@ -21,6 +21,7 @@ from everstep.runtime.protocol.messages import (
     Ack,
     Directive,
     Dumped,
+    Evidence,
     Finished,
     Heartbeat,
     Join,
@@ -170,6 +171,11 @@ class MasterClient:
         """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed."""
         ack = await self._post("persisted", message, Ack, REPORT_TIMEOUT_S)
         return ack.committed if ack else ""
+
+    async def report_evidence(self, message: Evidence) -> bool:
+        """Report the digests of a state; returns whether it is certified by now."""
+        ack = await self._post("evidence", message, Ack, REPORT_TIMEOUT_S)
+        return ack is not None and ack.is_certified
 
     async def _post(
         self, path: str, message: msgspec.Struct | Callable[[], msgspec.Struct], kind: type[Reply], timeout_s: float

@@ -8,7 +8,7 @@ from everstep.runtime.agent.client import JobEnd
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Holding, Refusal, Seat
+from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,11 @@ class Dependencies:
     """What an agent needs besides its settings."""
 
     credentials: Credentials
-    make_keeper: Callable[[Callable[[Holding], None], Callable[[tuple[Refusal, ...]], None]], Keeper]
-    """Called with the callbacks for a persisted shard and for a restore that failed at every source."""
+    make_keeper: Callable[
+        [Callable[[Holding], None], Callable[[tuple[Refusal, ...]], None], Callable[[Evidence], None]], Keeper
+    ]
+    """Called with the callbacks for a persisted shard, for a restore that failed at every source, and for the digests
+    of a state that is to be compared."""
     find_master: Callable[[], tuple[int, str] | None]
     """Returns the newest master's epoch and address, None if unknown. Blocking."""
     make_outputs: Callable[[Path], Outputs]

@@ -21,6 +21,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
+from everstep.runtime.agent.evidence import EvidenceReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
@@ -124,7 +125,11 @@ class AgentLifecycle:
         self._workers = Workers(
             settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start
         )
-        self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored)
+        self._evidence = EvidenceReports(
+            settings.node, client, self._background, lambda: self._link.seat,
+            lambda given: self.keeper.note_certified(given),
+        )  # fmt: skip
+        self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored, self._evidence.send)
         self._progress = ProgressMonitor(
             self.keeper, settings.slots, time.monotonic, settings.has_beacon,
             lambda local_rank: read_board(board_path(resources.folder, local_rank)),
@@ -405,6 +410,7 @@ class AgentLifecycle:
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
             self._iterations[local_rank] = report.iteration
+            self._evidence.doubt_unless_finite(self._link.seat, report)
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 

@@ -40,6 +40,16 @@ def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.Imp
                 yield statement
 
 
+def names_optimizer(source: bytes, name: str) -> bool:
+    """Does the code of the module name an optimizer? Comments and strings do not count. Raises SyntaxError."""
+    for node in ast.walk(ast.parse(source, name)):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.alias(name=word) | ast.ImportFrom(module=str(word)):
+                if "optim" in word.lower():
+                    return True
+    return False
+
+
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Import the modules and the script's imports. Returns one line per failure, for a warning: the worker fails again
     with the full traceback."""
@@ -54,7 +64,7 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     except (OSError, SyntaxError, ValueError) as error:
         return [*failed, f"{path}: {error}"]
     failed += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
-    if "torch" in sys.modules and b"optim" in source:
+    if "torch" in sys.modules and names_optimizer(source, path):
         failed += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
     return failed
 

@@ -32,6 +32,7 @@ def seat(state: State, node: str) -> Seat | None:
         persists=member.group_rank == 0,
         peer=member.peer,
         neighbours=neighbours(round_, member.group_rank),
+        certifies=round_.certifies,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from everstep.runtime.job.records import Stored
 from everstep.runtime.protocol.messages import (
     Dumped,
+    Evidence,
     Finished,
     Heartbeat,
     Join,
@@ -79,6 +80,13 @@ class ShardStored:
     """An agent reports a shard in the store."""
 
     persisted: Persisted
+
+
+@dataclass(frozen=True)
+class EvidenceGiven:
+    """An agent reports what it knows of a state that its node has staged."""
+
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,7 @@ Event = (
     | NodeFinishedRound
     | ShardStored
     | RestoreFailed
+    | EvidenceGiven
     | DataShardAsked
     | LeaveAnnounced
     | StacksDumped

@@ -58,6 +58,8 @@ TABLE = (
         (ExitCode.DIVERGED,), tests=True),
     Row("the state to restore is damaged, missing, written by a later Everstep, or not readable within 30 s",
         Reason.DAMAGED, Decision.STEP_BACK, "nothing; the checkpoint stays in the store"),
+    Row("the node's state differs from that of a majority of the nodes that must have the same", Reason.UNSOUND,
+        Decision.EXCLUDE, _NODE_LIMIT),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
         Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node ends before it ever joined, or could not be created", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,
@@ -96,7 +98,7 @@ WORKER_FAULTS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.
 NODE_FAULTS = frozenset(
     {
         Reason.NODE_LOST, Reason.START_FAILED, Reason.NO_HEARTBEAT, Reason.NEVER_JOINED, Reason.STRAGGLER,
-        Reason.KILLED, Reason.HARDWARE,
+        Reason.KILLED, Reason.HARDWARE, Reason.UNSOUND,
     }
 )  # fmt: skip
 """The two kinds of fault that restart policies distinguish; a kill from outside and faulty hardware are both."""

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from everstep.runtime.job import checkpoints as stored
 from everstep.runtime.job import data_queues
+from everstep.runtime.job.certification import KEPT_CERTIFIED
 from everstep.runtime.job.checkpoints import Checkpoints, drop_refused, with_manifest, with_shard, with_survey
 from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.nodes import UnlistedTransition
@@ -17,6 +18,8 @@ from everstep.runtime.job.records import (
     Forgotten,
     PassedOver,
     ShardPersisted,
+    StateCertified,
+    StateRejected,
     StoreSurveyed,
 )
 from everstep.runtime.job.state import State
@@ -51,6 +54,26 @@ def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
     return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
 
 
+def _apply_state_certified(state: State, record: StateCertified) -> State:
+    return _with_certified(state, (record.round, record.iteration))
+
+
+def _with_certified(state: State, *places: tuple[int, int]) -> State:
+    """Remember the newest certified states, and those of all checkpoints that the state knows."""
+    every = sorted({*state.certified, *places})
+    older, newest = every[:-KEPT_CERTIFIED], every[-KEPT_CERTIFIED:]
+    return replace(state, certified=(*(place for place in older if place in state.checkpoints), *newest))
+
+
+def _apply_state_rejected(state: State, record: StateRejected) -> State:
+    place = record.round, record.iteration
+    certified = tuple(known for known in state.certified if known < place)
+    rejections = dict(state.rejections)
+    if not record.nodes:
+        rejections[record.iteration] = rejections.get(record.iteration, 0) + 1
+    return replace(state, certified=certified, rejections=rejections, reason=record.detail)
+
+
 def _apply_committed(state: State, record: Committed) -> State:
     checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
     return replace(
@@ -75,6 +98,8 @@ def _apply_forgotten(state: State, record: Forgotten) -> State:
 def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
     checkpoints = with_survey(state.checkpoints, record.found)
     state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
+    sound = [found.shards[0] for found in record.found if found.is_certified]
+    state = _with_certified(state, *((shard.round, shard.iteration) for shard in sound))
     if not record.found:
         return state
     newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
@@ -93,6 +118,8 @@ def _apply_passed_over(state: State, record: PassedOver) -> State:
 
 STORED_HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     ShardPersisted: _apply_shard_persisted,
+    StateCertified: _apply_state_certified,
+    StateRejected: _apply_state_rejected,
     Committed: _apply_committed,
     Forgotten: _apply_forgotten,
     StoreSurveyed: _apply_store_surveyed,

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job import checkpoints, data_queues, fault_policy, replicas
+from everstep.runtime.job import certification, checkpoints, data_queues, fault_policy, replicas
 from everstep.runtime.job.events import (
     DataShardAsked,
     DeletionDue,
+    EvidenceGiven,
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
@@ -48,6 +49,8 @@ from everstep.runtime.job.records import (
     PassedOver,
     Reason,
     ShardPersisted,
+    StateCertified,
+    StateRejected,
     StoreSurveyed,
     WorkerFaulted,
 )
@@ -229,6 +232,41 @@ def _on_shard_stored(tx: Transaction, event: ShardStored) -> None:
         tx.record(ShardPersisted(time=tx.now, holding=shard))
 
 
+def _on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
+    """Compare the state once all nodes have told what they know of it; at once if it cannot be sound."""
+    given = event.evidence
+    node, current, place = tx.require_node(given.node), tx.state.round, (given.round, given.iteration)
+    tx.mark_alive(given.node)
+    if not 0 <= given.shard < given.shards:
+        raise Refused(f"{given.node} tells of shard {given.shard} of {given.shards}")
+    if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
+        return
+    if current is None or not given.round == node.round == current.number:
+        return
+    if place in tx.state.certified and not given.doubt:
+        return
+    known = tx.evidence.setdefault(place, {})
+    known[given.node, given.shard] = given
+    for late in sorted(tx.evidence)[: -certification.KEPT_EVIDENCE]:
+        del tx.evidence[late]
+    if not given.doubt and not certification.is_complete(known.values(), current):
+        return
+    verdict = certification.judge(known.values())
+    facts = {"time": tx.now, "round": given.round, "iteration": given.iteration, "detail": verdict.detail}
+    tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
+    if verdict.is_sound:
+        tx.record(StateCertified(**facts))
+        return
+    tx.record(StateRejected(**facts, nodes=verdict.nodes))
+    detail = f"the state of iteration {given.iteration} is unsound: {verdict.detail}"
+    tx.break_round(Reason.UNSOUND, detail, verdict.nodes[0] if verdict.nodes else "")
+    for name in verdict.nodes:
+        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
+    times = tx.state.rejections.get(given.iteration, 0)
+    if tx.spec.patience.same_error and times >= tx.spec.patience.same_error:
+        tx.end_job(End(JobResult.FAILED, f"{detail}; it is so for the {times}. time", exit_code=1))
+
+
 def _on_manifest_written(tx: Transaction, event: ManifestWritten) -> None:
     tx.committing.discard((event.round, event.iteration))
     tx.record(Committed(time=tx.now, round=event.round, iteration=event.iteration, key=event.key))
@@ -351,6 +389,7 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     NodeFinishedRound: _on_node_finished,
     ShardStored: _on_shard_stored,
     RestoreFailed: _on_restore_failed,
+    EvidenceGiven: _on_evidence_given,
     ManifestWritten: _on_manifest_written,
     DeletionDue: _on_deletion_due,
     DataShardAsked: _on_data_shard_asked,

@@ -32,6 +32,8 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    StateCertified,
+    StateRejected,
     StoreSurveyed,
     WorkerFaulted,
 )
@@ -66,7 +68,10 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     },
     **{
         (R, kind): R
-        for kind in (NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded)
+        for kind in (
+            NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded, StateCertified,
+            StateRejected,
+        )
     },
     **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed, Forgotten)},
 }  # fmt: skip

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     HARDWARE = "hardware"
     DIVERGED = "no number after a restore"
     DAMAGED = "checkpoint passed over"
+    UNSOUND = "unsound state"
     NODE_LOST = "node lost"
     START_FAILED = "start failed"
     NO_HEARTBEAT = "no heartbeat"
@@ -305,6 +306,25 @@ class Committed(Fact, frozen=True, kw_only=True):
     """Key of the manifest."""
 
 
+class StateCertified(Fact, frozen=True, kw_only=True):
+    """The replicas of a state agree, and nothing speaks against it: it may be restored."""
+
+    round: int
+    iteration: int
+    detail: str
+    """What was compared, in one line."""
+
+
+class StateRejected(Fact, frozen=True, kw_only=True):
+    """The replicas of a state differ, or it cannot be sound: it, and what followed it in its round, is not restored."""
+
+    round: int
+    iteration: int
+    nodes: tuple[str, ...] = ()
+    """Those whose replica differs from that of a majority; empty if there is no majority."""
+    detail: str
+
+
 class DataShardTaken(Fact, frozen=True, kw_only=True):
     """A worker does this position of a queue of data shards."""
 
@@ -346,6 +366,7 @@ class Stored(msgspec.Struct, frozen=True):
     """Key of the manifest."""
     shards: tuple[Holding, ...]
     """All shards."""
+    is_certified: bool = False
 
 
 class StoreSurveyed(Fact, frozen=True, kw_only=True):
@@ -409,6 +430,8 @@ Record = (
     | RoundBroken
     | ShardPersisted
     | Committed
+    | StateCertified
+    | StateRejected
     | DataShardTaken
     | DataShardEnded
     | Forgotten

@@ -34,9 +34,15 @@ def holdings(state: State) -> list[Holding]:
     ]
 
 
-def newest_restore(state: State) -> Restore | None:
-    """What the next round restores: the newest complete state without a doubt, else the newest complete state."""
+def newest_restore(state: State, certified_only: bool = False) -> Restore | None:
+    """What the next round restores: the newest complete state without a doubt, else the newest complete state.
+
+    Invariant: `certified_only` => that state is certified.
+    """
     available = holdings(state)
+    if certified_only:
+        certified = set(state.certified)
+        available = [holding for holding in available if (holding.round, holding.iteration) in certified]
     trusted = choose_restore(
         holding for holding in available if not any(doubt.covers(holding) for doubt in state.doubted)
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
+import msgspec
+
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
@@ -24,6 +26,8 @@ from everstep.runtime.protocol.messages import Member, Round
 
 MAX_LISTED = 16
 """Hosts that a round's reason lists; the round itself has all of them."""
+REJOIN_S = 3.0
+"""Seconds that the others wait for a surviving node to join again, at least: it kills its workers first."""
 
 P = NodePhase
 
@@ -118,11 +122,13 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
     window = min(window, began + patience.join_timeout_s)  # Nodes that come and go cannot delay it forever.
     replacement = max(state.requested_at, state.awake_since) + patience.replacement_wait_s
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
+    # A node that survived joins again at once, unless it must import everything again: then it is as late as another.
+    rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
-            waits.append((window, _name_list(state, role, P.REJOINING, rejoining)))
+            waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
         if requested:
             waits.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
         if spec.placement is Placement.JOINED and state.round is None:
@@ -165,13 +171,14 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,
-        restore=restore.newest_restore(state),
+        restore=restore.newest_restore(state, certified_only=spec.certify_interval > 0),
         reason="",
+        certifies=spec.certify_interval,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
     reason = f"{reason}; in rank order: {', '.join(hosts[:MAX_LISTED])}{more}"
-    round_ = Round(round_.number, members, round_.master_addr, round_.master_port, round_.restore, reason)
+    round_ = msgspec.structs.replace(round_, reason=reason)
     return Verdict(Step.FORM, reason, round=round_)
 
 

@@ -88,11 +88,21 @@ def _nodes_in(state: State, phases: tuple[NodePhase, ...], stays: bool = True) -
 def _request_manifests(tx: Transaction) -> None:
     for key, checkpoint in tx.state.checkpoints.items():
         shards = checkpoint.shards
-        if checkpoint.manifest or key in tx.committing or not shards.is_complete:
+        if checkpoint.manifest or key in tx.committing or not shards.is_complete or _may_be_certified(tx, key):
             continue
         tx.committing.add(key)
         world = tx.state.worlds.get(key[0], 0)
-        tx.decisions.append(WriteManifest(key[0], key[1], world, tuple(sorted(shards, key=lambda s: s.shard))))
+        every = tuple(sorted(shards, key=lambda s: s.shard))
+        tx.decisions.append(WriteManifest(*key, world, every, is_certified=key in tx.state.certified))
+
+
+def _may_be_certified(tx: Transaction, place: tuple[int, int]) -> bool:
+    """Whether a verdict on that state is still to come: its manifest says whether it is certified."""
+    every, state = tx.spec.certify_interval, tx.state
+    if not every or place[1] % every or place in state.certified:
+        return False
+    newest = max(state.certified, default=(0, 0))
+    return state.phase is JobPhase.RUNNING and place[0] == round_number(state) and place > newest
 
 
 def _expire_deadlines(tx: Transaction) -> None:

@@ -260,6 +260,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     """How many of the newest committed checkpoints are kept in the store; 0: all."""
     keep_every: int = 0
     """Also kept: the newest checkpoint of each iteration that is a multiple of this; 0: none."""
+    certify_interval: int = 0
+    """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
+    complete state is."""
 
 
 def problems(spec: JobSpec) -> list[str]:
@@ -278,6 +281,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "complete_policy: None would never let the job succeed; use All, Any or Rank0"
     if spec.keep_last < 0 or spec.keep_every < 0:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
+    if spec.certify_interval < 0:
+        yield f"certify_interval: {spec.certify_interval} is negative"
     if spec.keep_every and not spec.keep_last:
         yield "keep_every: with keep_last 0 every checkpoint is kept; leave one of them out"
     for field in msgspec.structs.fields(Patience):

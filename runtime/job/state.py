@@ -91,6 +91,10 @@ class State(msgspec.Struct, frozen=True):
     """Queues of data shards, by name."""
     forgotten: tuple[int, int] = (0, 0)
     """The newest (round, iteration) that was deleted from the store: reports of shards up to it are too late."""
+    certified: tuple[tuple[int, int], ...] = ()
+    """The newest (round, iteration) that are certified, sorted."""
+    rejections: dict[int, int] = {}
+    """By iteration: how often its state was rejected although no node was to blame."""
     doubted: tuple[Doubt, ...] = ()
     """Restored states after which the loss was not finite."""
     refused: tuple[Refusal, ...] = ()

@@ -26,7 +26,7 @@ from everstep.runtime.job.records import (
 from everstep.runtime.job.spec import JobSpec, Placement, RestartScope
 from everstep.runtime.job.state import RELAUNCHES, State, round_number
 from everstep.runtime.job.termination import End
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.messages import Evidence, Holding
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class WriteManifest:
     iteration: int
     world_size: int
     shards: tuple[Holding, ...]
+    is_certified: bool = False
 
 
 class Refused(ValueError):  # noqa: N818 (a name that reads well in `except`)
@@ -64,6 +65,8 @@ class Transaction:
         self.liveness = Liveness(spec, state, self.now)
         self.committing: set[tuple[int, int]] = set()
         """Checkpoints whose manifest is being written."""
+        self.evidence: dict[tuple[int, int], dict[tuple[str, int], Evidence]] = {}
+        """Of states that are not compared yet, by (round, iteration), then by node and shard."""
         self.decisions: list[WriteRecord | WriteManifest] = []
 
     @property

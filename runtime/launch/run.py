@@ -36,7 +36,7 @@ from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
 from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
 from everstep.runtime.launch.probe import Answer, probe_endpoint
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.messages import Evidence, Holding, Refusal
 from everstep.runtime.system.own_folder import own_folder
 
 if TYPE_CHECKING:
@@ -328,7 +328,10 @@ class _Node:
         return bool(self._options.store) or self._options.endpoint is None
 
     def _make_keeper(
-        self, on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
+        self,
+        on_persisted: Callable[[Holding], None],
+        on_unrestored: Callable[[tuple[Refusal, ...]], None],
+        on_evidence: Callable[[Evidence], None],
     ) -> Keeper:
         identity, launch = self._identity, self._options
         options = KeeperOptions(
@@ -339,7 +342,8 @@ class _Node:
             workers=launch.slots,
             persists=self._persists,
         )
-        return Keeper(options, identity.store, identity.credentials, on_persisted, on_unrestored)
+        credentials = identity.credentials
+        return Keeper(options, identity.store, credentials, on_persisted, on_unrestored, on_evidence=on_evidence)
 
     def _make_outputs(self, folder: Path) -> Outputs:
         options = self._options

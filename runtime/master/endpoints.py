@@ -1,8 +1,8 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
-POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/tested, /v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>, /metrics. The answers of the last three
-grow with the job.
+POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/evidence, /v1/unrestored, /v1/leaving,
+/v1/dumped, /v1/tested, /v1/shard, /v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>, /metrics. The answers of the
+last three grow with the job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
 agent that reaches another job's master gets 409 for any request.
@@ -18,6 +18,7 @@ from everstep.runtime.job import assignments, data_queues
 from everstep.runtime.job.brain import Refused, UnknownNode
 from everstep.runtime.job.events import (
     DataShardAsked,
+    EvidenceGiven,
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
@@ -28,10 +29,11 @@ from everstep.runtime.job.events import (
     StacksDumped,
     WorkerExited,
 )
+from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.replicas import desired_size
-from everstep.runtime.job.state import State
+from everstep.runtime.job.state import State, round_number
 from everstep.runtime.master import request_validation
-from everstep.runtime.master.journaled_brain import JournaledBrain
+from everstep.runtime.master.journaled_brain import EVIDENCE, JournaledBrain
 from everstep.runtime.master.metrics import CONTENT_TYPE, Metrics
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token import Bearer
@@ -40,6 +42,7 @@ from everstep.runtime.protocol.messages import (
     Ack,
     Action,
     Dumped,
+    Evidence,
     Finished,
     Heartbeat,
     Join,
@@ -91,6 +94,7 @@ class Endpoints:
             "/v1/fault": self._post_fault,
             "/v1/finished": self._post_finished,
             "/v1/persisted": self._post_persisted,
+            "/v1/evidence": self._post_evidence,
             "/v1/unrestored": self._post_unrestored,
             "/v1/leaving": self._post_leaving,
             "/v1/dumped": self._post_dumped,
@@ -193,6 +197,18 @@ class Endpoints:
 
         await self._brain.wait_until(key, lambda state: bool(manifest_key(state)), COMMIT_POLL_S)
         return await self._ack(manifest_key(self._brain.state))
+
+    async def _post_evidence(self, read: Read) -> Reply:
+        given = request_validation.parse_message(Evidence, await read())
+        place = (given.round, given.iteration)
+        self._brain.feed(EvidenceGiven(given))
+        await self._brain.wait_until_durable()
+
+        def is_settled(state: State) -> bool:
+            return place in state.certified or state.phase is not JobPhase.RUNNING or round_number(state) > given.round
+
+        await self._brain.wait_until(EVIDENCE, is_settled, COMMIT_POLL_S)
+        return _json_reply(Ack(self._brain.state.epoch, is_certified=place in self._brain.state.certified))
 
     async def _post_unrestored(self, read: Read) -> Reply:
         await self._brain.report_unrestored(request_validation.parse_message(Unrestored, await read()))

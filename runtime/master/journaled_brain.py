@@ -29,6 +29,8 @@ from everstep.runtime.master.survey import survey_store
 from everstep.runtime.protocol.messages import Unrestored
 from everstep.runtime.store import Store, StoreError
 
+EVIDENCE = "evidence"
+"""What waits for a state to be certified, or for the end of its round; no node has this name and job's folder."""
 CONFIRM_S = 5.0
 """Interval at which a master confirms that no other master has taken over."""
 LINGER_S = 0.02
@@ -196,6 +198,8 @@ class JournaledBrain:
         changed = state.nodes.changed_names(before.nodes)
         if state.checkpoints is not before.checkpoints:
             changed += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
+        if state.certified != before.certified or state.phase is not before.phase:
+            changed.append(EVIDENCE)
         if state.queues is not before.queues:
             changed += [waiting_key(name) for name in state.queues if state.queues[name] is not before.queues.get(name)]
         for key in changed:

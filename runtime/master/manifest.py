@@ -11,7 +11,7 @@ from everstep.runtime.store import NoSuchKey, Store
 def write_manifest(store: Store, job: str, request: WriteManifest) -> str:
     """Commit the checkpoint; returns the manifest's key. A second commit changes nothing. Blocking."""
     key = manifest_key(job, (request.round, request.iteration))
-    data = encode_manifest(make_commit(job, request.world_size, request.shards))
+    data = encode_manifest(make_commit(job, request.world_size, request.shards, request.is_certified))
     faults.point("master.before_manifest", iteration=request.iteration)
     store.create(key, data)
     faults.point("master.after_manifest", iteration=request.iteration)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from everstep.runtime.job.brain import Refused
-from everstep.runtime.protocol.messages import PROTOCOL, Holding, Join, ShardRequest, WorkerExit
+from everstep.runtime.protocol.messages import PROTOCOL, Evidence, Holding, Join, ShardRequest, WorkerExit
 
 LARGEST_BODY = 1 << 20
 """Bytes."""
@@ -26,6 +26,7 @@ _INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (Join, "slots"): (1, 1 << 16),
     (Join, "master_port"): (1, 65535),
     (Join, "index"): (-1, LARGEST_NUMBER),
+    (Evidence, "shards"): (1, MOST_SHARDS),
     (Holding, "shards"): (1, MOST_SHARDS),
     (ShardRequest, "done"): (-1, LARGEST_NUMBER),
     (WorkerExit, "exit_code"): (-LARGEST_NUMBER, LARGEST_NUMBER),

@@ -58,7 +58,9 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
                 elif journaled is not None and _differs(journaled, commit.holdings(folders[place].key)):
                     refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
-                    intact[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
+                    intact[place] = Stored(
+                        manifest_key(job, place), commit.holdings(folders[place].key), commit.is_certified
+                    )
     unjournaled = tuple(one for place, one in intact.items() if place not in state.checkpoints)
     return Survey(unjournaled, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 

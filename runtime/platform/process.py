@@ -24,6 +24,7 @@ _GATE = 'read -r go && exec "$@" </dev/null'
 _DEATH_S = 10.0
 _SHORT_S = 1.0
 """Seconds until a process is watched again that could not be opened for lack of descriptors."""
+_GROUP_PAUSE_S, _GROUP_TRIES = 0.5, 120
 OOM_KILLED = 247
 """The exit code for out of memory."""
 
@@ -55,6 +56,7 @@ class ProcessPlatform:
         self._registry = Registry(run_dir / "nodes")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._removals: set[asyncio.Task[None]] = set()
         self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
@@ -156,6 +158,10 @@ class ProcessPlatform:
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
         self._gone.put_nowait(NodeEnd(entry.name, entry.uid, code, _reason(code)))
+        # Whoever waits for this node's end does not wait for that.
+        removal = asyncio.create_task(remove_groups_when_empty([Path(group) for group in entry.groups]))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
     async def _clean(self, entry: Registration) -> None:
         try:
@@ -169,6 +175,16 @@ class ProcessPlatform:
         except OSError as error:
             if not processes.is_shortage(error):
                 raise
+
+
+async def remove_groups_when_empty(groups: Sequence[Path], pause_s: float = _GROUP_PAUSE_S) -> None:
+    """Remove a dead node's control groups, of which something may still run: for a minute at the most."""
+    for _ in range(_GROUP_TRIES):
+        left = [group for group in groups if group.exists()]
+        if not left:
+            return
+        limits.remove_groups(left)
+        await asyncio.sleep(pause_s)
 
 
 def end_nodes(run_dir: Path) -> list[str]:

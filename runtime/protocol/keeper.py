@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.messages import Evidence, Holding, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 
 
@@ -75,6 +75,10 @@ class Keeper(Protocol):
 
     def note_commit(self, holding: Holding, manifest: str) -> None:
         """Note that the master has committed the checkpoint."""
+        ...
+
+    def note_certified(self, evidence: Evidence) -> None:
+        """Note that the master has compared that state, and it is sound. Never blocks."""
         ...
 
     def holdings(self, address: str) -> tuple[Holding, ...]:

@@ -114,6 +114,8 @@ class Round(msgspec.Struct, frozen=True):
     master_port: int
     restore: Restore | None
     reason: str
+    certifies: int = 0
+    """Iterations between two states that are compared across the nodes; 0: none is."""
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -177,6 +179,8 @@ class Seat(msgspec.Struct, frozen=True):
     """host:port of the agent on another host that keeps copies of this node's shards; empty: there is none."""
     neighbours: tuple[Neighbour, ...] = ()
     """The members that this node asks for a sign of life while it stands still."""
+    certifies: int = 0
+    """Iterations between two states that are compared across the nodes; 0: none is."""
 
 
 class Action(StrEnum):
@@ -311,6 +315,23 @@ class Persisted(msgspec.Struct, frozen=True):
     holding: Holding
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """POST /v1/evidence: what this node knows of a state that it staged, for comparison with what others know.
+    Answered once the master has compared it, or after the long poll; then post the same message again."""
+
+    node: str
+    round: int
+    iteration: int
+    shard: int = 0
+    shards: int = 1
+    layout: str = ""
+    """Digest of the names, types, shapes and offsets of its tensors: replicas have the same."""
+    digest: str = ""
+    """Digest of the bytes of its tensors: sound replicas have the same."""
+    doubt: str = ""
+    """Why the state cannot be sound, whatever the others have: its loss was not finite."""
+
+
 class Unrestored(msgspec.Struct, frozen=True):
     """POST /v1/unrestored: this node could not read the state that the round starts from, from any source."""
 
@@ -364,3 +385,5 @@ class Ack(msgspec.Struct, frozen=True):
     committed: str = ""
     """For Persisted: the key of the checkpoint's manifest, once it is visible. While other shards are missing, the
     answer waits some seconds and may then be empty: post the same message again to go on waiting."""
+    is_certified: bool = False
+    """For Evidence: the state is certified."""

@@ -88,6 +88,9 @@ class Config:
     """Newest checkpoints to keep in the store; 0: all."""
     keep_every: int = 0
     """Also keep each checkpoint whose iteration is a multiple of this; 0: none."""
+    certify_interval: int = 0
+    """Iterations between two states whose replicas are compared; only those that agree are restored. 0: every complete
+    state is."""
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     exclude_straggler: bool = False
@@ -169,7 +172,8 @@ class Config:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",
                      "global_batch"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
-        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every"):
+        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every",
+                     "certify_interval"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
@@ -179,6 +183,13 @@ class Config:
             require_number(f"--{name.replace('_', '-')}", getattr(self, name), MOST_BYTES)
         if self.exclude_straggler and not self.network_check:
             raise StepError("--exclude-straggler: only --network-check finds stragglers; give it, too")
+        if self.certify_interval and self.checkpoint_overhead:
+            raise StepError("--certify-interval: needs states at known iterations; leave --checkpoint-overhead out")
+        if self.certify_interval and self.persist_interval % self.certify_interval:
+            raise StepError(
+                f"--persist-interval {self.persist_interval}: must be a multiple of --certify-interval "
+                f"{self.certify_interval}, or nothing in the store could be restored"
+            )
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 

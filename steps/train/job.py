@@ -21,6 +21,7 @@ _PATHS = {
     "replacement_wait_s": ("patience", "replacementWait"),
     "keep_last": ("keepLast",),
     "keep_every": ("keepEvery",),
+    "certify_interval": ("certifyInterval",),
 }
 """Flags for values that a spec can set, too."""
 
@@ -50,6 +51,8 @@ class Flags(Protocol):
     def keep_last(self) -> int: ...
     @property
     def keep_every(self) -> int: ...
+    @property
+    def certify_interval(self) -> int: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
 
@@ -69,8 +72,15 @@ def job_of(config: Flags) -> "JobSpec":
             max_restarts=config.max_restarts,
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
-        avoided, last, every = config.hosts_to_avoid(), config.keep_last, config.keep_every
-        return JobSpec(config.job_name(), roles, patience, avoided, keep_last=last, keep_every=every)
+        return JobSpec(
+            config.job_name(),
+            roles,
+            patience,
+            config.hosts_to_avoid(),
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            certify_interval=config.certify_interval,
+        )
     text, name = _read_spec(config.job_spec)
     try:
         spec = spec_of(text, name, _flag_values(config))

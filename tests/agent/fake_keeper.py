@@ -17,7 +17,7 @@ from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.messages import Evidence, Holding, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import open_store
 
@@ -34,6 +34,7 @@ class FakeKeeper:
         self.manifests: dict[int, str] = {}
         self.died: list[int] = []
         self.drained = 0
+        self.certified: list[Evidence] = []
 
     def new_round(self, seat: Seat) -> None:
         self.seat = seat
@@ -83,6 +84,9 @@ class FakeKeeper:
     def note_commit(self, holding: Holding, manifest: str) -> None:
         self.manifests[holding.iteration] = manifest
 
+    def note_certified(self, evidence: Evidence) -> None:
+        self.certified.append(evidence)
+
     def holdings(self, address: str) -> tuple[Holding, ...]:
         return tuple(
             Holding(round_, iteration, node=self.node, address=address, index=index)
@@ -112,7 +116,7 @@ async def _run() -> int:
     store = open_store(settings.store)
     around = Dependencies(
         credentials=credentials_of(settings.token, settings.job, tls=settings.tls),
-        make_keeper=lambda told, _: FakeKeeper(settings.job, settings.node, told),
+        make_keeper=lambda told, *_: FakeKeeper(settings.job, settings.node, told),
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),

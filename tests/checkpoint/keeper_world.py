@@ -34,6 +34,8 @@ class World:
     """One node; two local ranks. `sharded`: each stages its own shard, of as many as there are ranks."""
 
     sharded: bool = False
+    certifies: int = 0
+    """Iterations between two states that are compared with other nodes' replicas."""
     now: float = 100.0
     round: int = 0
     world_size: int = 2
@@ -57,6 +59,12 @@ class World:
     persisted: list[Holding] = field(default_factory=list)
     """Told, and not committed yet."""
     stored: set[Identity] = field(default_factory=set)
+    compared: dict[int, Identity] = field(default_factory=dict)
+    """By rank: the newest state of this round that is due to be compared."""
+    told: list[Identity] = field(default_factory=list)
+    """Those whose evidence the master has."""
+    certified: dict[int, Identity] = field(default_factory=dict)
+    """By rank: the newest state that the keeper knows to be certified."""
     unrestored: bool = False
     closed: bool = False
     ticket: int = 0
@@ -106,6 +114,9 @@ class World:
             case actions.ReportPersisted(holding):
                 self.persisted.append(holding)
                 self.stored.add(identity_of(holding))
+            case actions.ReportEvidence(identity, where):
+                assert self.content(where) == identity
+                self.told.append(identity)
             case actions.ReportUnrestored():
                 self.unrestored = True
             case actions.ReportProgress(ticket):
@@ -217,7 +228,10 @@ class World:
         self.round += 1
         self.world_size, self.unrestored = world_size, False
         self.start = (restore.round, restore.iteration) if restore else (0, 0)
-        place = {"first_rank": 0, "world_size": world_size, "peer": peer}
+        self.compared.clear()
+        self.told.clear()
+        self.certified = {rank: known for rank, known in self.certified.items() if known[:2] <= self.start}
+        place = {"first_rank": 0, "world_size": world_size, "peer": peer, "certifies": self.certifies}
         self.ask(lambda ticket: events.BeginRound(ticket, seat(self.round, restore, persists, **place)))
         self.workers = [Worker(alive=True, iteration=self.start[1]) for _ in self.workers]
 
@@ -239,9 +253,19 @@ class World:
             self.known.add(identity)
             self.staged[rank].add(identity)
             self.arrived[rank].add(identity)
+            if self.certifies and iteration % self.certifies == 0:
+                self.compared[rank] = identity
         told = (rank, where.slot, iteration, where.size, persist, "", flaw)
         answer = self.ask(lambda ticket: events.CommitStage(ticket, *told))
         assert (answer == "refused") == bool(flaw or self.closed)
+
+    def certify(self, which: int) -> None:
+        """The master has compared one of those states."""
+        identity = self.told.pop(which % len(self.told))
+        for rank, compared in self.compared.items():
+            if compared == identity:
+                self.certified[rank] = identity
+        self.feed(events.StateCertified(identity))
 
     def settle(self) -> None:
         """What is under way ends well, readers go, the master commits, until nothing is left to do."""

@@ -24,12 +24,13 @@ class Explorer:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.world = World(sharded=self.chance.random() < 0.5)
+        self.world = World(sharded=self.chance.random() < 0.5, certifies=self.chance.choice([0, 1, 2]))
 
     def run(self) -> None:
         """Every invariant holds after each event, and everything comes to rest at the end."""
         usual = (self.a_worker_wants_a_slot, self.a_worker_stages, self.a_work_ends)
-        often = (self.a_reader_goes, self.a_checkpoint_is_committed, self.a_worker_announces, self.a_peer_reads)
+        often = (self.a_reader_goes, self.a_checkpoint_is_committed, self.a_worker_announces, self.a_peer_reads,
+                 self.a_state_is_certified)  # fmt: skip
         seldom = (
             self.a_round_begins, self.a_worker_dies, self.a_worker_asks_what_to_start_from, self.somebody_flushes,
             self.the_newest_is_to_be_persisted, self.the_queue_is_to_be_drained,
@@ -163,6 +164,10 @@ class Explorer:
         holding = self.world.persisted.pop(self.chance.randrange(len(self.world.persisted)))
         self.world.feed(events.CheckpointCommitted(identity_of(holding), "manifest"))
 
+    def a_state_is_certified(self) -> None:
+        if self.world.told:
+            self.world.certify(self.chance.randint(0, 9))
+
     def time_goes_by(self) -> None:
         until = self.world.now + self.chance.choice([0.1, 1.0, 5.0, 40.0])
         while (deadline := self.world.core.next_deadline()) is not None and deadline <= until:
@@ -185,6 +190,7 @@ class Explorer:
         self.what_is_offered_is_whole()
         self.the_newest_states_of_each_rank_are_kept()
         self.what_is_in_the_store_was_staged()
+        self.the_newest_certified_state_of_each_rank_is_kept()
 
     def a_slot_that_is_read_is_never_written(self) -> None:
         assert not self.world.read() & self.world.written()
@@ -211,6 +217,11 @@ class Explorer:
             for identity in sorted(arrived)[-1 - world.sharded :]:
                 assert world.core.segments.find(identity, rank) or identity in world.damaged
 
+    def the_newest_certified_state_of_each_rank_is_kept(self) -> None:
+        world = self.world
+        for rank, identity in world.certified.items() if not world.closed else ():
+            assert world.core.segments.find(identity, rank) or identity in world.damaged
+
     def what_is_in_the_store_was_staged(self) -> None:
         assert self.world.stored <= {identity for staged in self.world.staged.values() for identity in staged}
 
@@ -220,7 +231,7 @@ class Explorer:
         world.settle()
         kinds = {type(question) for question in world.waiting.values()}
         assert kinds <= ({events.WaitForRestore} if world.unrestored else set())
-        assert {pin.reader for pin in world.core.segments.pins} <= {Reader.START}
+        assert {pin.reader for pin in world.core.segments.pins} <= {Reader.START, Reader.COMPARE, Reader.CERTIFIED}
         assert not world.core.segments._claimed
         if not world.closed:
             world.begin(None, "", persists=True, world_size=2)

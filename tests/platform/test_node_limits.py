@@ -11,7 +11,7 @@ import pytest
 
 from everstep.runtime.job.spec import Resources
 from everstep.runtime.platform import NodeEnd, NodeRequest, limits
-from everstep.runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.platform.process import ProcessPlatform, end_nodes, remove_groups_when_empty
 from tests.memory_groups import memory_group, write_listing
 
 DEADLINE_S = 30
@@ -133,3 +133,18 @@ def test_no_node_escapes_what_limits_its_maker(tmp_path: Path) -> None:
     files(tmp_path / "fs/a" / name(), V2)
     assert limit(tmp_path, "0::/a/b\n") == ([], ("memory", "cpu"))
     assert (tmp_path / f"fs/a/{name()}/cgroup.procs").read_text() == "", "untouched"
+
+
+def test_a_dead_nodes_group_goes_when_the_last_process_in_it_has_ended(tmp_path: Path) -> None:
+    group, still_used = tmp_path / "group", tmp_path / "group" / "process"
+    still_used.mkdir(parents=True)
+
+    async def story() -> None:
+        removal = asyncio.create_task(remove_groups_when_empty([group], pause_s=0.001))
+        await asyncio.sleep(0)
+        assert group.exists()
+        still_used.rmdir()
+        await removal
+
+    asyncio.run(story())
+    assert not group.exists()

@@ -55,6 +55,8 @@ class Wire:
     def __init__(self, real: str, plan: Plan = calm) -> None:
         self.plan = plan
         self.suffered: Counter[Trouble] = Counter()
+        self.delay_s = 0.0
+        """How much longer each request takes."""
         self.deaf_to: frozenset[str] = frozenset()
         """Headers, in lower case, that are not passed on: a store that ignores them."""
         self.real = real.removeprefix("http://")
@@ -68,7 +70,8 @@ class Wire:
         with self._lock:
             chosen = self.plan(method, place.path, place.query)
             self.suffered[chosen] += 1
-            return chosen
+        time.sleep(self.delay_s)
+        return chosen
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         return type("Handler", (_Handler,), {"wire": self})

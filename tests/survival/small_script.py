@@ -28,16 +28,21 @@ class Momentum:
         self._velocities = [torch.zeros_like(parameter) for parameter in self._parameters]
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Mean of all ranks' gradients."""
+    def step(self, flips: str = "") -> None:
+        """Mean of all ranks' gradients. `flips`: of what one bit changes on this rank, as a bad memory does it."""
         for parameter, velocity in zip(self._parameters, self._velocities, strict=True):
             assert parameter.grad is not None
             if torch.distributed.is_initialized():
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= torch.distributed.get_world_size()
+            if flips == "gradient":
+                flip_bit(parameter.grad)
             velocity.mul_(0.9).add_(parameter.grad)
             parameter.sub_(velocity, alpha=0.05)
             parameter.grad = None
+            if flips in ("weights", "optimizer"):
+                flip_bit(parameter if flips == "weights" else velocity)
+            flips = ""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """By number of the parameter."""
@@ -47,6 +52,12 @@ class Momentum:
         """From a checkpoint."""
         for number, velocity in enumerate(self._velocities):
             velocity.copy_(state[str(number)])
+
+
+def flip_bit(tensor: torch.Tensor, bit: int = 20) -> None:
+    """One bit of its first number that is not zero."""
+    numbers = tensor.view(-1).view(torch.int32)
+    numbers[numbers.nonzero()[0]] ^= 1 << bit
 
 
 def build(vocabulary: int, seed: int) -> tuple[torch.nn.Module, Momentum]:
@@ -65,6 +76,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dataset")
     parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
+    parser.add_argument("--flip", default="0,0,", help="ITERATION,RANK,gradient|weights|optimizer, in the first round")
     return parser.parse_known_args()[0]
 
 
@@ -83,11 +95,12 @@ def train(job: everstep.Context) -> None:
     state = {"model": model, "momentum": momentum, "batches": batches}
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
+    at, whose, what = options.flip.split(",")
     for batch in batches:
         threading.Event().wait(ITERATION_S)
         loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
         (loss * batch.weight).backward()
-        momentum.step()
+        momentum.step(what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else "")
         checkpointer.save(batch.iteration, state)
         everstep.report(loss=job.mean(loss.item(), batch.weight))
     checkpointer.finish(state)

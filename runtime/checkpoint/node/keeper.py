@@ -34,7 +34,7 @@ from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Holding, Refusal, Seat
+from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
 from everstep.runtime.store import Store
 
 _log = logging.getLogger("everstep.checkpoint")
@@ -55,11 +55,14 @@ class Keeper:
         on_persisted: Callable[[Holding], None],
         on_unrestored: Callable[[tuple[Refusal, ...]], None],
         directory: Path = SHARED_MEMORY,
+        on_evidence: Callable[[Evidence], None] = lambda _: None,
     ) -> None:
         """`on_persisted` is called in a thread when a shard is complete in the store, `on_unrestored` when no source
-        supplies the state that the round was to start from: the agent tells the master."""
+        supplies the state that the round was to start from, `on_evidence` with the digests of a state to be compared:
+        the agent tells the master."""
         self._overhead, self._credentials = options.overhead, credentials
-        self._on_persisted, self._on_unrestored = on_persisted, on_unrestored
+        self._on_persisted, self._on_unrestored, self._on_evidence = on_persisted, on_unrestored, on_evidence
+        self._node = options.node
         self._core = KeeperCore(options, partial(_key, options.job))
         self._lock = threading.Lock()
         """Held while an event is handled and its actions are started; never while bytes are copied, compared, digested
@@ -148,6 +151,11 @@ class Keeper:
         identity = Identity(holding.round, holding.iteration, holding.shard, holding.shards)
         self._feed(events.CheckpointCommitted(identity, manifest))
 
+    def note_certified(self, evidence: Evidence) -> None:
+        """See the protocol."""
+        identity = Identity(evidence.round, evidence.iteration, evidence.shard, evidence.shards)
+        self._feed(events.StateCertified(identity))
+
     def holdings(self, address: str) -> tuple[Holding, ...]:
         """See the protocol. Missing digests are computed first."""
         return self._ask(events.ListHoldings(next(self._tickets), address))
@@ -231,6 +239,9 @@ class Keeper:
                 later.append(lambda: file)  # Its memory is unmapped with this last reference.
             case actions.ReportPersisted(holding):
                 later.append(partial(self._on_persisted, holding))
+            case actions.ReportEvidence(identity, location):
+                evidence = Evidence(self._node, *identity, *Digests(self._files.data(location)).comparison())
+                later.append(partial(self._on_evidence, evidence))
             case actions.ReportUnrestored(refusals):
                 later.append(partial(self._on_unrestored, refusals))
             case actions.ReportProgress(ticket):

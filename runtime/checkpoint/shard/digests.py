@@ -58,6 +58,12 @@ class Digests:
         """The shard's digest: xxh3_128 of the head as 32 hex digits."""
         return xxhash.xxh3_128(self.head).hexdigest()
 
+    def comparison(self) -> tuple[str, str]:
+        """Digests of the header, which tells names, shapes and offsets, and of the table: replicas have the same. The
+        JSON part of the state, which may name the node's own things, counts in neither."""
+        header = 8 + int.from_bytes(self.head[:8], "little")
+        return xxhash.xxh3_128(self.head[:header]).hexdigest(), xxhash.xxh3_128(self._table).hexdigest()
+
     def fill(self, file: memoryview) -> None:
         """Compute the table from the data of the whole shard. Releases the interpreter lock.
 

@@ -43,6 +43,8 @@ class Commit(msgspec.Struct, frozen=True):
     world_size: _Count
     """Number of ranks that trained; 0: unknown."""
     objects: tuple[Object, ...]
+    is_certified: bool = False
+    """Its replicas were compared before the commit, and agreed."""
 
     def holdings(self, folder: str) -> tuple[Holding, ...]:
         """Its shards in `folder` ("": the root of the store)."""
@@ -64,11 +66,11 @@ _commit = msgspec.json.Decoder(Commit).decode
 _versioned = msgspec.json.Decoder(_Versioned).decode
 
 
-def make_commit(job: str, world_size: int, shards: Iterable[Holding]) -> Commit:
+def make_commit(job: str, world_size: int, shards: Iterable[Holding], is_certified: bool = False) -> Commit:
     """The commit of these, which are all shards of one (round, iteration)."""
     every = sorted(shards, key=lambda held: held.shard)
     objects = tuple(Object(held.key, held.shard, held.shards, held.size, held.digest) for held in every)
-    return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects)
+    return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects, is_certified)
 
 
 def encode_manifest(commit: Commit) -> bytes:

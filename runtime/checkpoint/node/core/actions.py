@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
+from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.protocol.messages import Holding, Refusal
 
 
@@ -164,6 +165,15 @@ class ReportPersisted:
 
 
 @dataclass(frozen=True)
+class ReportEvidence:
+    """Tell the master the digests of the state in that slot, which is not written until StateCertified, or the end of
+    the round."""
+
+    identity: Identity
+    location: Location
+
+
+@dataclass(frozen=True)
 class ReportUnrestored:
     """Tell the master that no source supplies the state that the round was to start from."""
 
@@ -193,6 +203,7 @@ Action = (
     | EndAllocation
     | RemoveSegment
     | ReportPersisted
+    | ReportEvidence
     | ReportUnrestored
     | ReportProgress
     | Warn

@@ -156,6 +156,13 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True)
+class StateCertified:
+    """The master has compared that state with other nodes' replicas: it is sound."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time of `next_deadline` has come."""
 
@@ -165,7 +172,7 @@ class NodeLeaving:
     """The node leaves: every wait ends and all memory goes."""
 
 
-Fact = WorkerDied | ReaderGone | CheckpointCommitted | Tick | NodeLeaving
+Fact = WorkerDied | ReaderGone | CheckpointCommitted | StateCertified | Tick | NodeLeaving
 
 # Ends of work
 

@@ -7,6 +7,7 @@ something that has already happened.
 Invariants, over every order of events:
 - A slot that is read is not written, and each of its readers is in `Segments.pins` until it ends.
 - Every question is answered or refused once. It waits only for work, a peer, the master, or the end of the round.
+- A state that is compared is not written until the verdict, nor is the newest certified one until a newer is.
 - A committed state was persisted, and a persisted one was staged: 0 <= persisted <= staged.
 - Of the states that were staged in a rank's segments or fetched into them, the newest is not overwritten; of a sharded
   state the newest two.
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
 from everstep.runtime.checkpoint.node.core import events
 from everstep.runtime.checkpoint.node.core.actions import Action, Location
+from everstep.runtime.checkpoint.node.core.certify import Certification
 from everstep.runtime.checkpoint.node.core.digest_queue import DigestQueue
 from everstep.runtime.checkpoint.node.core.events import Event, Question
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
@@ -72,8 +74,10 @@ class KeeperCore:
         self._staging = Staging(tx, segments, self._sent)
         self._queue = PersistQueue(tx, segments, options, key_of)
         self._restore = RoundRestore(tx, segments, options, self._sent)
+        self._certification = Certification(tx, segments)
         self._parts = (
             self._restore, self._sent, self._queue, self._reads, segments, self._received, self._staging, self._digests,
+            self._certification,
         )  # fmt: skip
         self.table: dict[type, Rule] = {
             # Questions
@@ -92,6 +96,7 @@ class KeeperCore:
             events.WorkerDied: Rule({N, K, C}, self._end_worker),
             events.ReaderGone: Rule({N, K, C}, self._reads.close_shard),
             events.CheckpointCommitted: Rule({N, K, C}, self._queue.note_commit),
+            events.StateCertified: Rule({N, K, C}, self._certification.note_verdict),
             events.Tick: Rule({N, K, C}, lambda _: None),
             events.NodeLeaving: Rule({N, K, C}, self._close),
             # Ends of work, which may be under way in every phase
@@ -151,7 +156,7 @@ class KeeperCore:
 
     def _begin_round(self, event: events.BeginRound) -> None:
         self.phase = Phase.KEEPING
-        for part in (self._staging, self._sent, self._queue, self.segments, self._restore):
+        for part in (self._staging, self._sent, self._queue, self.segments, self._certification, self._restore):
             part.begin(event.seat)
         self._tx.answer(event.ticket)
 
@@ -166,6 +171,7 @@ class KeeperCore:
         if stages == _ALL_COPIED:
             self.segments.supersede_copies(identity.round)
         self._thinned = event.thinned
+        self._certification.note_stage(segment, identity)
         self._queue.note_stage(segment, identity, event.persist)
         self._tx.answer(event.ticket)
 
@@ -188,4 +194,5 @@ class KeeperCore:
         self._received.close(Phase.CLOSED)
         self._reads.close()
         self._queue.close()
+        self._certification.close()
         self.segments.close()

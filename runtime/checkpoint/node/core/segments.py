@@ -22,6 +22,8 @@ from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.checkpoint.shard.sizes import round_to_pages
 from everstep.runtime.protocol.messages import Seat
 
+CERTIFY_SLOTS = 2
+"""More slots where states are certified: for the newest certified one, and for one that is compared."""
 COPY_SLOTS = 2
 """Slots for copies of one shard of another node: the last complete copy, and the next one on its way."""
 
@@ -46,6 +48,10 @@ class Reader(StrEnum):
     """A round starts from it and has not staged enough to do without it."""
     LIST = "list"
     """The master will be told of it."""
+    COMPARE = "compare"
+    """It is compared with other nodes' replicas."""
+    CERTIFIED = "certified"
+    """It may be restored; a newer one is not certified yet."""
     PEER = "peer"
     """Another agent reads it."""
 
@@ -233,7 +239,7 @@ class Segments:
         A sharded state has one more slot, as its two newest are kept. If it is `copied` to a peer, there must be room
         for copies of the peer's shard, too, which come later and are about as large.
         """
-        slots = SLOTS + sharded
+        slots = self._slots(sharded)
         segment = self._find_fitting(self._by_rank.get(local_rank, [])[-1:], capacity, slots)
         if segment is None:
             if (current := self.current(local_rank)) is not None and current.is_empty():
@@ -249,7 +255,7 @@ class Segments:
         the segment claimed before cannot be allocated."""
         if (claimed := self._claimed.pop(fetch, None)) is not None and claimed.error:
             raise SegmentError(claimed.error)
-        slots = COPY_SLOTS if local_rank < 0 else SLOTS + sharded
+        slots = COPY_SLOTS if local_rank < 0 else self._slots(sharded)
         of_rank = self._by_rank.setdefault(local_rank, [])
         segment = self._find_fitting(of_rank, capacity, slots)
         if segment is None:
@@ -264,6 +270,10 @@ class Segments:
     def release(self, fetch: object) -> None:
         """The fetch has its slot, or needs none."""
         self._claimed.pop(fetch, None)
+
+    def _slots(self, sharded: bool) -> int:
+        certifies = self.seat is not None and self.seat.certifies > 0
+        return SLOTS + sharded + CERTIFY_SLOTS * certifies
 
     def _find_fitting(self, segments: list[Segment], capacity: int, slots: int) -> Segment | None:
         """The newest with so many slots of that capacity that can be allocated."""

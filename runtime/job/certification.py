@@ -1,0 +1,65 @@
+"""Which states are sound: what the nodes know of their replicas, compared.
+
+Invariant: restorable => certified, or certification is off.
+
+Gradients are reduced to the same values on all ranks, so replicas of a state stay the same byte for byte. One that
+differs was damaged where no digest of a copy can show it: in the memory or the arithmetic of its node. What all ranks
+got alike, such as a gradient damaged before it was reduced, does not show here unless the loss shows it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from everstep.runtime.protocol.messages import Evidence, Round
+
+KEPT_CERTIFIED = 256
+"""Certified states that a job's state remembers."""
+KEPT_EVIDENCE = 4
+"""States that are not compared yet of which evidence is kept."""
+MAJORITY_OF = 3
+"""Replicas that it takes to tell which one is wrong."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a state is sound."""
+
+    is_sound: bool
+    detail: str
+    nodes: tuple[str, ...] = ()
+    """Those whose replica differs from that of a majority."""
+
+
+def is_complete(evidence: Collection[Evidence], round_: Round) -> bool:
+    """Is there evidence of every replica, or of every shard, that the round has?"""
+    members = {member.node for role in round_.members.values() for member in role}
+    shards = max(one.shards for one in evidence)
+    if shards > 1:
+        return len({one.shard for one in evidence}) == shards
+    return {one.node for one in evidence} >= members
+
+
+def judge(evidence: Iterable[Evidence]) -> Verdict:
+    """Compare the replicas: those of one layout must have the same digest."""
+    replicas = defaultdict[str, list[Evidence]](list)
+    for one in sorted(evidence, key=lambda one: (one.node, one.shard)):
+        if one.doubt:
+            return Verdict(False, f"{one.node}: {one.doubt}")
+        replicas[one.layout].append(one)
+    differing = [same for same in replicas.values() if len({one.digest for one in same}) > 1]
+    if not differing:
+        most = max(map(len, replicas.values()))
+        return Verdict(True, f"{most} replicas agree" if most > 1 else "nothing speaks against it; it has no replica")
+    wrong = dict.fromkeys(node for same in differing for node in _outvoted(same))
+    everybody = ", ".join(dict.fromkeys(one.node for same in differing for one in same))
+    if wrong:
+        return Verdict(False, f"{', '.join(wrong)} differs from the majority of {everybody}", tuple(wrong))
+    return Verdict(False, f"the replicas of {everybody} differ, and none has a majority")
+
+
+def _outvoted(same: list[Evidence]) -> list[str]:
+    (digest, votes), *_ = Counter(one.digest for one in same).most_common()
+    if len(same) < MAJORITY_OF or 2 * votes <= len(same):
+        return []
+    return [one.node for one in same if one.digest != digest]

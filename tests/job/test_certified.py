@@ -1,0 +1,211 @@
+"""A state is restored only if its replicas agree; who differs from a majority is named and replaced elsewhere."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.runtime.job import certification
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.job.events import EvidenceGiven, ManifestWritten, ShardStored
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.records import (
+    Decision,
+    FaultJudged,
+    JobResult,
+    Reason,
+    RoundBroken,
+    RoundFormed,
+    StateCertified,
+    StateRejected,
+)
+from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.protocol.messages import Evidence, Holding, Persisted
+from tests.examples import examples
+from tests.job.world import World, platform
+
+GOOD, BAD = "a" * 32, "b" * 32
+
+
+def world_of(nodes: int, every: int = 2, least: int = 1) -> World:
+    world = World(platform({"worker": RoleSpec(nodes, least)}, certify_interval=every))
+    world.join_all()
+    return world
+
+
+def tell(world: World, name: str, iteration: int, digest: str = GOOD, doubt: str = "") -> None:
+    world.send(EvidenceGiven(Evidence(name, world.number, iteration, layout="l", digest=digest, doubt=doubt)))
+
+
+def tell_all(world: World, iteration: int, wrong: Sequence[str] = ()) -> None:
+    world.stage(iteration)
+    for name in world.names(NodePhase.RUNNING):
+        if world.state.phase is JobPhase.RUNNING:
+            tell(world, name, iteration, BAD if name in wrong else GOOD)
+
+
+def start(world: World) -> tuple[int, int] | None:
+    restore = world.state.round.restore if world.state.round else None
+    return (restore.round, restore.iteration) if restore else None
+
+
+def of_kind(world: World, kind: type) -> list:
+    return [record for record in world.records if isinstance(record, kind)]
+
+
+def test_a_state_whose_replicas_agree_is_certified_once_all_have_told() -> None:
+    world = world_of(3)
+    tell(world, "worker-0-0", 2)
+    tell(world, "worker-1-0", 2)
+    assert not of_kind(world, StateCertified)
+    tell(world, "worker-2-0", 2)
+    assert [record.iteration for record in of_kind(world, StateCertified)] == [2]
+
+
+def test_a_round_restores_the_newest_certified_state_and_not_a_newer_one() -> None:
+    world = world_of(2)
+    tell_all(world, 2)
+    held = dict(world.held)
+    world.stage(3)
+    world.held = {name: (*held[name], *world.held[name]) for name in held}
+    world.exit("worker-0-0", -9)
+    world.join_all()
+    assert start(world) == (1, 2)
+
+
+def test_a_round_starts_from_nothing_if_nothing_is_certified() -> None:
+    world = world_of(2)
+    world.stage(3)
+    world.exit("worker-0-0", -9)
+    world.join_all()
+    assert start(world) is None
+
+
+def test_without_certification_the_newest_state_is_restored() -> None:
+    world = world_of(2, every=0)
+    world.stage(3)
+    world.exit("worker-0-0", -9)
+    world.join_all()
+    assert start(world) == (1, 3)
+
+
+def test_the_one_of_three_that_differs_is_named_and_replaced_on_another_host() -> None:
+    world = world_of(3)
+    tell_all(world, 2)
+    held = dict(world.held)
+    host = world.state.nodes["worker-1-0"].host
+    tell_all(world, 4, wrong=["worker-1-0"])
+    (rejected,) = of_kind(world, StateRejected)
+    assert rejected.nodes == ("worker-1-0",)
+    (judged,) = of_kind(world, FaultJudged)
+    assert (judged.node, judged.reason, judged.decision) == ("worker-1-0", Reason.UNSOUND, Decision.EXCLUDE)
+    assert host in world.state.avoided
+    world.held = held
+    world.join_all()
+    assert start(world) == (1, 2)
+    assert "worker-1-1" in world.names(NodePhase.RUNNING)
+
+
+def test_of_two_that_differ_nobody_is_named_and_the_round_begins_from_the_certified_state() -> None:
+    world = world_of(2)
+    tell_all(world, 2)
+    held = dict(world.held)
+    tell_all(world, 4, wrong=["worker-1-0"])
+    assert of_kind(world, StateRejected)[-1].nodes == ()
+    assert of_kind(world, RoundBroken)[-1].reason is Reason.UNSOUND
+    assert not of_kind(world, FaultJudged)
+    world.held = held
+    world.join_all()
+    assert start(world) == (1, 2)
+
+
+def test_a_loss_that_is_no_number_rejects_the_state_at_once_and_again_ends_the_job() -> None:
+    world = world_of(2)
+    tell_all(world, 2)
+    for _ in range(2):
+        tell(world, "worker-0-0", 3, doubt="its loss is nan")
+        assert "its loss is nan" in of_kind(world, RoundBroken)[-1].detail
+        world.join_all()
+    assert world.state.ended is not None
+    assert world.state.ended.result is JobResult.FAILED
+    assert "2. time" in world.state.ended.reason
+
+
+def test_a_manifest_waits_for_the_verdict_and_names_it() -> None:
+    world = world_of(2)
+    key = "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors"
+    world.send(ShardStored(Persisted("worker-0-0", Holding(1, 2, size=9, key=key, digest=GOOD))))
+    assert not world.manifests
+    tell_all(world, 2)
+    assert [manifest.is_certified for manifest in world.manifests] == [True]
+
+
+def test_a_rejected_state_is_never_committed_as_certified() -> None:
+    world = world_of(2)
+    key = "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors"
+    world.send(ShardStored(Persisted("worker-0-0", Holding(1, 2, size=9, key=key, digest=GOOD))))
+    tell_all(world, 2, wrong=["worker-0-0"])
+    world.send(ManifestWritten(1, 2, "m"))
+    world.join_all()
+    assert not [manifest for manifest in world.manifests if manifest.is_certified]
+    assert start(world) is None
+
+
+def test_evidence_of_a_shard_that_there_is_not_is_refused() -> None:
+    world = world_of(2)
+    told = Evidence("worker-0-0", world.number, 2, shard=2, shards=2)
+    with pytest.raises(Refused, match="shard 2 of 2"):
+        world.brain.handle(EvidenceGiven(told), world.now)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_replicas_are_compared_with_those_of_the_same_layout_alone(replicas: int) -> None:
+    shards = 2 * replicas
+    told = [
+        Evidence(f"n{at}", 1, 2, at, shards, layout=f"part {at % 2}", digest=(GOOD, BAD)[at % 2])
+        for at in range(shards)
+    ]
+    assert certification.judge(told).is_sound
+    told[0] = Evidence("n0", 1, 2, 0, shards, layout="part 0", digest="c" * 32)
+    verdict = certification.judge(told)
+    assert not verdict.is_sound
+    assert verdict.nodes == (("n0",) if replicas > 2 else ())
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["sound", "wrong", "part", "kill", "takeover", "join"]), st.integers(0, 2)), max_size=30
+)
+
+
+@settings(max_examples=examples(60))
+@given(MOVES)
+def test_whatever_happens_only_a_certified_state_is_restored(moves: list[tuple[str, int]]) -> None:
+    world = world_of(3)
+    iteration = 2
+    for what, at in moves:
+        running = world.names(NodePhase.RUNNING)
+        if world.state.phase is JobPhase.ENDED:
+            break
+        if what == "join" or world.state.phase is not JobPhase.RUNNING:
+            world.join_all()
+        elif what == "takeover":
+            world.takeover()
+        elif what == "kill":
+            world.exit(running[at % len(running)], -9, iteration)
+        elif what == "part":
+            tell(world, running[at % len(running)], iteration)
+        else:
+            tell_all(world, iteration, wrong=[running[at % len(running)]] if what == "wrong" else [])
+            iteration += 2
+    world.check_history()
+    certified = set[tuple[int, int]]()
+    for record in world.records:
+        match record:
+            case StateCertified(round=round_, iteration=sound):
+                certified.add((round_, sound))
+            case StateRejected(round=round_, iteration=unsound):
+                certified = {place for place in certified if place < (round_, unsound)}
+            case RoundFormed(round=formed) if formed.restore:
+                assert (formed.restore.round, formed.restore.iteration) in certified

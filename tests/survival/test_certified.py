@@ -1,0 +1,59 @@
+"""A bit that changes in the memory of one of three nodes is found, the node is named, and the training ends as ever."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import TrainStep, tensors
+
+FLIPPED, EVERY = 24, 5
+
+
+@pytest.fixture
+def certified(tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
+    """A training of three nodes whose states are compared."""
+    more = {"nodes": "3", "certify-interval": str(EVERY), "iterations": "40"}
+    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags | more)
+    yield step
+    step.kill_all()
+
+
+@pytest.mark.parametrize(
+    "what", ["weights", *(pytest.param(w, marks=pytest.mark.long) for w in ("optimizer", "gradient"))]
+)
+def test_a_flipped_bit_is_found_its_node_named_and_no_state_with_it_restored(what: str, certified: TrainStep) -> None:
+    certified.flags = {**certified.flags, "script-args": f"--flip {FLIPPED},1,{what}"}
+    certified.start()
+    assert certified.finish() == 0, certified.last_words()
+    records = certified.records()
+    (rejected,) = [record for record in records if record["kind"] == "StateRejected"]
+    assert rejected["nodes"] == ["worker-1-0"]
+    assert rejected["iteration"] == FLIPPED + 1
+    assert [record["node"] for record in records if record["kind"] == "FaultJudged" and record["avoid"]] == [
+        "worker-1-0"
+    ]
+    restored = [
+        r["round"]["restore"]["iteration"] for r in records if r["kind"] == "RoundFormed" and r["round"]["restore"]
+    ]
+    assert restored == [FLIPPED + 1 - EVERY]
+    assert certified.leftovers() == []
+
+
+@pytest.mark.long
+def test_the_weights_after_a_flipped_bit_are_those_of_a_training_without_one(
+    certified: TrainStep, tmp_path: Path
+) -> None:
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=certified.flags)
+    try:
+        calm.start()
+        assert calm.finish() == 0, calm.last_words()
+        certified.flags = {**certified.flags, "script-args": f"--flip {FLIPPED},2,weights"}
+        certified.start()
+        assert certified.finish() == 0, certified.last_words()
+        assert [record["nodes"] for record in certified.records() if record["kind"] == "StateRejected"] == [
+            ["worker-2-0"]
+        ]
+        assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
+    finally:
+        calm.kill_all()
