@@ -88,6 +88,6 @@ def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
     if session.context.rank == 0:
         name = to if isinstance(to, str) else getattr(to, "__qualname__", repr(to))
         if name not in session.trackers:  # With surviving workers a script comes by here in each round.
-            session.trackers[name] = trackers.open_tracker(to, folder) if isinstance(to, str) else to
+            session.trackers[name] = to if callable(to) else trackers.open_tracker(cast(trackers.Kind, to), folder)
             if session.loop is not None:  # Before the tracker's own end: functions at exit run in reverse order.
                 atexit.register(session.loop.end_at_exit)

@@ -40,8 +40,9 @@ def job(cluster: Cluster, dataset: str, queue: str) -> Iterator[Training]:
         room(cluster, node, 4)
     made = Training(cluster, dataset)
     try:
-        how = {"gang": "kueue", "queue": queue, "priority_class": "min", "extra_priority_class": "extra"}
-        made.submit_paced(node_name(1), SPEC, **how)
+        made.submit_paced(
+            node_name(1), SPEC, gang="kueue", queue=queue, priority_class="min", extra_priority_class="extra"
+        )
         wait_until(lambda: len(made.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
         yield made
     finally:

@@ -21,7 +21,7 @@ def scraped(**headers: str) -> Reply:
         for node in ("worker-0-0", "worker-1-0"):
             beat = Heartbeat(node, first.round, iteration=7, telemetry=(line,) if node < "worker-1" else ())
             await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
-        reply = await shell.request("GET", "/metrics", **headers)
+        reply = await shell.request("GET", "/metrics", b"", **headers)
         await shell.close()
         return reply
 

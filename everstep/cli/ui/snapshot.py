@@ -9,13 +9,18 @@ from everstep.cli.ui.sources import Opened
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
 from everstep.runtime.report import facts, flow
+from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.history import History
-from everstep.runtime.report.page import JobView, view, what_next
+from everstep.runtime.report.job_view import JobView, view
+from everstep.runtime.report.page import what_next
+from everstep.runtime.report.timeline import COLUMNS, Timeline
 from everstep.runtime.store import Store, StoreError
 
 MOST_POINTS = 600
 """Points of a curve that can be pointed at."""
 MOST_EVENTS = 80
+MOST_LANES = 24
+_COLOURS = {activity: number for number, activity in enumerate(Activity)}
 MOST_COMMITS = 40
 
 
@@ -75,19 +80,49 @@ def _job(opened: Opened, job: JobView) -> dict[str, Any]:
         "pace": _pace(history),
         "goodput": span.goodput if span else None,
         "seconds": span.seconds if span else None,
-        "lost": span.restart_s if span else None,
+        "lost": job.restart_s,
         "restarts": len(history.restarts),
         "result": history.result,
         "reason": history.reason,
         "error": history.error,
-        "ledger": [[one.part.value, one.label, one.seconds, one.share] for one in span.entries] if span else [],
+        "ledger": [_activity(one.activity) | {"seconds": one.seconds, "share": one.share} for one in span.entries]
+        if span
+        else [],
+        "nodeSeconds": span.node_seconds if span else None,
         "charts": [asdict(chart) for chart in job.charts],
         "points": _points(history),
-        "timeline": asdict(job.timeline) if job.timeline else None,
+        "timeline": _timeline(job.timeline) if job.timeline else None,
         "commits": [[time, iteration] for time, iteration in history.commits[-MOST_COMMITS:]],
         "commitCount": len(history.commits),
         "interval": history.intervals[-1][1] if history.intervals else "",
         "events": events(history),
+    }
+
+
+def _activity(activity: Activity) -> dict[str, Any]:
+    """Its name, and the number of its colour, which is that of the report."""
+    return {"activity": activity.value, "colour": _COLOURS[activity]}
+
+
+def _timeline(drawn: Timeline) -> dict[str, Any]:
+    """Lanes and rounds in percent of the axis."""
+    lanes = [
+        {
+            "name": lane.name,
+            "bars": [
+                _activity(bar.activity) | {"left": bar.left * 100 / COLUMNS, "width": bar.width * 100 / COLUMNS}
+                for bar in lane.bars
+            ],
+        }
+        for lane in drawn.lanes[:MOST_LANES]
+    ]
+    shown = sum(len(lane.nodes) for lane in drawn.lanes[:MOST_LANES])
+    hidden = drawn.hidden + sum(len(lane.nodes) for lane in drawn.lanes) - shown
+    common = {"description": drawn.description, "hidden": hidden, "lanes": lanes}
+    return common | {
+        "rounds": [asdict(one) for one in drawn.rounds],
+        "marks": [asdict(one) for one in drawn.marks],
+        "ticks": [asdict(one) for one in drawn.ticks],
     }
 
 

@@ -69,39 +69,27 @@ function smooth(places) {
   return `M${places.map(([x, y], index) => `${x} ${(mean += (y - mean) * Math.max(least, 1 / (index + 1))).toFixed(3)}`).join("L")}`;
 }
 
-const LANES = 24;
-
 export function rounds(timeline) {
-  const lanes = timeline.lanes.slice(0, LANES);
-  const hidden = timeline.hidden + timeline.lanes.length - lanes.length;
+  const marks = () => timeline.marks.map((mark) => h("i", { title: mark.label, style: { left: `${mark.at}%` } }));
+  const place = (bar) => ({ left: `${bar.left}%`, width: `${bar.width}%` });
   return [
-    h("h2", {}, "Nodes and rounds", h("small", {}, hidden ? `${hidden} more nodes in the report` : "a bar is a round; dashed: a fault")),
+    h("h2", {}, "Nodes and rounds", h("small", {}, timeline.hidden ? `${timeline.hidden} more nodes in the report` : "dashed: a fault")),
     h("div", { class: "lanes", role: "img", "aria-label": timeline.description },
-      lanes.map((lane) => h("div", { class: "lane" }, h("span", { class: "name" }, lane.node),
-        h("div", { class: "track" },
-          lane.bars.map((bar) => h("b", { title: bar.title, style: { left: `${bar.left}%`, width: `${bar.width}%` } }, bar.label)),
-          timeline.marks.map((mark) => h("i", { title: mark.label, style: { left: `${mark.at}%` } }))))),
+      h("div", { class: "lane" }, h("span", { class: "name" }, "round"),
+        h("div", { class: "track" }, timeline.rounds.map((bar) => h("b", { title: bar.title, style: place(bar) }, bar.label)), marks())),
+      timeline.lanes.map((lane) => h("div", { class: "lane" }, h("span", { class: "name", title: lane.name }, lane.name),
+        h("div", { class: "track" }, lane.bars.map((bar) => h("u", { class: `a${bar.colour}`, title: bar.activity, style: place(bar) })), marks()))),
       h("div", { class: "lane" }, h("span", {}), h("div", { class: "x" }, timeline.ticks.map((tick) => h("span", { style: { left: `${Math.min(tick.at, 97)}%` } }, tick.label))))),
   ];
 }
 
-const PART = { training: 0, "productive iteration": 0, "checkpoint stall": 1, "stalled by save": 1, restart: 2, recomputed: 2, hung: 2, detect: 2,
-  "start-up": 3, "start-up and imports": 3, compile: 3, "waiting for nodes": 4, rendezvous: 4, rest: 5, "idle after the end": 5 };
-const colour = (part, index) => `part-${PART[part] ?? 6 + (index % 4)}`;
-
 export function ledger(entries, seconds) {
-  const sums = new Map();
-  for (const [part, label, spent, share] of entries) {
-    const known = sums.get(part) || { part, label, spent: 0, share: 0, count: 0 };
-    sums.set(part, { ...known, label: known.count ? part : label, spent: known.spent + spent, share: known.share + share, count: known.count + 1 });
-  }
-  const parts = [...sums.values()].filter((one) => one.share > 0.0005).map((one, index) => ({ ...one, colour: colour(one.part, index) }));
+  const parts = entries.filter((one) => one.share > 0.0005);
   return [
-    h("h2", {}, "Where the time went", h("small", {}, duration(seconds))),
-    h("div", { class: "bar", role: "img", "aria-label": parts.map((one) => `${one.label}: ${percent(one.share)}`).join(", ") },
-      parts.map((one) => h("i", { class: one.colour, title: `${one.label}: ${percent(one.share)}`, style: { width: `${one.share * 100}%` } }))),
-    h("dl", { class: "legend" }, parts.sort((one, other) => other.share - one.share).map((one) => [
-      h("dt", {}, h("i", { class: one.colour }), one.label + (one.count > 1 ? ` × ${one.count}` : "")), h("dd", {}, h("b", {}, percent(one.share)), duration(one.spent))])),
+    h("h2", {}, "Where the nodes' time went", h("small", {}, duration(seconds))),
+    h("div", { class: "bar", role: "img", "aria-label": parts.map((one) => `${one.activity}: ${percent(one.share)}`).join(", ") },
+      parts.map((one) => h("i", { class: `a${one.colour}`, title: `${one.activity}: ${percent(one.share)}`, style: { width: `${one.share * 100}%` } }))),
+    h("dl", { class: "legend" }, parts.slice().sort((one, other) => other.share - one.share).map((one) => [
+      h("dt", {}, h("i", { class: `a${one.colour}` }), one.activity), h("dd", {}, h("b", {}, percent(one.share)), duration(one.seconds))])),
   ];
 }
-

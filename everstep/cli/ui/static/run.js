@@ -118,7 +118,7 @@ export class RunView {
     holder.rounds.hidden = !timeline;
     if (timeline) this.parts.show(holder.rounds, key("rounds"), timeline, rounds);
     holder.ledger.hidden = !job.ledger.length;
-    if (job.ledger.length) this.parts.show(holder.ledger, key("ledger"), job.ledger, () => ledger(job.ledger, job.seconds));
+    if (job.ledger.length) this.parts.show(holder.ledger, key("ledger"), job.ledger, () => ledger(job.ledger, job.nodeSeconds));
     this.parts.show(holder.checkpoints, key("checkpoints"), [job.commits, job.interval], () => this.renderCheckpoints(job));
   }
   renderFigures(job) {
