@@ -18,6 +18,7 @@ import atexit
 import os
 import time
 from datetime import timedelta
+from typing import cast
 
 import torch
 
