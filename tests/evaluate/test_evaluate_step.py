@@ -125,8 +125,8 @@ def test_a_damaged_checkpoint_is_refused(setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"checkpoint": ""}, "--checkpoint: missing"),
-        ({"validation": ""}, "--validation: missing"),
+        ({"checkpoint": ""}, "--checkpoint is empty: give"),
+        ({"validation": ""}, "--validation is empty: give"),
         ({"validation": "no/such#validation"}, "no finished dataset"),
         ({"checkpoint": "no/such"}, "no committed checkpoint"),
     ],

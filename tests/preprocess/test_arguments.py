@@ -75,7 +75,7 @@ def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixt
         ("--dataset-impl flat", "--dataset-impl flat: choose one of mmap"),
         ("--on-error cry", "--on-error cry: choose one of fail, skip"),
         ("--jsonl-keys ../a", "--jsonl-keys '../a'"),
-        ("--workers -1", "--workers -1: 0 or more"),
+        ("--workers -1", "--workers -1: must be at least 0"),
         ("--input gs://bucket/a.jsonl", "--input gs://bucket/a.jsonl: only local files and s3:// are read"),
     ],
 )
