@@ -155,7 +155,7 @@ def test_pods_are_refused_where_there_are_none_and_where_nothing_is_shared(tmp_p
     with pytest.raises(StepError, match=r"--input .*a\.jsonl: .*without a shared folder; give s3://"):
         here.check()
     for name in ("executors", "executor_cores"):
-        with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: must be 1 or more"):
+        with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: must be at least 1"):
             Config(**{name: 0}).check()  # type: ignore[arg-type]
 
 
