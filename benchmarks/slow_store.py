@@ -25,7 +25,7 @@ from tests.store.wire import Plan, Trouble, calm, through
 
 SERVERS = {"minio": minio, "seaweedfs": seaweedfs}
 FAR, FAR_S = "50 ms away", 0.05
-ERRORS, PER_S = 0.05, 20.0
+ERRORS, PER_S = 0.05, 5.0
 SHARD_BYTES = 64 << 20
 CREATES, PUTS = 20, 3
 
@@ -37,7 +37,7 @@ def erring(chance: random.Random) -> Plan:
 
 
 def throttling(clock: Callable[[], float] = time.monotonic) -> Plan:
-    """20 requests a second are served, 20 at once at the most; others are answered 503 SlowDown."""
+    """5 requests a second are served, 5 at once at the most; others are answered 503 SlowDown."""
     lock, bucket = threading.Lock(), [PER_S, clock()]
 
     def plan(*_: str) -> Trouble:
@@ -56,7 +56,7 @@ WIRES: dict[str, Callable[[], Plan]] = {
     "as it is": lambda: calm,
     FAR: lambda: calm,
     "5 % errors": lambda: erring(random.Random(0)),
-    "20 requests/s": throttling,
+    "5 requests/s": throttling,
 }
 
 

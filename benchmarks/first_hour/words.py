@@ -82,7 +82,7 @@ def verbs(folder: Path) -> Iterator[Line]:
         ("wait", workflow("wait", "first"), "^first Succeeded at "),
         ("watch", workflow("watch", "@latest"), "Status: +Succeeded"),
         ("resubmit", workflow("resubmit", "first"), "Succeeded"),
-        ("delete", workflow("delete", "@latest"), "^Workflow 'hello-[0-9a-f]{4}' deleted"),
+        ("delete", workflow("delete", "@latest"), "^Workflow 'hello-[0-9a-z]{5}' deleted"),
     )
     for verb, answer, pattern in tries:
         holds = answer.code == 0 and bool(re.search(pattern, answer.text, re.MULTILINE))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everstep.runtime.diagnosis.error_kinds import OOM_KILLED, ErrorKind, evidence_line, kind_of
+from everstep.runtime.job.error_kinds import OOM_KILLED, ErrorKind, evidence_line, kind_of
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from everstep.runtime.job import data_queues
 from everstep.runtime.job.checkpoints import (
     Doubt,
 )
+from everstep.runtime.job.error_kinds import is_echo
 from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.peers import copy_keepers
@@ -216,9 +217,14 @@ def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
     if record.reason is not Reason.USER_ERROR:
         return replace(state, excused=state.excused | {record.round})
     first = state.blamed.get(record.round)
-    if first is None or (record.died, record.rank) < (first.died, first.rank):
+    if first is None or _blame_order(record) < _blame_order(first):
         return replace(state, blamed={**state.blamed, record.round: record})
     return state
+
+
+def _blame_order(fault: WorkerFaulted) -> tuple[bool, float, int]:
+    """The cause is before its echoes, though it may die after them: it still prints its traceback."""
+    return is_echo(fault.error, fault.exit_code), fault.died, fault.rank
 
 
 def _apply_fault_judged(state: State, record: FaultJudged) -> State:

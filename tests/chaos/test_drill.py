@@ -107,7 +107,7 @@ def test_unreadable_experiments_are_refused() -> None:
 
 @pytest.mark.long
 def test_a_drill_holds_for_a_killed_process_and_a_lost_store(tmp_path: Path) -> None:
-    words = ["--only", "process-crash,store-lost", "--iterations", "40", "--sequence-length", "32"]
+    words = ["--only", "process-crash,store-lost", "--iterations", "100", "--sequence-length", "32"]
     texts = tmp_path / "texts"
     texts.mkdir()
     for path in (ROOT / "runtime" / "job").glob("*.py"):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.diagnosis import error_kinds
-from everstep.runtime.diagnosis.error_kinds import OOM_KILLED, TABLE, evidence_line, kind_of
 from everstep.runtime.diagnosis.first_cause import ProcessEnd, attribute
+from everstep.runtime.job import error_kinds
+from everstep.runtime.job.error_kinds import OOM_KILLED, TABLE, evidence_line, kind_of
 from tests.harness import PATIENCE_S
 
 REAL = {

@@ -150,3 +150,15 @@ def test_whatever_fails_where_each_move_follows_from_errors_and_the_job_ends(see
     asked = [r.replaces for r in world.records if isinstance(r, NodeRequested) and r.replaces]
     assert set(asked) <= {move.node for move in moves}
     world.check_history()
+
+
+def test_an_echo_that_dies_before_its_cause_is_not_blamed() -> None:
+    """The failing rank still prints its traceback when the others' collectives have broken."""
+    world = cluster("abc")
+    closed = "RuntimeError: Connection closed by peer [127.0.0.1]:22949"
+    for _ in range(2):
+        world.exit("worker-1-0", 1, 3, closed)
+        world.exit("worker-0-0", 1, 3, "ValueError: bad")
+        world.join_all()
+    assert [fault.node for fault in world.state.moved_for] == ["worker-0-0"]
+    assert decisions(world)[-1] == ("worker-0-0", Decision.RELAUNCH_ELSEWHERE)

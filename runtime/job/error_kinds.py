@@ -1,12 +1,13 @@
 """The table of errors: by which words, signal or exit code each is known, whether a restart can help, how to mend it.
 
-`python -m everstep.runtime.diagnosis.error_kinds` prints docs/errors.md. Pure. The first row that matches counts.
+`python -m everstep.runtime.job.error_kinds` prints docs/errors.md. Pure. The first row that matches counts.
 """
 
 import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from everstep.runtime.exit_codes import ExitCode
 
@@ -117,6 +118,12 @@ def kind_of(error: str, exit_code: int) -> ErrorKind:
     return next((kind for kind in TABLE if kind.matches(error, exit_code)), UNKNOWN)
 
 
+@lru_cache(64)
+def is_echo(error: str, exit_code: int) -> bool:
+    """Whether a process died of another's end: a collective whose peer is gone."""
+    return kind_of(error, exit_code).is_echo
+
+
 def evidence_line(error: str) -> str:
     """The line of a traceback that says it: the last one that names an error, else the last one."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
@@ -130,7 +137,7 @@ def render() -> str:
         "# What an error means",
         "",
         "Made from `runtime/diagnosis/error_kinds.py` by",
-        "`python -m everstep.runtime.diagnosis.error_kinds > docs/errors.md`; a test keeps it true.",
+        "`python -m everstep.runtime.job.error_kinds > docs/errors.md`; a test keeps it true.",
         "`everstep report` names the kind of each end, and sets echoes apart: an echo follows from another end.",
         "",
         "| error | a restart | what to do | exit codes, signals |",
