@@ -28,6 +28,8 @@ from everstep.runtime.watch.group_making import surround_group_making
 
 EVALUATION, SAVE = "evaluation", "torch.save"
 SAMPLES_PER_S = 5
+_UNREADABLE = (ValueError, KeyError, TypeError, RuntimeError)
+"""What reading the flight recorder raises while it changes, or in a torch that writes it otherwise."""
 _RECORDS = "256"
 """Collectives that torch's flight recorder keeps if the user does not say. It keeps none for gloo by default."""
 _watch: "_Watch | None" = None
@@ -180,12 +182,13 @@ class _Watch:
         name = ""
         while not self.is_child:
             time.sleep(1 / SAMPLES_PER_S)
-            with suppress(ValueError, KeyError, TypeError, RuntimeError):
+            with suppress(*_UNREADABLE):
                 counts = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
                 if counts[1] >= counts[0]:
                     name = ""
                 elif counts == self._counts and not name:  # It waits: ask for what.
-                    name = _oldest_unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
+                    with suppress(*_UNREADABLE):  # The counters are known all the same.
+                        name = _oldest_unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
                 elif counts != self._counts:
                     name = ""
                 self._counts = counts
