@@ -183,11 +183,12 @@ def _find_mismatch(ordered: Sequence[Standing]) -> Verdict | None:
 def _find_stalled_network(ordered: Sequence[Standing]) -> Verdict | None:
     if len(ordered) < 2 or not all(one.waits for one in ordered):
         return None
-    behind = min(one.entered for one in ordered)
-    name = _operation(ordered[0])
-    if behind < max(one.entered for one in ordered):
+    behind, newest = min(one.entered for one in ordered), max(one.entered for one in ordered)
+    name = _operation(next(one for one in ordered if one.entered == newest))
+    if behind < newest:  # It is still in that one, or has left it: gloo may not have marked its last one as finished.
         ranks = [one for one in ordered if one.entered == behind]
-        return _verdict(Cause.BEHIND, ranks, ordered, f"is still in {name} #{behind}, which others have left", verb="")
+        what = f"never entered {name} #{newest}; it {_activity(ranks[0])[1]}, and #{behind} is not marked as finished"
+        return _verdict(Cause.BEHIND, ranks, ordered, what, verb="")
     what = f"all {len(ordered)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
     return Verdict(Cause.NETWORK, tuple(one.rank for one in ordered), what)
 

@@ -49,7 +49,8 @@ OTHERS = [waits(0), waits(1), waits(2)]
         (waits(3, collective="all_reduce [7]"), Cause.DIFFERENT_SHAPE,
          "rank 3 of 4 waits in all_reduce [7] #412 (train (train.py:30)), the others in all_reduce [1024] #412 "
          "(train (train.py:30))"),
-        (waits(3, number=411), Cause.BEHIND, "rank 3 of 4 is still in all_reduce #411, which others have left"),
+        (waits(3, number=411), Cause.BEHIND,
+         "rank 3 of 4 never entered all_reduce #412; it is in train (train.py:30), and #411 is not marked as finished"),
     ],
 )  # fmt: skip
 def test_the_culprit_is_named_with_what_it_does(culprit: Standing, cause: Cause, sentence: str) -> None:
