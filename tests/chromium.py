@@ -14,11 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.harness import PATIENCE_S
 
 PROGRAM = shutil.which("chromium")
+NEEDED = pytest.mark.skipif(PROGRAM is None, reason="no browser here: chromium not found")
+PLANT = "<img src=x onerror=\"document.title='planted'\"><script>document.title='planted'</script>"
+"""What a hostile run puts into its texts: a page that runs it changes its title."""
+_CONTRAST = """((texts) => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (one) => { for (; one; one = one.parentElement) {
+    const c = parse(getComputedStyle(one).backgroundColor);
+    if (c.length && (c.length < 4 || c[3] > 0.99)) return c; } return [255, 255, 255]; };
+  return texts.filter((one) => one.checkVisibility()).map((one) => {
+    const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), one.outerHTML.slice(0, 80)]; }).filter(([ratio]) => ratio < 4.5);
+})"""
 DEADLINE_S = 60.0
+
+
+def low_contrast(texts: str) -> str:
+    """An expression: those of an array of elements whose text has less contrast than 4.5 : 1 (WCAG 2.2, 1.4.3)."""
+    return f"{_CONTRAST}({texts})"
 
 
 class Tab:

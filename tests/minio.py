@@ -6,7 +6,7 @@ import random
 import secrets
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
     while _TAKEN in told:
         endpoint = f"{scheme}://127.0.0.1:{free_port(chance)}"
         server = MinIO(endpoint, f"user{secrets.token_hex(4)}", secrets.token_hex(16))
-        with _server_process(server, folder, certificates or folder / "certs", region) as process:
+        with _minio_process(server, folder, certificates or folder / "certs", region) as process:
             if _wait_until_up(process, server, region):
                 yield server
                 return
@@ -68,7 +68,7 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
 
 
 @contextmanager
-def _server_process(server: MinIO, folder: Path, certificates: Path, region: str) -> Iterator[subprocess.Popen[bytes]]:
+def _minio_process(server: MinIO, folder: Path, certificates: Path, region: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [str(binary()), "server", "--quiet", "--address", urlsplit(server.endpoint).netloc, str(folder / "data")]
     command += ["--certs-dir", str(certificates)]
     environment = {
@@ -80,8 +80,17 @@ def _server_process(server: MinIO, folder: Path, certificates: Path, region: str
         "MINIO_SITE_REGION": region,
         "HOME": str(folder),
     }
-    with (folder / "minio.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    with server_process(command, environment, folder / "minio.log") as process:
+        yield process
+
+
+@contextmanager
+def server_process(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that writes into that log, until the block ends."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
     try:
         yield process
     finally:

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import secrets
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from minio.error import MinioException
 from everstep.runtime.agent.ports import free_port
 from tests.golang import built
 from tests.harness import wait_until
-from tests.minio import BUCKET, MinIO
+from tests.minio import BUCKET, MinIO, server_process
 
 VARIABLE = "EVERSTEP_TEST_S3"
 """seaweedfs: the tests of S3 run on it instead of MinIO."""
@@ -55,19 +54,12 @@ def running(folder: Path) -> Iterator[MinIO]:
     flags["s3.autoCreateBucket"] = "false"  # As MinIO and S3: a bucket that nobody made is an error.
     command = [str(binary()), "-logtostderr=true", "server", "-filer", "-s3"]
     command += [f"-{name}={value}" for name, value in flags.items()]
-    with (folder / "seaweedfs.log").open("wb") as log:
-        process = subprocess.Popen(command, env={**os.environ, "HOME": str(folder)}, stdout=log, stderr=log)
-    try:
+    log = folder / "seaweedfs.log"
+    with server_process(command, {**os.environ, "HOME": str(folder)}, log) as process:
         wait_until(lambda: process.poll() is not None or _serves(server), "SeaweedFS", 120, 0.2)
         if process.poll() is not None:
-            raise RuntimeError(f"SeaweedFS ended: {(folder / 'seaweedfs.log').read_text()[-1000:]}")
+            raise RuntimeError(f"SeaweedFS ended: {log.read_text()[-1000:]}")
         yield server
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        process.kill()
-        process.wait()
 
 
 def _serves(server: MinIO) -> bool:

@@ -4,38 +4,23 @@ import asyncio
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.messages import Member, Round
 from everstep.runtime.report import Run, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.store import open_store
 from tests import chromium
+from tests.chromium import PLANT
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no browser here: chromium not found")
+pytestmark = chromium.NEEDED
 LOOKS = [(width, dark) for width in (390, 1024, 1440) for dark in (False, True)]
 OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true })"
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter((one) => !one.closest(".wide, pre, svg") &&
   one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 80))
   .concat(document.documentElement.scrollWidth > innerWidth ? ["the page"] : [])"""
-CONTRAST = """(() => {
-  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (one) => { for (; one; one = one.parentElement) {
-    const c = parse(getComputedStyle(one).backgroundColor);
-    if (c.length && (c.length < 4 || c[3] > 0.99)) return c; } return [255, 255, 255]; };
-  const own = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  return [...document.querySelectorAll("body *")]
-    .filter((one) => own(one) && !one.closest("svg") && one.checkVisibility())
-    .map((one) => {
-      const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), one.outerHTML.slice(0, 80)]; }).filter(([ratio]) => ratio < 4.5);
-})()"""
-"""Texts with less contrast than 4.5 : 1 (WCAG 2.2, 1.4.3)."""
-PLANT = "<img src=x onerror=\"document.title='planted'\"><script>document.title='planted'</script>"
+TEXTS = """[...document.querySelectorAll("body *")].filter((one) => !one.closest("svg") &&
+  [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()))"""
 
 
 def look_at(page: str, place: Path) -> None:
@@ -50,7 +35,7 @@ def look_at(page: str, place: Path) -> None:
             for width, dark in LOOKS:
                 await tab.size(width, 900, dark=dark)
                 assert await tab.value(TOO_WIDE) == [], (width, dark)
-                assert await tab.value(CONTRAST) == [], (width, dark)
+                assert await tab.value(chromium.low_contrast(TEXTS)) == [], (width, dark)
             assert await tab.value("document.title") == title
             assert await tab.value("document.images.length") == 0
             assert tab.problems == []

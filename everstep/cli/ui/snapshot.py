@@ -79,7 +79,6 @@ def _job(opened: Opened, job: JobView) -> dict[str, Any]:
         "throughput": _throughput(history),
         "pace": _pace(history),
         "goodput": span.goodput if span else None,
-        "seconds": span.seconds if span else None,
         "lost": job.restart_s,
         "restarts": len(history.restarts),
         "result": history.result,
