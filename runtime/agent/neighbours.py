@@ -8,6 +8,7 @@ may be out of reach of all agents. The master decides what follows.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -70,16 +71,15 @@ class NeighbourWatch:
         self._loop = asyncio.get_running_loop()
         self._waits_since: float | None = None
         self._met: set[Neighbour] = set()
-        """Neighbours that have answered before."""
-        self._is_new = False
+        """Those that have ever answered: a round without them does not make them strangers."""
+        self._seated = asyncio.Event()
         self._silent: tuple[str, ...] = ()
         self._asked_at = 0.0
 
     def take_seat(self, seat: Seat) -> None:
         """From now on these are the neighbours."""
         self._neighbours, self._silent, self._waits_since = seat.neighbours, (), None
-        self._met &= set(seat.neighbours)
-        self._is_new = True
+        self._seated.set()
 
     def as_fields(self) -> dict[str, Any]:
         """Who is silent, and for how long, as the fields of a heartbeat."""
@@ -89,15 +89,20 @@ class NeighbourWatch:
         """Look and ask, until cancelled."""
         while True:
             woken_at = self._loop.time() + LOOK_S
-            await asyncio.sleep(LOOK_S)
+            await self._until_seated(LOOK_S)
             if self._loop.time() - woken_at > AWAY_S:
                 continue  # The workers' progress meanwhile is seen by the next look.
-            if self._still_s() < STILL_S and not self._is_new:
+            if self._still_s() < STILL_S and not self._seated.is_set():
                 self._note((), self._loop.time())
                 continue
-            self._is_new = False
+            self._seated.clear()
             await self._ask_all()
-            await asyncio.sleep(0 if self._silent or self._is_new else AGAIN_S)
+            await self._until_seated(0 if self._silent else AGAIN_S)
+
+    async def _until_seated(self, at_most_s: float) -> None:
+        """Sleep, but ask the neighbours of a new round at once: only who answered before can be silent."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._seated.wait(), at_most_s)
 
     def _still_s(self) -> float:
         if not self._waits():
@@ -111,9 +116,9 @@ class NeighbourWatch:
     async def _ask_all(self) -> None:
         asked, began = self._neighbours, self._loop.time()
         answers = await asyncio.gather(*(self._answers(one, asked) for one in asked))
+        self._met.update(one for one, lives in zip(asked, answers, strict=True) if lives)
         if asked is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
             return
-        self._met.update(one for one, lives in zip(asked, answers, strict=True) if lives)
         silent = (one.node for one, lives in zip(asked, answers, strict=True) if not lives and one in self._met)
         self._note(tuple(silent), began)
 

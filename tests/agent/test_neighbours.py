@@ -203,6 +203,31 @@ def test_a_neighbour_that_never_answered_is_not_silent(monkeypatch: pytest.Monke
     run(monkeypatch, Answers(("me", "c")), story)
 
 
+def test_who_answered_before_a_round_without_it_can_be_silent_at_once_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(node: Node) -> None:
+        await node.met()
+        node.watch.take_seat(seat(2))
+        node.answers.reached, node.still_s = {("me", "c")}, neighbours.STILL_S
+        node.watch.take_seat(seat(3, neighbours=(Neighbour("b", "b"), Neighbour("c", "c"))))
+        await node.until(lambda: node.silent() == ("b",))
+
+    run(monkeypatch, Answers(("me", "b"), ("me", "c")), story)
+
+
+def test_a_new_seat_is_followed_by_questions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(node: Node) -> None:
+        monkeypatch.setattr(neighbours, "AGAIN_S", 10 * DEADLINE_S)
+        monkeypatch.setattr(neighbours, "LOOK_S", 10 * DEADLINE_S)
+        await node.met()
+        await asyncio.sleep(0.05)
+        node.watch.take_seat(seat(2, neighbours=(Neighbour("b", "b"),)))
+        await node.until(lambda: node.answers.asked == [("me", "b")])
+
+    run(monkeypatch, Answers(("me", "b"), ("me", "c")), story)
+
+
 def test_who_waits_for_a_seat_asks_its_last_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "STILL_S", 0.01)
 
