@@ -97,9 +97,9 @@ def _recovery(
     after = next(line for line in lines if line["time"] > killed and line["iteration"] > before)
     number = after["round"]
     first = next(line for line in lines if line["time"] > killed and line["round"] == number)
-    broken = next(r for r in records if r["kind"] == "RoundBroken" and r["round"] == number - 1)
+    broken = next(r for r in records if r["kind"] == "RoundBroken" and r["time"] >= killed)
     formed = next(r for r in records if r["kind"] == "RoundFormed" and r["round"]["number"] == number)
-    died = [r["died"] for r in records if r["kind"] == "WorkerFaulted" and r["round"] == number - 1]
+    died = [r["died"] for r in records if r["kind"] == "WorkerFaulted" and r["round"] == broken["round"]]
     restored = [line for line in telemetry if line.get("kind") == "restored" and line["round"] == number]
     ready, grouped = max(line["time"] for line in restored), first["joined_at"]
     seen = min([*died, broken["time"]])

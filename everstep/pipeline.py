@@ -61,7 +61,11 @@ ANNOTATION = "workflows.argoproj.io"
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
-    """Parse the flags, build the workflow, run or print it, exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Parse the flags, build the workflow, run or print it, exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+    The config may have two methods that raise BadInput: `check` for input that no step could use, and `check_machine`
+    for what this machine is too small for, which is called before a local run.
+    """
     prog = f"python {sys.argv[0]}"
     config, how = _read_flags(prog, config_type)
     try:
@@ -95,9 +99,7 @@ def _read_flags(prog: str, config_type: type[C]) -> tuple[C, Submission]:
 def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int:
     from everstep.runtime.submission.target import TargetError, choose
 
-    check = getattr(config, "check", None)
-    if check is not None:
-        check()
+    _call_if_defined(config, "check")
     try:
         target = choose(how.target, os.environ, how.namespace)
     except TargetError as error:
@@ -115,8 +117,11 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
         return generated_name(metadata["generateName"])
 
     name = fixed_name or another()
+    if target.route is None and how.output:
+        return _print(manifest)
     if target.route is None:
-        return _print(manifest) if how.output else _run_locally(manifest, name, how, target.reason)
+        _call_if_defined(config, "check_machine")
+        return _run_locally(manifest, name, how, target.reason)
     from everstep.cluster import manifest_for_cluster, refuse_unready, run_on_cluster
     from everstep.local_files import with_addresses
 
@@ -129,6 +134,13 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     if how.output:
         return _print(fitted)
     return run_on_cluster(fitted, target.route, target.reason, how, None if fixed_name else another)
+
+
+def _call_if_defined(config: Any, name: str) -> None:
+    """`check` or `check_machine` of a pipeline's config, which may have neither; they raise BadInput."""
+    method = getattr(config, name, None)
+    if method is not None:
+        method()
 
 
 def _print(manifest: dict[str, Any]) -> int:

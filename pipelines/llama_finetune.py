@@ -71,7 +71,15 @@ class Config:
                 min_channels=self.min_channels,
             )
         )
-        training = train.Config(
+        everstep.check_step(self._training())
+        everstep.check_step(evaluate.Config(script=self.evaluate_script), script="evaluate_script")
+
+    def check_machine(self) -> None:
+        """Raise for what this machine is too small for, before a local run."""
+        train.require_memory_for(self._training(), self.model, self.tokenizer)
+
+    def _training(self) -> train.Config:
+        return train.Config(
             script=self.script,
             script_args=self.script_args,
             nodes=self.nodes,
@@ -81,8 +89,6 @@ class Config:
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
         )
-        everstep.check_step(training)
-        everstep.check_step(evaluate.Config(script=self.evaluate_script), script="evaluate_script")
 
 
 def build(config: Config) -> Workflow:

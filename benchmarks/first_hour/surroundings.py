@@ -125,6 +125,10 @@ def vocabularies(folder: Path) -> Iterator[Line]:
     words = [*PIPELINE, "--model", "llama", "--tokenizer", "other.json"]
     fits = r"--tokenizer other.json has 300 tokens, the model knows 100"
     yield one_line("a tokenizer that does not fit the model", ask(folder, words), fits)
+    (folder / "large.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1_999_999}}}))
+    words = [*PIPELINE, "--nodes", "100", "--global-batch", "100", "--tokenizer", "large.json"]
+    large = r"--tokenizer large.json: with 2000000 tokens the model has 515 M parameters; .* at least \d+ GB"
+    yield one_line("a tokenizer that makes the model too large for the machine", ask(folder, words), large)
     for size in ("99999999999999999999", "1"):
         words = [sys.executable, "-m", "everstep.steps.preprocess", "--input", ".", "--vocab-size", size]
         words += ["--output-prefix", "x"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from everstep.steps.entry import StepError
 
 NAME = "smollm2"
-VOCABULARY, LONGEST = 49152, 8192
+VOCABULARY, LONGEST, PARAMETERS = 49152, 8192, 134_515_008
 """Tokens that it knows, and that it reads at once (vocab_size and max_position_embeddings of its config.json)."""
 FORMAT = 1
 """Incremented when the same file gives other bytes than before."""

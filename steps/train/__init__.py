@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 from everstep.steps.lazy import lazily
 from everstep.steps.train.config import Config
+from everstep.steps.train.memory import require_memory_for
 
 if TYPE_CHECKING:
     from everstep.steps.train.template import task
 
-__all__ = ["Config", "task"]
+__all__ = ["Config", "require_memory_for", "task"]
 __getattr__ = lazily("everstep.steps.train.template", "task")

@@ -230,6 +230,10 @@ class Config:
                 "give more text (--corpus), or a shorter length"
             )
 
+    def known_tokens(self) -> int:
+        """How many tokens the dataset's tokenizer has. Raises StepError."""
+        return _facts_of(self.dataset.partition("#")[0], "--dataset")["vocab_size"]
+
     def script_path(self) -> Path:
         """The script that the workers run, on this machine, absolute. Raises StoreError, StepError."""
         if self.script == COMMAND:

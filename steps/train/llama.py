@@ -9,7 +9,6 @@ Everything after a restart is a function of (seed, consumed samples, world size)
 import argparse
 import json
 import math
-from typing import Any
 
 import torch
 import torch.distributed
@@ -19,9 +18,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
 from everstep.runtime.data import open_dataset
-from everstep.steps.model.directory import fetch_model_folder
-
-TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
+from everstep.steps.model.directory import TINY, TINY_SIZES, fetch_model_folder
 
 
 def arguments() -> argparse.Namespace:
@@ -49,14 +46,14 @@ def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -
 
     Raises SystemExit if the directory's vocabulary is smaller than the dataset's.
     """
-    if name != "tiny":
+    if name != TINY:
         model = LlamaForCausalLM.from_pretrained(fetch_model_folder(name), dtype=torch.float32)
         if model.config.vocab_size < vocab_size:
             raise SystemExit(f"{name}: {model.config.vocab_size} tokens, the dataset's tokenizer has {vocab_size}")
         return model
     torch.manual_seed(seed)
     return LlamaForCausalLM(
-        LlamaConfig(**TINY, vocab_size=vocab_size, tie_word_embeddings=True, bos_token_id=eod, eos_token_id=eod)
+        LlamaConfig(**TINY_SIZES, vocab_size=vocab_size, tie_word_embeddings=True, bos_token_id=eod, eos_token_id=eod)
     )
 
 

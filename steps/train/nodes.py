@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform.gang import Gang
-from everstep.steps.train.shared_memory import shared_memory_bytes
+from everstep.steps.train.memory import shared_memory_bytes
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec

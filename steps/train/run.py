@@ -23,7 +23,8 @@ from everstep.steps.model.directory import TINY
 from everstep.steps.progress import write_for_argo
 from everstep.steps.train.config import COMMAND_SCRIPT, Config
 from everstep.steps.train.job import job_of
-from everstep.steps.train.nodes import node_backend, serve_node_checks, stop_on_request
+from everstep.steps.train.memory import require_memory
+from everstep.steps.train.nodes import POD_VARIABLE, node_backend, serve_node_checks, stop_on_request
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
@@ -49,6 +50,8 @@ def run(config: Config) -> Result:
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)
+    if config.dataset and not os.environ.get(POD_VARIABLE):
+        require_memory(config, config.model, config.known_tokens(), f"--dataset {config.dataset}")
     started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
     try:
