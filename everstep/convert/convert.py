@@ -139,7 +139,7 @@ def _take_launch(
         arguments["script_args"] = shlex.join(launch.script_arguments)
     notes += [f"{file}: the launcher's {flag}: no counterpart; nearest: the train step's flags" for flag in left]
     if launch.before:
-        notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: do it in the image")
+        notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
     return launch.script
 
 

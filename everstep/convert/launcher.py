@@ -27,7 +27,7 @@ class Launch:
     flags: dict[str, str] = field(default_factory=dict)
     """Of the launcher, with underscores; a switch is \"true\"."""
     before: str = ""
-    """What the shell does first."""
+    """What the shell does first, and the variables that it sets for the command alone."""
 
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch | None:
@@ -45,7 +45,8 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch
             words = shlex.split(last)
         except ValueError:
             return None
-    while words and re.fullmatch(r"\w+=.*", words[0]):  # VARIABLE=value before the command
+    while words and re.fullmatch(r"\w+=.*", words[0]):
+        before = " && ".join((*([before] if before else []), words[0]))
         words = words[1:]
     words = [_VARIABLE.sub(lambda found: variables.get(found.group(1), found.group()), word) for word in words]
     rest = _after_launcher(words)
