@@ -98,28 +98,42 @@ async def run(
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
         brain = JournaledBrain(spec, store, claimed, state)
-        environment = {
-            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
-            "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
-        }  # fmt: skip
+        environment = {**agent_environment, **_job_variables(brain, store, credentials, address)}
         reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments, role_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
         brain.on_state.append(reporter.on_state)
 
-        def on_telemetry(beat: Heartbeat) -> int:
-            telemetry.add(beat.node, beat.telemetry, brain.clock())
-            if beat.telemetry:
-                reporter.on_telemetry(beat)
-            return telemetry.newest_stored(beat.node)
-
-        async with serving(Endpoints(brain, credentials, on_telemetry), bound, nodes=_max_nodes(spec)):
+        endpoints = Endpoints(brain, credentials, _telemetry_handler(brain, telemetry, reporter))
+        async with serving(endpoints, bound, nodes=_max_nodes(spec)):
             try:
                 return await _run_parts(brain, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, brain.state.iteration, ExitCode.TRY_AGAIN)
             finally:
                 await telemetry.flush()
+
+
+def _job_variables(brain: JournaledBrain, store: Store, credentials: Credentials, address: str) -> dict[str, str]:
+    """The environment variables by which a node's agent finds its job."""
+    return {
+        "EVERSTEP_JOB": brain.spec.job,
+        "EVERSTEP_JOB_TOKEN": credentials.token,
+        "EVERSTEP_MASTER": f"{credentials.scheme}://{address}",
+        "EVERSTEP_STORE": store.uri,
+    }
+
+
+def _telemetry_handler(brain: JournaledBrain, telemetry: Telemetry, reporter: Reporter) -> Callable[[Heartbeat], int]:
+    """A function that keeps a heartbeat's telemetry and returns the number of the node's newest stored line."""
+
+    def on_telemetry(beat: Heartbeat) -> int:
+        telemetry.add(beat.node, beat.telemetry, brain.clock())
+        if beat.telemetry:
+            reporter.on_telemetry(beat)
+        return telemetry.newest_stored(beat.node)
+
+    return on_telemetry
 
 
 def _max_nodes(spec: JobSpec) -> int:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -58,6 +59,14 @@ COMMIT_TIMEOUT_S = 600.0
 _POLL_S = 0.05
 
 
+@dataclass(frozen=True)
+class Collectives:
+    """How the ranks of a sharded state agree. Every rank must call them."""
+
+    agree: Agree = broadcast_from_rank_0
+    largest: Callable[[float], float] = max_over_ranks
+
+
 class StandaloneKeeper:
     """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
@@ -69,16 +78,15 @@ class StandaloneKeeper:
         keep_last: int = KEEP_LAST,
         slots: OwnSlots | None = None,
         interval: int = 0,
-        agree: Agree = broadcast_from_rank_0,
-        most: Callable[[float], float] = max_over_ranks,
+        collectives: Collectives = Collectives(),
     ) -> None:
         """A state that is the same on every rank is written every `every_s` seconds, or every `interval` iterations,
         and on request. The newest `keep_last` checkpoints stay (0: all), and so does the one that this process started
-        from. `slots` keep every state of a single process. `agree` and `most` are collectives."""
+        from. `slots` keep every state of a single process."""
         self.store, self.prefix = store, checkpoints_prefix(job)
         self._job, self._every_s, self._interval, self._slots = job, every_s, interval, slots
         self._rank, self._world_size = 0, 1
-        self._agree, self._largest = agree, most
+        self._agree, self._largest = collectives.agree, collectives.largest
         self._round = 0
         """Claimed with the first checkpoint; for a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
