@@ -30,7 +30,7 @@ MOST_CODE_BYTES = 256_000_000
 
 
 class LocalFile(Enum):
-    """What a field of a pipeline's config names: a path of this machine, or something else that stays as it is."""
+    """What a field of a pipeline's config names if it is a path of this machine. Any other value stays as it is."""
 
     TEXT = "text"
     """Comma separated files, globs and folders of text."""
@@ -39,7 +39,7 @@ class LocalFile(Enum):
     MODEL = "model"
     """A Hugging Face folder."""
     SCRIPT = "script"
-    """A Python script; `--code` says what comes along."""
+    """A Python script; `--code` names the folder that is uploaded with it."""
     JOB_SPEC = "job spec"
     """A YAML file, whose text becomes the value."""
 

@@ -78,7 +78,7 @@ Made from the parsers by `make reference`; a test keeps it true. `--help` of eac
 Flags may be spelled with underscores, too.
 
 ## Pipelines
-Every field of a pipeline's `Config` is a flag. The following come on top.
+Every field of a pipeline's `Config` is a flag. Every pipeline also has the flags below.
 
 ### Every pipeline
 {_rows(common._actions)}

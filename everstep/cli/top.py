@@ -21,13 +21,13 @@ class Top:
     """Show what each rank on this machine does, until Ctrl-C or the job's end: which one the others wait for."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
-    """A run (and its train step if it has several), or a job of `everstep launch`. None: the only one here."""
+    """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
     every: float = 3.0
-    """Seconds between two looks; slow ranks are told over this window."""
+    """Seconds between two readings; slow ranks are judged over this window."""
     times: int = 0
-    """Look so often, then end; 0: until the job ends."""
+    """Number of readings; 0: until the job ends."""
     timeline: Path | None = None
-    """Instead, write the newest iterations of each rank there as a Chrome trace (for ui.perfetto.dev), and end."""
+    """Write each rank's newest iterations there as a Chrome trace (for ui.perfetto.dev), and exit."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 

@@ -103,7 +103,7 @@ def on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
         tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
     times = tx.state.rejections.get(given.iteration, 0)
     if tx.spec.patience.same_error and times >= tx.spec.patience.same_error:
-        tx.end_job(End(JobResult.FAILED, f"{detail}; it is so for the {times}. time", exit_code=1))
+        tx.end_job(End(JobResult.FAILED, f"{detail}; rejected {times} times", exit_code=1))
 
 
 def on_manifest_written(tx: Transaction, event: ManifestWritten) -> None:
