@@ -46,7 +46,7 @@ class _Flash:
         """Call it on every rank. Raises StoreError."""
         self.checkpoint_dir = checkpoint_dir
         self._checkpoints = Checkpoints(checkpoint_dir)
-        self._made: Checkpointer | None = None
+        self._checkpointer: Checkpointer | None = None
         self._on_disk = 0
         """The last step saved with DISK."""
         self._file = FileWriter()
@@ -56,17 +56,17 @@ class _Flash:
     ) -> None:
         """Save `state_dict` as of `step`. Training waits for one copy in memory. Call it on every rank."""
         state = {"path": str(path), "saved": state_dict}
-        if self._made is None:
-            self._made = Checkpointer(state, self._checkpoints)
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(state, self._checkpoints)
         disk = StorageType(storage_type) is StorageType.DISK
-        self._made.save(step, state, persist=disk)
+        self._checkpointer.save(step, state, persist=disk)
         self._on_disk = step if disk else self._on_disk
 
     def wait_latest_checkpoint(self) -> None:
         """Wait until the state last saved with DISK is committed, and its file is written. Raises LinkError,
         StoreError, OSError."""
-        if self._made is not None and self._on_disk:
-            self._made.flush(self._on_disk)
+        if self._checkpointer is not None and self._on_disk:
+            self._checkpointer.flush(self._on_disk)
         self._file.wait()
 
     def _shards(self, path: str) -> list[Shard]:

@@ -33,10 +33,10 @@ def check_version(version: str = "") -> str:
     """The version, which the package, its code, the chart and (if given) the tag agree on. Raises VersionError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    said = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
-    said |= {"VERSION": version} if version else {}
-    if len(set(said.values())) > 1:
-        raise VersionError("; ".join(f"{place} says {one}" for place, one in said.items()))
+    versions = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
+    versions |= {"VERSION": version} if version else {}
+    if len(set(versions.values())) > 1:
+        raise VersionError("; ".join(f"{place} says {one}" for place, one in versions.items()))
     if f"\n## {project}\n" not in (ROOT / "CHANGELOG.md").read_text():
         raise VersionError(f"CHANGELOG.md has no section {project}")
     return project

@@ -57,8 +57,8 @@ def read_workflow(folder: Path) -> dict[str, Any]:
         known = folder / "manifest.json"
         manifest, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
         metadata = {key: value for key, value in (manifest.get("metadata") or {}).items() if key != "generateName"}
-        told = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
-        return {**manifest, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
+        head = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        return {**manifest, "metadata": {**metadata, **head}, "status": {"phase": "Pending", "nodes": {}}}
 
 
 def run_view(workflow: Mapping[str, Any], now: float) -> str:

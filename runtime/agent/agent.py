@@ -44,7 +44,7 @@ class Agent:
     async def run(self) -> Ending:
         """Run until there is a reason to leave, and return it."""
         settings, credentials = self._settings, self._dependencies.credentials
-        self.client.heard = time.monotonic()
+        self.client.answered_at = time.monotonic()
         gate, listener = TokenGate(credentials), listen(settings.address, 0)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         prefix = "." + memory_prefix(settings.job, settings.node)

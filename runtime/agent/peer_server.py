@@ -193,11 +193,11 @@ def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> 
     writable = select.poll()
     writable.register(to, select.POLLOUT)
     for piece in pieces:
-        sent = 0
-        while sent < len(piece):
+        offset = 0
+        while offset < len(piece):
             try:
-                with memoryview(piece)[sent:] as rest:
-                    sent += to.send(rest)
+                with memoryview(piece)[offset:] as rest:
+                    offset += to.send(rest)
             except BlockingIOError:
                 if not writable.poll(stall_s * 1000):
                     raise TimeoutError from None

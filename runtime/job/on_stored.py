@@ -26,19 +26,19 @@ from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction
 
 
-def record_survey(tx: Transaction, seen: Survey) -> None:
+def record_survey(tx: Transaction, survey: Survey) -> None:
     """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
     state = tx.state
     known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
-    refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
+    refused = [refusal for refusal in survey.refusals if refusal not in state.refused]
     unjournaled = tuple(
         stored
-        for stored in seen.unjournaled
+        for stored in survey.unjournaled
         if stored.key not in known
         and not any(r.covers(shard) for r in (*state.refused, *refused) for shard in stored.shards)
     )
-    if unjournaled or seen.rounds > max(round_number(state), state.rounds_before):
-        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=seen.rounds))
+    if unjournaled or survey.rounds > max(round_number(state), state.rounds_before):
+        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=survey.rounds))
     if refused:
         tx.record(PassedOver(time=tx.now, refusals=tuple(refused)))
 
@@ -73,35 +73,35 @@ def on_shard_stored(tx: Transaction, event: ShardStored) -> None:
 
 def on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
     """Compare the state once all nodes have told what they know of it; at once if it cannot be sound."""
-    given = event.evidence
-    node, current, place = tx.require_node(given.node), tx.state.round, (given.round, given.iteration)
-    tx.mark_alive(given.node)
-    if not 0 <= given.shard < given.shards:
-        raise Refused(f"{given.node} tells of shard {given.shard} of {given.shards}")
+    evidence = event.evidence
+    node, current, place = tx.require_node(evidence.node), tx.state.round, (evidence.round, evidence.iteration)
+    tx.mark_alive(evidence.node)
+    if not 0 <= evidence.shard < evidence.shards:
+        raise Refused(f"{evidence.node} tells of shard {evidence.shard} of {evidence.shards}")
     if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
         return
-    if current is None or not given.round == node.round == current.number:
+    if current is None or not evidence.round == node.round == current.number:
         return
-    if place in tx.state.certified and not given.doubt:
+    if place in tx.state.certified and not evidence.doubt:
         return
     known = tx.evidence.setdefault(place, {})
-    known[given.node, given.shard] = given
+    known[evidence.node, evidence.shard] = evidence
     for late in sorted(tx.evidence)[: -certification.KEPT_EVIDENCE]:
         del tx.evidence[late]
-    if not given.doubt and not certification.is_complete(known.values(), current):
+    if not evidence.doubt and not certification.is_complete(known.values(), current):
         return
     verdict = certification.judge(known.values())
-    facts = {"time": tx.now, "round": given.round, "iteration": given.iteration, "detail": verdict.detail}
+    facts = {"time": tx.now, "round": evidence.round, "iteration": evidence.iteration, "detail": verdict.detail}
     tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
     if verdict.is_sound:
         tx.record(StateCertified(**facts))
         return
     tx.record(StateRejected(**facts, nodes=verdict.nodes))
-    detail = f"the state of iteration {given.iteration} is unsound: {verdict.detail}"
+    detail = f"the state of iteration {evidence.iteration} is unsound: {verdict.detail}"
     tx.break_round(Reason.UNSOUND, detail, verdict.nodes[0] if verdict.nodes else "")
     for name in verdict.nodes:
-        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
-    times = tx.state.rejections.get(given.iteration, 0)
+        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, evidence.round)
+    times = tx.state.rejections.get(evidence.iteration, 0)
     if tx.spec.patience.same_error and times >= tx.spec.patience.same_error:
         tx.end_job(End(JobResult.FAILED, f"{detail}; rejected {times} times", exit_code=1))
 

@@ -196,9 +196,9 @@ class Plugin:
             hint = f"; {' '.join(self._plugin.install_hint.split())}" if self._plugin.install_hint else ""
             raise LoginError(f"user {self._user}: {self._command}: {error.strerror}{hint}") from None
         if ended.returncode:
-            said = " ".join((ended.stderr or b"").decode(errors="replace").split())
+            stderr_text = " ".join((ended.stderr or b"").decode(errors="replace").split())
             raise LoginError(
-                f"user {self._user}: {self._plugin.command} ended with exit code {ended.returncode}. {said}"
+                f"user {self._user}: {self._plugin.command} ended with exit code {ended.returncode}. {stderr_text}"
             )
         return self._read(ended.stdout)
 

@@ -76,7 +76,7 @@ def plan(config: Config, given: Input) -> list[Shard]:
     return planned
 
 
-def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> TokenizedShards:
+def tokenize(config: Config, given: Input, shelf: str, make_job: Callable[[], Job]) -> TokenizedShards:
     """Run the planned shards on Spark. `told` is called with the job when Spark has started. Raises StepError."""
     from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
@@ -91,7 +91,7 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
         print(f"{done} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
     total = progress.Total(given.documents, sum(map(given.size, given.splits)))
     with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
-        job = told()
+        job = make_job()
         print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
         started = time.time()
         with progress.show_progress(shelf, total, config.log_interval):

@@ -117,8 +117,8 @@ class SegmentFile:
         name = beacon.phase.encode()[:48]
         (sequence,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 1)
-        shown = (beacon.iteration, beacon.time, beacon.changes, len(name), name.ljust(48, b"\0"))
-        struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *shown)
+        fields = (beacon.iteration, beacon.time, beacon.changes, len(name), name.ljust(48, b"\0"))
+        struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *fields)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
 
     def read_beacon(self) -> Beacon:

@@ -73,7 +73,7 @@ class Checkpointer:
         self._segment: SegmentFile | None = None
         self._waited_s = 0.0
         """How long the last `save` waited for memory that was still being allocated."""
-        self._shown = 0
+        self._beacon_changes = 0
         """Number of changes of the beacon."""
         self._saved = 0
         self._saved_here = False
@@ -161,8 +161,8 @@ class Checkpointer:
     def beacon(self, iteration: int, phase: str) -> None:
         """Publish this worker's progress in shared memory."""
         if self._segment is not None:
-            self._shown += 1
-            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
+            self._beacon_changes += 1
+            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._beacon_changes))
 
     def restore(self, place: Fetched, state: dict[str, Any]) -> int:
         """Load the checkpoint that the agent supplied at `place`; returns its iteration.
@@ -232,8 +232,8 @@ class Checkpointer:
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        given = self._link.read_answer(Slot)
-        slot, self._waited_s = given.slot, given.waited_s
+        reply = self._link.read_answer(Slot)
+        slot, self._waited_s = reply.slot, reply.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why))
         self._populate()

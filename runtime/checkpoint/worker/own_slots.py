@@ -109,11 +109,11 @@ class OwnSlots:
 
     def _make(self, size: int) -> SegmentFile:
         require_room(self._folder, SLOTS, 0, size, 0)
-        made = NewSegment(self._folder / "new", SLOTS, size)
+        segment = NewSegment(self._folder / "new", SLOTS, size)
         try:
             for _ in range(SLOTS):
-                made.allocate_slot()
+                segment.allocate_slot()
         finally:
-            made.close()
+            segment.close()
         self._replaces = True
-        return made.segment
+        return segment.segment

@@ -90,7 +90,7 @@ class KubernetesPlatform:
         self._rules = rules
         self._say = say
         self._tainted: set[str] = set()
-        self._said: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         """By UID: the last reason given why the pod does not start."""
         self._clock = clock
         self._known = KnownPods()
@@ -168,8 +168,8 @@ class KubernetesPlatform:
         pod = self._known.pod(uid)
         if pod is None or has_ended(pod):
             return
-        told = self._ending.setdefault(uid, now := self._clock())
-        force = now >= told + FORCE_AFTER_S
+        ending_since = self._ending.setdefault(uid, now := self._clock())
+        force = now >= ending_since + FORCE_AFTER_S
         if pod["metadata"].get("deletionTimestamp") and not force:
             return
         grace_s = 0 if force else GRACE_S
@@ -189,14 +189,14 @@ class KubernetesPlatform:
     def _publish(self, news: list[NodeEnd]) -> None:
         for one in news:
             self._ending.pop(one.uid, None)
-            self._said.pop(one.uid, None)
+            self._reasons.pop(one.uid, None)
             self._news.put_nowait(one)
 
     def _explain(self, pod: dict[str, Any]) -> None:
         """Say why the pod does not start, once for each reason."""
         why, uid = waiting_reason(pod), pod["metadata"]["uid"]
-        if why and why != self._said.get(uid):
-            self._said[uid] = why
+        if why and why != self._reasons.get(uid):
+            self._reasons[uid] = why
             self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:

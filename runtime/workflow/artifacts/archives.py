@@ -215,8 +215,8 @@ def _as_archive_errors() -> Iterator[None]:
     except zipfile.BadZipFile as error:
         raise ArchiveError("zip: not a valid zip file") from error
     except Exception as error:
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ArchiveError(f"cannot be unpacked: {said}") from error
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ArchiveError(f"cannot be unpacked: {why}") from error
 
 
 @contextmanager
@@ -226,10 +226,10 @@ def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any
     class Member(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "Member":
-            made = super().frombuf(buf, encoding, errors)
-            if made.type in HEADER_TYPES and not 0 <= made.size <= limits.header_bytes:
-                raise ArchiveError(f"a name of {made.size} bytes; at most {limits.header_bytes} are read")
-            return made
+            member = super().frombuf(buf, encoding, errors)
+            if member.type in HEADER_TYPES and not 0 <= member.size <= limits.header_bytes:
+                raise ArchiveError(f"a name of {member.size} bytes; at most {limits.header_bytes} are read")
+            return member
 
     if path.stat().st_size < GZIP_HEADER_BYTES:
         raise EOFError

@@ -33,9 +33,9 @@ def compile_pattern(pattern: str) -> Any:
             raise re2.error("invalid escape sequence: \\C")
         return re2.compile(_bytes(pattern), options)
     except re2.error as error:
-        said = error.args[0] if error.args else error
-        said = said.decode(errors="replace") if isinstance(said, bytes) else said
-        where, _, what = str(said).rpartition(": ")
+        why = error.args[0] if error.args else error
+        why = why.decode(errors="replace") if isinstance(why, bytes) else why
+        where, _, what = str(why).rpartition(": ")
         raise ExpressionError(f"error parsing regexp: {where or what}: `{what if where else pattern}`") from None
 
 

@@ -92,8 +92,8 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
     found = PodOutputs({}, {})
     if not outputs:
         return found
-    made = json.loads((folder / "plan.json").read_text())
-    root = _PodRoot(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
+    plan = json.loads((folder / "plan.json").read_text())
+    root = _PodRoot(isolation.Plan(**plan["plan"]), plan["cwd"], plan["sandbox"])
     said = missing_parameter = missing_artifacts = ""
     try:
         for entry in outputs.get("parameters") or []:
