@@ -154,7 +154,7 @@ def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) 
     written = [result for result in results if isinstance(result, ShardResult)]
     for result in results:
         if isinstance(result, ShardRefusal):
-            raise StepError(result.told)
+            raise StepError(result.reason)
     skipped = sum(result.dropped[UNREADABLE] for result in written)
     if skipped:
         print(f"{skipped} documents could not be read and were skipped", file=sys.stderr)

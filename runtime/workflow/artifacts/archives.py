@@ -68,7 +68,7 @@ class _Budget:
     def __init__(self, limits: UnpackLimits, packed: int) -> None:
         self.bytes = max(limits.unpacked_bytes, limits.ratio * packed)
         self.members = limits.members
-        self._told = (
+        self._refusal = (
             f"its {packed} bytes unpack to more than {self.bytes} bytes or {self.members} files; "
             f"{UNPACKED_VARIABLE}=BYTES allows it more bytes"
         )
@@ -77,7 +77,7 @@ class _Budget:
         """Count unpacked bytes. Raises ArchiveError when there are too many."""
         self.bytes -= count
         if self.bytes < 0:
-            raise ArchiveError(self._told)
+            raise ArchiveError(self._refusal)
 
     def make_folder(self, folder: Path) -> None:
         """Make the folder and its missing parents; each counts as a member."""
@@ -93,7 +93,7 @@ class _Budget:
         """Count one member. Raises ArchiveError when there are too many."""
         self.members -= 1
         if self.members < 0:
-            raise ArchiveError(self._told)
+            raise ArchiveError(self._refusal)
 
 
 def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
