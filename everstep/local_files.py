@@ -130,7 +130,7 @@ class _Upload:
     def _folder(self, prefix: str, files: Mapping[str, Path], manifest: str) -> str:
         """Put these files into a folder of the store, by their names there; the manifest comes last."""
         if not files:
-            raise BadInput(f"{self.flag} {self.value}: nothing in it that could be used")
+            raise BadInput(f"{self.flag} {self.value}: it has no usable file")
         store, total = self._open_store(), sum(path.stat().st_size for path in files.values())
         digests = [(name, _digest(path)) for name, path in files.items()]
         key = f"{prefix}/{hashlib.sha256(repr(digests).encode()).hexdigest()[:16]}"

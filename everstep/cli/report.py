@@ -50,7 +50,7 @@ def _read(flags: Report) -> "Run":
         store = open_store(uri, read_only=True)
         history = read_run(store, name) if kind == "runs" else read_job(store, name)
         if not history.jobs and not history.steps:
-            raise BadInput(f"{flags.run}: the store has nothing of it; `everstep report STORE/runs/NAME`")
+            raise BadInput(f"{flags.run}: the store has no such run or job; `everstep report STORE/runs/NAME`")
         return history
     folder = run_folder(flags.runs, flags.run)
     return read_run(open_store(store_of(read_workflow(folder)), read_only=True), flags.run, folder=folder)

@@ -52,7 +52,7 @@ def read_workflow(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "workflow.json").read_text())
     except ValueError as error:
-        raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run writes it anew") from None
+        raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run rewrites it") from None
     except FileNotFoundError:
         known = folder / "manifest.json"
         manifest, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)

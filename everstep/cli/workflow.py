@@ -365,7 +365,7 @@ def _stop(flags: Stop) -> int:
 
 def _refuse_there(flags: Stop | Retry, plain: bool) -> None:
     if not plain:
-        raise BadInput(f"{flags.name}: with --namespace only the whole run; `argo` knows more flags")
+        raise BadInput(f"{flags.name}: with --namespace, a verb acts on the whole run; `argo` has more flags")
 
 
 def _terminate(flags: Terminate) -> int:

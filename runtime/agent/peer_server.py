@@ -66,7 +66,7 @@ def application(
             with keeper.open_shard(*place) as data:
                 return await _send(request, data, senders, stall_s)
         except KeyError:
-            text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
+            text = "shard {2} of round {0}, iteration {1} is not in memory".format(*place)
             return web.Response(status=404, text=text)
 
     async def copy(request: web.Request) -> web.StreamResponse:

@@ -77,7 +77,7 @@ def on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
     node, current, place = tx.require_node(evidence.node), tx.state.round, (evidence.round, evidence.iteration)
     tx.mark_alive(evidence.node)
     if not 0 <= evidence.shard < evidence.shards:
-        raise Refused(f"{evidence.node} tells of shard {evidence.shard} of {evidence.shards}")
+        raise Refused(f"{evidence.node} reports shard {evidence.shard} of {evidence.shards}")
     if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
         return
     if current is None or not evidence.round == node.round == current.number:

@@ -95,7 +95,7 @@ def end_without_readable_checkpoint(state: State) -> End | None:
     passing = any(refusal.flaw is Flaw.UNREACHABLE for refusal in refusals)
     mend = "try again, or give up each by `everstep checkpoint drop`"
     mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
-    why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {refusal_summary(refusals)}"
+    why = f"no checkpoint of this job can be read, though some may be complete; {mend}: {refusal_summary(refusals)}"
     return End(JobResult.FAILED, why, exit_code=ExitCode.TRY_AGAIN if passing else ExitCode.BAD_INPUT)
 
 

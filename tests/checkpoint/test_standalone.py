@@ -257,7 +257,7 @@ def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_fro
             raise StoreError("answers 500")
 
     _saved(DirectoryStore(tmp_path), [1, 2])
-    with pytest.raises(UnreachableError, match=r"though some may be whole: store .*answers 500"):
+    with pytest.raises(UnreachableError, match=r"though some may be complete: store .*answers 500"):
         StandaloneKeeper(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
 
 

@@ -98,5 +98,5 @@ def test_a_removed_file_and_a_replaced_folder_stay_so(tmp_path: Path, layers: li
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sets the attributes of an overlay")
 def test_a_renamed_folder_that_no_archive_carries_is_refused(tmp_path: Path, layers: list[Path]) -> None:
     os.setxattr(layers[1] / "opt", "trusted.overlay.redirect", b"/srv")
-    with pytest.raises(OciError, match="does not carry its attribute trusted.overlay.redirect"):
+    with pytest.raises(OciError, match=r"does not carry its attribute trusted\.overlay\.redirect"):
         write_archive(tmp_path / "image.tar", layers, ABOUT)

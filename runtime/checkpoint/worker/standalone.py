@@ -135,7 +135,7 @@ class StandaloneKeeper:
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
         if self._largest(float(bool(unread))):
             why = str(unread[0]) if unread else "another rank could not read one"
-            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
+            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be complete: {why}")
         return None
 
     def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:

@@ -21,7 +21,7 @@ from everstep.runtime.protocol.messages import Restore, Seat
 
 PARALLEL = 4
 """Shards that are fetched at once: a single connection is slower than a network."""
-_OVERWRITTEN = "what this round started from is no longer held: load it before the first save"
+_OVERWRITTEN = "the state that this round started from is no longer in memory: load it before the first save"
 _ROUND_ENDED = "the round ended while its state was fetched"
 
 
