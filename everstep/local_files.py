@@ -186,10 +186,10 @@ def project_files(root: Path) -> list[Path]:
 def _git(folder: Path, words: Sequence[str]) -> str | None:
     """What git prints; None when it fails. Raises BadInput where there is no git."""
     try:
-        ended = subprocess.run(["git", "-C", folder, *words], capture_output=True, check=False)
+        process = subprocess.run(["git", "-C", folder, *words], capture_output=True, check=False)
     except FileNotFoundError:
         raise BadInput("--code: needs git, which reads .gitignore; install it") from None
-    return ended.stdout.decode(errors="surrogateescape") if ended.returncode == 0 else None
+    return process.stdout.decode(errors="surrogateescape") if process.returncode == 0 else None
 
 
 def imports_beside(script: Path) -> list[str]:

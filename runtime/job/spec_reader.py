@@ -160,20 +160,20 @@ class _Reading:
                 found["resources"] = self._resources(amounts, (*path, "template"))
         return kind(**found)
 
-    def _value(self, field: FieldInfo, given: Any, path: Path) -> Any:
+    def _value(self, field: FieldInfo, value: Any, path: Path) -> Any:
         """What the field has; None where that is wrong."""
         inner = next((one for one in get_args(field.type) if _is_struct(one)), None)
         if _is_struct(field.type):
-            return self.struct(field.type, given, path)
+            return self.struct(field.type, value, path)
         if inner is None:
             try:
-                return spec_values.read(field, given)
+                return spec_values.read(field, value)
             except spec_values.Wrong as error:
-                self.refuse(path, f"{'this' if isinstance(given, dict) else repr(given)} is not {error}")
-        elif get_origin(field.type) is tuple and isinstance(given, list):
-            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(given))
-        elif get_origin(field.type) is dict and isinstance(given, dict):
-            return {name: self.struct(inner, one, (*path, name)) for name, one in given.items()}
+                self.refuse(path, f"{'this' if isinstance(value, dict) else repr(value)} is not {error}")
+        elif get_origin(field.type) is tuple and isinstance(value, list):
+            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(value))
+        elif get_origin(field.type) is dict and isinstance(value, dict):
+            return {name: self.struct(inner, one, (*path, name)) for name, one in value.items()}
         else:
             lacks = "a mapping from roles to what they are" if get_origin(field.type) is dict else "a list of rules"
             self.refuse(path, f"{lacks} is needed")
@@ -255,8 +255,8 @@ def _load_node(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int],
     return found
 
 
-def _plain(given: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A copy, of dicts and lists."""
-    if isinstance(given, Mapping):
-        return {str(key): _plain(inside) for key, inside in given.items()}
-    return [_plain(inside) for inside in given] if isinstance(given, list | tuple) else given
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inside) for key, inside in value.items()}
+    return [_plain(inside) for inside in value] if isinstance(value, list | tuple) else value

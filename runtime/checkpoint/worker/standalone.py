@@ -141,22 +141,22 @@ class StandaloneKeeper:
     def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:
         """The state that a killed process of this job has left, if it is newer than what the store has. A store that
         does not know its round is another one, or was emptied: then training begins anew."""
-        kept, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
-        if not kept.size or (kept.round, kept.iteration) <= self._newest_committed(()):
+        record, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
+        if not record.size or (record.round, record.iteration) <= self._newest_committed(()):
             return None
-        if not any(True for _ in self.store.list(self._round_key(kept.round))):
+        if not any(True for _ in self.store.list(self._round_key(record.round))):
             return None
-        source = Holding(kept.round, kept.iteration, size=kept.size)
+        source = Holding(record.round, record.iteration, size=record.size)
         try:
             seal(data)
             found = load(Sources((source,), partial(read_bytes, data)))
         except RestoreError as error:
             if error.flaw is None:
                 raise
-            print(f"everstep: iteration {kept.iteration} in memory is skipped: {error}", file=sys.stderr)
+            print(f"everstep: iteration {record.iteration} in memory is skipped: {error}", file=sys.stderr)
             return None
         print(
-            f"everstep: continues from iteration {kept.iteration}, which an earlier process left in memory",
+            f"everstep: continues from iteration {record.iteration}, which an earlier process left in memory",
             file=sys.stderr,
         )
         return found
@@ -216,9 +216,9 @@ class StandaloneKeeper:
             return
         try:
             self._wait()
-            kept = self._slots.newest()
-            if kept and self._staged and self._staged not in self._saved:
-                self._put(self._staged, kept[1])
+            newest = self._slots.newest()
+            if newest and self._staged and self._staged not in self._saved:
+                self._put(self._staged, newest[1])
             if self._staged:
                 self._slots.remove()
         except (StoreError, OSError, RuntimeError) as error:

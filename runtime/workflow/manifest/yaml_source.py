@@ -98,8 +98,8 @@ def read(path: Path) -> list[Document]:
     """The documents of a file (several between `---`). Raises ReadError."""
     try:
         with path.open("rb") as file:
-            given = file.read(MAX_BYTES + 1)
-        text = given.decode()
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:

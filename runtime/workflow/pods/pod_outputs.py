@@ -127,8 +127,8 @@ def _read_text(place: Path) -> str | None:
     if not place.is_file():
         raise FileNotFoundError(place)
     with place.open("rb") as file:
-        given = file.read(PARAMETER_BYTES + 1)
-    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
+        data = file.read(PARAMETER_BYTES + 1)
+    return None if len(data) > PARAMETER_BYTES else data.decode(errors="replace")
 
 
 def _is_own_path(plan: isolation.Plan, place: Path) -> bool:
