@@ -70,24 +70,22 @@ def _lines(path: Path) -> list[str]:
 def week(_: argparse.Namespace) -> Iterator[Line]:
     """A week of 10,000 nodes with losses of whole switches."""
     began = time.monotonic()
-    (policy,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
+    (told,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
     seconds = time.monotonic() - began
-    measured = (
-        f"{seconds:.0f} s, {policy['failures']} failures, {policy['events']} events, goodput {policy['goodput']:.2%}"
-    )
+    measured = f"{seconds:.0f} s, {told['failures']} failures, {told['events']} events, goodput {told['goodput']:.2%}"
     yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured, seconds <= WEEK_S)
 
 
 def published(_: argparse.Namespace) -> Iterator[Line]:
     """2,048 nodes at the failure rate published for Llama 3."""
-    (policy,) = _simulate("--policies", POLICY)
+    (told,) = _simulate("--policies", POLICY)
     rows = _simulate(
         "--policies",
         "dlrover: costs=16k-gpus-dlrover, join-window=60, shrink-after=60; "
         "torchrun: costs=16k-gpus-torchrun, stage=360, persist=1800, shrink-after=30",
     )
     beside = ", ".join(f"{one['policy']}'s costs {one['goodput']:.1%}" for one in rows)
-    share = float(str(policy["goodput"]))
+    share = float(str(told["goodput"]))
     yield Line(
         "simulator: goodput at one failure in 3.1 h", f">= {GOODPUT:.0%}", f"{share:.2%} ({beside})", share >= GOODPUT
     )

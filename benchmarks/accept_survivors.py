@@ -48,12 +48,12 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
 def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Iterator[Line]:
     """Both ways to live, for each number of ranks."""
     for one in survivors.measure(folder, dataset, options.kills, options.ranks):
-        what, measured = f"{KILLS}, {one.ranks} ranks, {options.kills} kills", survivors.describe(one)
+        what, told = f"{KILLS}, {one.ranks} ranks, {options.kills} kills", survivors.describe(one)
         if not one.survives:
-            yield Line(f"{what}, all anew", "told", measured, True)
+            yield Line(f"{what}, all anew", "told", told, True)
             continue
         wanted = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
-        yield Line(what, wanted, measured, max(one.seconds) <= one.budget_s)
+        yield Line(what, wanted, told, max(one.seconds) <= one.budget_s)
         yield Line(f"{one.ranks} ranks: iterations computed again", "0", str(one.lost), one.lost == 0)
         kept = f"{one.kept} of {one.expected}"
         yield Line(f"{one.ranks} ranks: processes kept", "all", kept, one.kept == one.expected)

@@ -137,9 +137,9 @@ class Scene:
 
     def wait_for_seats(self, round_: int) -> "Latency":
         """Wait until all agents have a seat in this round."""
-        seats = [self._receive(client) for client in self._clients]
-        assert all(isinstance(part, AllSeated) and part.round == round_ for part in seats), seats
-        return Latency(max(part.last_join for part in seats), sorted(at for part in seats for at in part.seats))
+        told = [self._receive(client) for client in self._clients]
+        assert all(isinstance(part, AllSeated) and part.round == round_ for part in told), told
+        return Latency(max(part.last_join for part in told), sorted(at for part in told for at in part.seats))
 
     def beats(self) -> int:
         """Heartbeats answered so far."""
@@ -215,9 +215,9 @@ def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
     beats, took = stage.beats() - beats, time.monotonic() - began
     used = 100 * (_cpu_seconds(process) - before) / took
     every = stage.agents * took / beats
-    measured = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
+    told = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
     what = f"heartbeats of {stage.agents} agents, {took:.0f} s"
-    rows.append((what, measured, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
+    rows.append((what, told, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -108,9 +108,9 @@ class _Agent(asyncio.Protocol):
         self._crowd.on_seat(self._talk.round)
         return self._beat()
 
-    def _follow(self, directive: Directive) -> None:
+    def _follow(self, told: Directive) -> None:
         self._crowd.beats += 1
-        if self._talk.accept(directive) is Action.REJOIN and self._talk.is_over(directive.round):
+        if self._talk.accept(told) is Action.REJOIN and self._talk.is_over(told.round):
             return self._join()
         return self._beat()
 
@@ -176,12 +176,12 @@ class _Crowd:
 
 async def _run(pipe: Connection, address: str, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
-    commands: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
-    loop.add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
+    told: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
+    loop.add_reader(pipe.fileno(), lambda: told.put_nowait(pipe.recv()))
     loop.set_exception_handler(_end)
     crowd = _Crowd(address, credentials, pipe.send)
-    while (command := await commands.get()) is not None:
-        match command:
+    while (asked := await told.get()) is not None:
+        match asked:
             case Add(names):
                 crowd.add(names)
             case Drop(name):

@@ -121,7 +121,7 @@ def _write_json(blobs: Path, media: str, document: Mapping[str, Any]) -> _Blob:
 class _Digesting(io.RawIOBase):
     """Passes bytes on, and digests them."""
 
-    def __init__(self, to: IO[bytes]) -> None:
+    def __init__(self, to: IO[bytes] | gzip.GzipFile) -> None:
         self._to, self.digest = to, hashlib.sha256()
 
     def writable(self) -> bool:

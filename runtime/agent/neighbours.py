@@ -109,12 +109,12 @@ class NeighbourWatch:
         return self._loop.time() - self._waits_since
 
     async def _ask_all(self) -> None:
-        neighbours, began = self._neighbours, self._loop.time()
-        answers = await asyncio.gather(*(self._answers(one, neighbours) for one in neighbours))
-        if neighbours is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
+        asked, began = self._neighbours, self._loop.time()
+        answers = await asyncio.gather(*(self._answers(one, asked) for one in asked))
+        if asked is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
             return
-        self._met.update(one for one, lives in zip(neighbours, answers, strict=True) if lives)
-        silent = (one.node for one, lives in zip(neighbours, answers, strict=True) if not lives and one in self._met)
+        self._met.update(one for one, lives in zip(asked, answers, strict=True) if lives)
+        silent = (one.node for one, lives in zip(asked, answers, strict=True) if not lives and one in self._met)
         self._note(tuple(silent), began)
 
     def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
@@ -149,9 +149,9 @@ def make_answer(node: str, questions: Questions) -> Callable[[str, str], Corouti
     """The agent's answer to (node, address): its own name, or that of the node it was asked to ask; empty if that does
     not answer."""
 
-    async def answer(name: str, address: str) -> str:
-        if not name:
+    async def answer(asked: str, address: str) -> str:
+        if not asked:
             return node
-        return name if await questions.is_answered(Neighbour(name, address), SILENT_S - INDIRECT_S) else ""
+        return asked if await questions.is_answered(Neighbour(asked, address), SILENT_S - INDIRECT_S) else ""
 
     return answer

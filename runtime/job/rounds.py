@@ -80,11 +80,11 @@ def usable_count(nodes: int, role: RoleSpec) -> int:
 
 def can_do_without(state: State, spec: JobSpec, names: Collection[str]) -> bool:
     """Whether a round of the other nodes, without those on their way, would have the minimum of each role."""
-    for role, role_spec in spec.roles.items():
+    for role, asked in spec.roles.items():
         left = state.nodes.count(role, (P.WAITING, P.RUNNING)) - sum(
             state.nodes[name].role == role and not state.nodes[name].is_leaving for name in names
         )
-        if usable_count(min(left, desired_size(state, spec, role)), role_spec) < role_spec.least:
+        if usable_count(min(left, desired_size(state, spec, role)), asked) < asked.least:
             return False
     return True
 
@@ -99,9 +99,7 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
         return Verdict(Step.WAIT, f"{testing} nodes test themselves", deadline=check_deadline(state, spec))
     waiting = {role: state.nodes.count(role, (P.WAITING,)) for role in spec.roles}
     sizes = {role: desired_size(state, spec, role) for role in spec.roles}
-    short = [
-        r for r, role_spec in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), role_spec) < role_spec.least
-    ]
+    short = [r for r, asked in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), asked) < asked.least]
     if short:
         return _decide_below_minimum(now, state, spec, waiting, short)
     summary = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
@@ -193,9 +191,9 @@ def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]
 
     first: str | None = None
     chosen: dict[str, Sequence[NodeState]] = {}
-    for role, role_spec in spec.roles.items():
+    for role, asked in spec.roles.items():
         waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
-        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), role_spec)]
+        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
         if first is None:
             first = switch_of(members[0]) if members else None
         chosen[role] = order_by_switch(members, switch_of, first)
@@ -231,13 +229,13 @@ def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
         return Verdict(Step.WAIT, f"{running}; {sum(state.finished.values())} have finished")
     if state.hang:
         return Verdict(Step.WAIT, f"{running}; all ranks stand still")
-    for role, role_spec in spec.roles.items():
+    for role, asked in spec.roles.items():
         waiting = state.nodes.count(role, (P.WAITING,))
         inside = state.nodes.count(role, (P.RUNNING,))
         if inside > desired_size(state, spec, role):
             why = f"scaled down: {role} nodes {inside} -> {desired_size(state, spec, role)}"
             return Verdict(Step.BREAK, why, cause=Reason.SCALED)
-        larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), role_spec)
+        larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), asked)
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at

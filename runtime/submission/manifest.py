@@ -62,7 +62,7 @@ def for_argo(
     """
     copied = copy.deepcopy(dict(manifest))
     spec = copied["spec"]
-    if all(container.get("image") == own_image for one in all_templates(spec) for container in containers_of(one)):
+    if all(held.get("image") == own_image for one in all_templates(spec) for held in containers_of(one)):
         spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
     if options.service_account:
@@ -88,9 +88,9 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
     Raises NotForAClusterError when they could not start.
     """
     templates = [
-        one for one in all_templates(spec) if any(own_image == part.get("image") for part in containers_of(one))
+        one for one in all_templates(spec) if any(own_image == held.get("image") for held in containers_of(one))
     ]
-    own = [part for one in templates for part in containers_of(one) if part.get("image") == own_image]
+    own = [held for one in templates for held in containers_of(one) if held.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"

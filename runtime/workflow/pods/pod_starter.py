@@ -88,15 +88,15 @@ class Starter:
                 await self._launch.load_inputs(node, ending)
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
-            message = f"init: Error (exit code 64): {error}"
-            self._record(PodEnded(self._clock.now(), node.name, None, error=message))
+            said = f"init: Error (exit code 64): {error}"
+            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
         finally:
             self._changed()
         del self._loading[node.name]
 
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side. A pod that an earlier launcher started is only recorded."""
-        requested: dict[str, Node] = {}
+        asked: dict[str, Node] = {}
         requests = []
         for node in nodes:
             pod = self._launch.pod(node)
@@ -105,11 +105,11 @@ class Starter:
                 continue
             try:
                 requests.append(self._launch.start_request(node))
-                requested[str(pod.claim_file)] = node
+                asked[str(pod.claim_file)] = node
             except (PodError, MissingObjectError, ValueError) as error:  # ValueError: a number that cannot be read.
                 self._record_start_failure(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
-            node = requested[claim]
+            node = asked[claim]
             try:
                 pid, began = self._launch.pod(node).started_process(answer)
             except PodError as error:
