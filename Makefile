@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -34,7 +34,10 @@ licences: $(READY)  ## docs/licences.md: what the licences of the images' packag
 sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
 	$(BIN)/python -m supply.sbom build/sbom
 
-release: $(READY)  ## build/release: source archive, wheel, chart, bills of materials, checksums (VERSION=1.2.3: must be that)
+images: $(READY)  ## build/images: OCI archives of templates/Containerfile, as root, on Debian (TARGETS="submit preprocess")
+	$(BIN)/python -m supply.images build/images $(TARGETS)
+
+release: $(READY)  ## build/release: source archive, wheel, chart, the images of make images, checksums (VERSION=1.2.3: must be that)
 	$(BIN)/python -m supply.release build/release $(VERSION)
 
 docs: $(READY)  ## the site, in build/site; a broken link or a warning is an error

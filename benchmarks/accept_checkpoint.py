@@ -129,8 +129,10 @@ def cuda(_: argparse.Namespace) -> Iterator[Line]:
     skipped = [line for line in run.stdout.splitlines() if line.startswith("SKIPPED")]
     last = (run.stdout.strip().splitlines() or [run.stderr[-80:]])[-1]
     there = Path("/dev/nvidia0").exists()
-    told = skipped[0].rpartition(": ")[2] if skipped else last
-    yield Line(CUDA, "tests pass" if there else "skipped by name", told, run.returncode == 0 and bool(skipped) != there)
+    reason = skipped[0].rpartition(": ")[2] if skipped else last
+    yield Line(
+        CUDA, "tests pass" if there else "skipped by name", reason, run.returncode == 0 and bool(skipped) != there
+    )
 
 
 def series(options: argparse.Namespace) -> Iterator[Line]:
@@ -142,8 +144,8 @@ def series(options: argparse.Namespace) -> Iterator[Line]:
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         print(run.stdout[-6000:], run.stderr[-1000:], file=sys.stderr)
-    told = f"exit code {run.returncode}, {(time.monotonic() - began) / (2 * kills):.1f} s a kill"
-    yield Line(SERIES, f"{kills} of each pass", told, run.returncode == 0)
+    measured = f"exit code {run.returncode}, {(time.monotonic() - began) / (2 * kills):.1f} s a kill"
+    yield Line(SERIES, f"{kills} of each pass", measured, run.returncode == 0)
 
 
 def leftovers(options: argparse.Namespace) -> Iterator[Line]:
@@ -166,8 +168,10 @@ def leftovers(options: argparse.Namespace) -> Iterator[Line]:
                 process = _launch(folder, job)
             failed += process.wait(PATIENCE_S) != 0
             found |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
-    told = f"{options.runs} runs, {killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
-    yield Line(LEFT, "nothing", told, not found and not failed and killed == options.runs // 2)
+    measured = (
+        f"{options.runs} runs, {killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
+    )
+    yield Line(LEFT, "nothing", measured, not found and not failed and killed == options.runs // 2)
 
 
 def _launch(folder: Path, job: str) -> subprocess.Popen[bytes]:
@@ -201,16 +205,16 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
         last = {line["iteration"]: line["loss"] for line in lines}
         losses = [last[iteration] for iteration in sorted(last)]
         first, end = (statistics.mean(part) if part else 0.0 for part in (losses[:5], losses[-5:]))
-        told = (
+        measured = (
             f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
         )
         # A batch of 512 tokens is noisy: five losses vary by more than 20 iterations of training gain.
-        told += f", loss {first:.2f} -> {end:.2f}, left: {run.leftovers() or 'nothing'}"
+        measured += f", loss {first:.2f} -> {end:.2f}, left: {run.leftovers() or 'nothing'}"
         scores = PERPLEXITY.search(run.log.read_text())
         reached, untrained = (float(score) for score in scores.groups()) if scores else (0.0, 0.0)
-        told += f", perplexity of validation data {untrained} -> {reached}"
+        measured += f", perplexity of validation data {untrained} -> {reached}"
         holds = code == 0 and reached < untrained and bool(killed) and len(losses) == 20 and not run.leftovers()
-        yield Line(REAL, "ends well, the perplexity of validation data falls", told, holds)
+        yield Line(REAL, "ends well, the perplexity of validation data falls", measured, holds)
         if code != 0:
             print(run.last_words()[-6000:], file=sys.stderr)
             run.kill_all()
@@ -221,8 +225,8 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
         done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
         load = [sys.executable, "-c", LOADED, str(target)]
         loaded = subprocess.run(load, capture_output=True, text=True, check=False).stdout.strip()
-        told = loaded or done.stderr.strip()[-100:]
-        yield Line(EXPORTED, f"{PARAMETERS} True", told, loaded == f"{PARAMETERS} True")
+        measured = loaded or done.stderr.strip()[-100:]
+        yield Line(EXPORTED, f"{PARAMETERS} True", measured, loaded == f"{PARAMETERS} True")
 
 
 MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] = {

@@ -87,11 +87,11 @@ def faults(cases: Cases) -> Iterator[Line]:
     """The cost of each fault."""
     for fault in FAULTS:
         found = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
-        told = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
-        cost = f"{told['seconds']} s, {told['lost']} iterations again" if told else "not measured"
+        properties = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
+        cost = f"{properties['seconds']} s, {properties['lost']} iterations again" if properties else "not measured"
         passed = found is not None and has_passed(found)
         if fault in SILENT:
-            in_time = bool(told) and float(told["seconds"] or "inf") <= BUDGET_S
+            in_time = bool(properties) and float(properties["seconds"] or "inf") <= BUDGET_S
             yield Line(f"fault: {fault}", f"goes on within {BUDGET_S:g} s", cost, passed and in_time)
         else:
             yield Line(f"fault: {fault}", "goes on; its cost is told", cost, passed)
@@ -99,16 +99,16 @@ def faults(cases: Cases) -> Iterator[Line]:
 
 def stopped_runs(cases: Cases) -> Iterator[Line]:
     """The longest time until a run that has ended for good has left nothing of its nodes."""
-    told = [
+    counts = [
         float(one.get("value", "inf"))
         for name, case in cases.items()
         if "takes_its_nodes_along" in name and has_passed(case)
         for one in case.iter("property")
         if one.get("name") == "gone"
     ]
-    measured = f"{max(told):.1f} s" if told else "not measured"
+    measured = f"{max(counts):.1f} s" if counts else "not measured"
     promise = "stop, terminate, deletion of the Workflow: no process and no memory of its nodes is left"
-    yield Line(promise, f"<= {GONE_S} s, each", measured, len(told) == 3 and max(told) <= GONE_S)
+    yield Line(promise, f"<= {GONE_S} s, each", measured, len(counts) == 3 and max(counts) <= GONE_S)
 
 
 PLATFORM, SUBMISSION = "tests/platform/", "tests/submission/"

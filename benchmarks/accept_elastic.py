@@ -122,10 +122,10 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
         theirs, hung = recovery.torchrun_kills(folder, dataset, options.kills)
     killed = [one for one, _ in ours]
     ours, peer = recovery.format_kills(killed), recovery.format_kills(theirs)
-    told = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
+    measured = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
     holds = max(one.seconds for one in killed) <= recovery.BUDGET_S
     promise = f"kill -9 of a worker -> next iteration, {options.kills} kills"
-    yield Line(promise, f"<= {recovery.BUDGET_S:g} s", told, holds)
+    yield Line(promise, f"<= {recovery.BUDGET_S:g} s", measured, holds)
     lost, peer = max(one.lost for one in killed), max((one.lost for one in theirs), default=0)
     holds = lost <= recovery.BUDGET_LOST
     yield Line("iterations lost at a kill", f"<= {recovery.BUDGET_LOST}", f"{lost}; torchrun: {peer}", holds)
@@ -153,8 +153,10 @@ def simulated_agents(options: argparse.Namespace) -> Iterator[Line]:
 def node_checks(options: argparse.Namespace) -> Iterator[Line]:
     """The duration of a node check."""
     seconds, _, found = node_check.check(2)
-    told = f"{seconds:.1f} s, {found}"
-    yield Line("check of 2 nodes on one host", "<= 30 s", told, seconds <= node_check.BUDGET_S and found == "healthy")
+    measured = f"{seconds:.1f} s, {found}"
+    yield Line(
+        "check of 2 nodes on one host", "<= 30 s", measured, seconds <= node_check.BUDGET_S and found == "healthy"
+    )
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {

@@ -32,16 +32,16 @@ def speed(given: Input, best: dict[str, Figure], folder: Path) -> Iterator[Line]
     yield _share(LIMIT, given, mine, best["limit"])
     yield _times(MEGATRON, best.get("megatron"), mine.seconds, 3.0)
     same = "megatron" in best and has_same_bytes(folder)
-    told = ("equal" if same else "different") if "megatron" in best else "megatron-core is not installed"
-    yield Line(SAME, "equal", told, same)
+    measured = ("equal" if same else "different") if "megatron" in best else "megatron-core is not installed"
+    yield Line(SAME, "equal", measured, same)
     yield _times(DATATROVE, best.get("datatrove"), mine.seconds, 1.0)
     yield _peak(PEAK, mine)
 
 
 def _share(promise: str, given: Input, mine: Figure, limit: Figure) -> Line:
     share, rate = limit.job_seconds / mine.job_seconds, given.bytes / 1e6 / mine.job_seconds
-    told = f"{share:.2f} ({rate:.1f} MB/s, {mine.tokens / 1e6 / mine.job_seconds:.2f} M tokens/s)"
-    return Line(promise, ">= 0.9", told, share >= 0.9)
+    measured = f"{share:.2f} ({rate:.1f} MB/s, {mine.tokens / 1e6 / mine.job_seconds:.2f} M tokens/s)"
+    return Line(promise, ">= 0.9", measured, share >= 0.9)
 
 
 def _times(promise: str, other: Figure | None, seconds: float, budget: float) -> Line:
@@ -116,8 +116,8 @@ PROVEN = {
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the figures first, with the machine to themselves."""
-    told = figures(lambda promise: is_asked(promise, options.words), options.mb, options.rounds, options.factor)
-    yield from (line for line in told if is_asked(line.promise, options.words))
+    all_lines = figures(lambda promise: is_asked(promise, options.words), options.mb, options.rounds, options.factor)
+    yield from (line for line in all_lines if is_asked(line.promise, options.words))
     yield from prove(PROVEN, options, [TESTS, "tests/text", "tests/data"])
 
 

@@ -58,19 +58,19 @@ def prove(
 def run_tests(arguments: Sequence[str], jobs: int) -> Cases:
     """Run pytest with `jobs` tests at a time; returns `path::name` of each test -> its JUnit case."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
-        told = Path(folder, "tests.xml")
+        report = Path(folder, "tests.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-        command += ["-n", str(jobs), "--dist", "worksteal", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        command += ["-n", str(jobs), "--dist", "worksteal", f"--junit-xml={report}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
-        return _read(told) if told.exists() else {}
+        return _read(report) if report.exists() else {}
 
 
 def _read_all(files: Sequence[Path]) -> Cases:
     return {name: case for path in files for name, case in _read(path).items()}
 
 
-def _read(told: Path) -> Cases:
-    cases = ElementTree.parse(told).iter("testcase")
+def _read(report: Path) -> Cases:
+    cases = ElementTree.parse(report).iter("testcase")
     return {f"{case.get('file')}::{case.get('name')}": case for case in cases}
 
 
@@ -124,8 +124,8 @@ def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argp
     )
     options = parser.parse_args()
     if unknown := [word for word in options.words if not any(is_asked(promise, [word]) for promise in known)]:
-        told = "\n  ".join(known)
-        print(f"no line has {', '.join(unknown)}; the lines:\n  {told}", file=sys.stderr)
+        promises = "\n  ".join(known)
+        print(f"no line has {', '.join(unknown)}; the lines:\n  {promises}", file=sys.stderr)
         sys.exit(2)
     return options
 

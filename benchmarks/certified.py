@@ -128,19 +128,19 @@ def is_found_in_copy(what: str, folder: Path, chance: random.Random) -> bool:
             one.stage(1, persist=what == "store")
         compare(each, world)
         first = each[0].node
-        held = next(iter(first.keeper.holdings(first.address)))
+        holding = next(iter(first.keeper.holdings(first.address)))
         if what == "store":
             first.keeper.flush(0, 1)
-            held = first.persisted[-1]
-            path = Path(first.store.uri) / held.key
+            holding = first.persisted[-1]
+            path = Path(first.store.uri) / holding.key
             data = bytearray(path.read_bytes())
             flip(memoryview(data), chance)
             path.write_bytes(data)
         elif what == "peer copy":
             with first.keeper.open_shard(1, 1, 0) as shard:
                 flip(shard, chance)
-        with _bent(first, chance) if what == "wire" else _straight(held) as source:
-            source = source if what != "wire" else Holding(**{**_fields(held), "address": source.address})
+        with _bent(first, chance) if what == "wire" else _straight(holding) as source:
+            source = source if what != "wire" else Holding(**{**_fields(holding), "address": source.address})
             fresh = Node(folder / "fresh", first.store, "worker-9-0")
             try:
                 fresh.begin(2, Restore(1, 1, (source,), "newest whole"))
@@ -149,13 +149,13 @@ def is_found_in_copy(what: str, folder: Path, chance: random.Random) -> bool:
                 fresh.close()
 
 
-def _fields(held: Holding) -> dict[str, Any]:
-    return {name: getattr(held, name) for name in held.__struct_fields__}
+def _fields(holding: Holding) -> dict[str, Any]:
+    return {name: getattr(holding, name) for name in holding.__struct_fields__}
 
 
 @contextmanager
-def _straight(held: Holding) -> Iterator[Holding]:
-    yield held
+def _straight(holding: Holding) -> Iterator[Holding]:
+    yield holding
 
 
 @contextmanager
@@ -209,9 +209,9 @@ def seconds_of_a_comparison() -> float:
         for iteration in range(1, 40):
             for one in each:
                 one.stage(iteration)
-            told: list[Evidence] = [one.node.evidence.get(timeout=WAIT_S) for one in each]
+            reports: list[Evidence] = [one.node.evidence.get(timeout=WAIT_S) for one in each]
             began = time.thread_time()
-            for one, evidence in zip(each, told, strict=True):
+            for one, evidence in zip(each, reports, strict=True):
                 with one.node.keeper.open_shard(evidence.round, iteration, 0) as shard:
                     Digests(shard).comparison()
                 world.send(EvidenceGiven(evidence))

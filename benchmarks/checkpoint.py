@@ -129,18 +129,18 @@ def cases(mib: int, large_mib: int) -> dict[str, Case]:
     return found
 
 
-def measure(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
+def measure(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
     """(The processes' timings, the agent's peak bytes beyond shared memory).
 
     Raises RuntimeError with the end of the log if the run fails.
     """
-    seen, peak = _run_case(case, told)
+    seen, peak = _run_case(case, options)
     once = tuple(part for part in case.parts if part in ONCE)
     names = [name for part in once for name in ONCE[part]]
-    for number in range(1, MOST_TRIES * told.starts) if once else ():
-        if number >= told.starts and all(len(seen.times.get(name, ())) >= told.starts for name in names):
+    for number in range(1, MOST_TRIES * options.starts) if once else ():
+        if number >= options.starts and all(len(seen.times.get(name, ())) >= options.starts for name in names):
             break
-        more, another = _run_case(replace(case, parts=once), told)
+        more, another = _run_case(replace(case, parts=once), options)
         peak = max(peak, another)
         seen.dropped += more.dropped
         for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
@@ -149,7 +149,7 @@ def measure(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
     return seen, peak
 
 
-def _run_case(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
+def _run_case(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -159,12 +159,12 @@ def _run_case(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
             environment |= minio.environment | {MINIO: minio.new_prefix()}
             uri = minio.new_prefix() if case.s3 else uri
         size, parts, others = case.mib << 20, list(case.parts), list(case.others)
-        asked = CasePlan(str(folder), size, case.tensors, told.rounds, parts, others, told.part_s)
+        plan = CasePlan(str(folder), size, case.tensors, options.rounds, parts, others, options.part_s)
         command = [
             sys.executable, "-m", "everstep", "launch", "--standalone", f"--nproc-per-node={case.ranks}",
             "--max-restarts=1", "--rdzv-conf=read_timeout=600", f"--hang-timeout={2 * HUNG_S:g}",
             "--persist-interval=1000000", f"--store={uri}",
-            str(ROOT / "benchmarks" / "checkpoint_worker.py"), json.dumps(asdict(asked)),
+            str(ROOT / "benchmarks" / "checkpoint_worker.py"), json.dumps(asdict(plan)),
         ]  # fmt: skip
         log = folder / "log"
         with log.open("wb") as out:
@@ -203,24 +203,24 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
     return peak, f"not done within {HUNG_S:.0f} s"
 
 
-def lines(told: argparse.Namespace) -> Iterator[Line]:
+def lines(options: argparse.Namespace) -> Iterator[Line]:
     """All measurements. A line without a budget is for comparison."""
-    known = cases(told.mib, told.large_mib)
-    for case in (known[name] for name in told.only or known):
-        parts = tuple(part for part in case.parts if part in (told.parts or PARTS))
+    known = cases(options.mib, options.large_mib)
+    for case in (known[name] for name in options.only or known):
+        parts = tuple(part for part in case.parts if part in (options.parts or PARTS))
         if not parts:
             continue
-        yield from _lines_of(replace(case, parts=parts), told)
+        yield from _lines_of(replace(case, parts=parts), options)
 
 
-def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
+def _lines_of(case: Case, options: argparse.Namespace) -> Iterator[Line]:
     there = psutil.virtual_memory().available >> 20
     if there < case.needed_mib:
         yield Line(f"{case.name}: memory", f">= {case.needed_mib} MiB", f"{there} MiB are free", False)
         return
     began = time.monotonic()
     try:
-        seen, agent = measure(case, told)
+        seen, agent = measure(case, options)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         yield Line(f"{case.name}: it ends", "exit code 0", str(error).splitlines()[0], False)
@@ -240,7 +240,7 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
 
 
 def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
-    told: dict[str, tuple[str, str, float | None]] = {
+    limits: dict[str, tuple[str, str, float | None]] = {
         "first": ("save", "save, the first (sizes announced)", FIRST),
         "second": ("save", "save, the second", SAVE),
         "steady": ("save", "save, steady", SAVE),
@@ -252,7 +252,7 @@ def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
         "restore, MinIO": ("minio", "restore from MinIO", None),
         **{name: ("others", f"{name}, how long training waits", None) for name in OTHERS},
     }
-    for name, (part, promise, budget) in told.items():
+    for name, (part, promise, budget) in limits.items():
         if part not in case.parts or name not in seen.seconds:
             continue
         if name not in seen.times:
@@ -275,16 +275,16 @@ def arguments() -> argparse.ArgumentParser:
         "--part-s", type=float, default=20.0, help="after so many seconds a part measures nothing again"
     )
     parser.add_argument("--only", nargs="+", choices=[*cases(1, 1)], help="some of the cases")
-    told = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS], help=f"some of each case's rows; {told}")
+    parts_help = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], help=f"some of each case's rows; {parts_help}")
     return parser
 
 
 def main() -> None:
     """Print the table."""
-    told = arguments().parse_args()
+    options = arguments().parse_args()
     shown = Table("what", "budget", "measured", "holds")
-    for line in lines(told):
+    for line in lines(options):
         print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)
         shown.add_row(line.promise, line.wanted, line.measured, line.verdict if line.wanted else "")
     Console().print(shown)

@@ -37,11 +37,13 @@ def plain_upload(uri: str, rank: int, size: int) -> Iterator[Callable[[], bool]]
                 os.fsync(file.fileno())
             return True
     else:
-        told = settings_of(uri, os.environ)
-        client = Minio(told.host, told.access_key, told.secret_key, secure=told.secure, region=told.region)
+        settings = settings_of(uri, os.environ)
+        client = Minio(
+            settings.host, settings.access_key, settings.secret_key, secure=settings.secure, region=settings.region
+        )
 
         def put(name: str) -> bool:
-            place = urlsplit(client.presigned_put_object(told.bucket, f"{told.prefix}plain/{name}"))
+            place = urlsplit(client.presigned_put_object(settings.bucket, f"{settings.prefix}plain/{name}"))
             with closing(http.client.HTTPConnection(place.netloc)) as connection:
                 connection.request("PUT", f"{place.path}?{place.query}", part)
                 return connection.getresponse().status == http.client.OK
@@ -70,8 +72,8 @@ with open(path, "r+b") as file, memoryview(mmap.mmap(file.fileno(), 0)) as whole
 def loopback(place: Fetched, buffer: memoryview) -> Iterator[Callable[[], None]]:
     """A child sends as many bytes through TCP on this host; this process reads them into the buffer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        told = (place.path, str(place.offset), str(len(buffer)), str(server.getsockname()[1]))
-        with subprocess.Popen([sys.executable, "-c", SENDER, *told]) as child:
+        arguments = (place.path, str(place.offset), str(len(buffer)), str(server.getsockname()[1]))
+        with subprocess.Popen([sys.executable, "-c", SENDER, *arguments]) as child:
             connection, _ = server.accept()
 
             def read() -> None:

@@ -59,8 +59,8 @@ SETTLES = 30
 class Bench:
     """One rank's measurements."""
 
-    def __init__(self, told: CasePlan, context: everstep.Context) -> None:
-        self.told, self.context = told, context
+    def __init__(self, plan: CasePlan, context: everstep.Context) -> None:
+        self.plan, self.context = plan, context
         self.state, self.size = self._state()
         self.seen = Timings(size=self.size)
         block = min(self.size, BLOCK)
@@ -71,11 +71,11 @@ class Bench:
         self.agent = _agent()
 
     def _state(self) -> tuple[dict[str, Any], int]:
-        if self.told.tensors:
-            each = self.told.size // self.told.tensors // 4
-            tensors = {f"layer{n:05d}.weight": torch.full((each,), float(n)) for n in range(self.told.tensors)}
+        if self.plan.tensors:
+            each = self.plan.size // self.plan.tensors // 4
+            tensors = {f"layer{n:05d}.weight": torch.full((each,), float(n)) for n in range(self.plan.tensors)}
             return tensors, each * 4 * len(tensors)
-        width = int((self.told.size / LAYERS / 12) ** 0.5)
+        width = int((self.plan.size / LAYERS / 12) ** 0.5)
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
         mesh = init_device_mesh("cpu", (self.context.world_size,))
@@ -151,7 +151,7 @@ class Bench:
         began = time.perf_counter()
         for number in range(max(least, most)):
             if number >= least:
-                late = torch.tensor([float(time.perf_counter() - began > self.told.part_s)])
+                late = torch.tensor([float(time.perf_counter() - began > self.plan.part_s)])
                 dist.broadcast(late, 0)
                 if late.item():
                     return
@@ -167,7 +167,7 @@ class Bench:
 
 def first_life(bench: Bench) -> None:
     """Save and persist."""
-    told, state = bench.told, bench.state
+    plan, state = bench.plan, bench.state
     checkpointer = bench.measure("announce", lambda: everstep.Checkpointer(state))
     assert checkpointer.load(state) == 0
     bench.step()
@@ -181,8 +181,8 @@ def first_life(bench: Bench) -> None:
         iteration += 1
         bench.measure_between_copies(name, lambda: checkpointer.save(iteration, state))
 
-    saves = "save" in told.parts
-    for _ in bench.repeat(3 if saves else 1, told.rounds + 2 if saves else 1):
+    saves = "save" in plan.parts
+    for _ in bench.repeat(3 if saves else 1, plan.rounds + 2 if saves else 1):
         stage(next(names, "steady"))
         if saves:
             bench.train()
@@ -190,14 +190,14 @@ def first_life(bench: Bench) -> None:
     iteration += 1
     checkpointer.save(iteration, state, persist=True)
     checkpointer.flush(iteration)
-    for _ in bench.repeat(2, told.rounds) if "store" in told.parts else ():
+    for _ in bench.repeat(2, plan.rounds) if "store" in plan.parts else ():
         iteration += 1
         bench.settle()
         checkpointer.save(iteration, state, persist=True)
         bench.measure("persist", partial(checkpointer.flush, iteration))
         with plain_upload(os.environ[STORE], bench.context.rank, bench.size) as upload:
             assert bench.measure("upload", upload, "persist")
-    if "others" in told.parts:
+    if "others" in plan.parts:
         measure_others(bench)
     write(bench, "saved.json")
     bench.settle()
@@ -208,11 +208,11 @@ def first_life(bench: Bench) -> None:
 
 def second_life(bench: Bench) -> None:
     """Restore, from where a restarted worker would."""
-    told, state = bench.told, bench.state
+    plan, state = bench.plan, bench.state
     checkpointer = everstep.Checkpointer(state)
     bench.memcpy()  # Meanwhile the agent verifies what it holds.
     bench.measure_between_copies("restore, first", lambda: checkpointer.load(state))
-    for _ in bench.repeat(2, told.rounds) if "memory" in told.parts else ():
+    for _ in bench.repeat(2, plan.rounds) if "memory" in plan.parts else ():
         bench.measure_between_copies("restore", lambda: checkpointer.load(state))
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
@@ -234,20 +234,20 @@ def second_life(bench: Bench) -> None:
         bench.measure(name, load, beside)
 
     _wait_until_populated()
-    for _ in bench.repeat(3, told.rounds) if "peer" in told.parts else ():
+    for _ in bench.repeat(3, plan.rounds) if "peer" in plan.parts else ():
         bench.settle()
         with loopback(place, buffer) as copy:
             bench.measure("loopback", copy)
         measure_restore("restore, peer", _holding_of_agent(bench, place, kept), store, "loopback")
-    for _ in bench.repeat(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
+    for _ in bench.repeat(1, max(2, plan.rounds // 2)) if "store" in plan.parts else ():
         bench.memcpy()
         measure_restore("restore, store", kept, store, "memcpy")
-    if "minio" in told.parts:
+    if "minio" in plan.parts:
         minio = open_store(os.environ[MINIO])
         copied = replace(kept, key=f"shard-{bench.context.rank}")
         minio.put(copied.key, SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size))
         copied = replace(copied, size=place.size, digest=place.digest)
-        for _ in bench.repeat(1, max(2, told.rounds // 2)):
+        for _ in bench.repeat(1, max(2, plan.rounds // 2)):
             bench.memcpy()
             measure_restore("restore, MinIO", copied, minio, "memcpy")
         minio.delete(copied.key)
@@ -270,8 +270,8 @@ def _holding_of_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
 
 def measure_others(bench: Bench) -> None:
     """The alternatives to Everstep; what each wrote is removed before the next one."""
-    folder, state, plain = Path(bench.told.folder) / "others", bench.state, bench.state
-    if not bench.told.tensors:
+    folder, state, plain = Path(bench.plan.folder) / "others", bench.state, bench.state
+    if not bench.plan.tensors:
         plain = {name: part.state_dict() for name, part in state.items()}
     rank = bench.context.rank
 
@@ -286,7 +286,7 @@ def measure_others(bench: Bench) -> None:
     ]
     for _ in bench.repeat(1, 2):
         for name, work in zip(OTHERS, works, strict=True):
-            if name not in bench.told.others:
+            if name not in bench.plan.others:
                 continue
             folder.mkdir(exist_ok=True)
             bench.memcpy()
@@ -303,7 +303,7 @@ def measure_others(bench: Bench) -> None:
 def write(bench: Bench, name: str) -> None:
     """Write rank 0's file."""
     if bench.context.rank == 0:
-        Path(bench.told.folder, name).write_text(json.dumps(asdict(bench.seen)))
+        Path(bench.plan.folder, name).write_text(json.dumps(asdict(bench.seen)))
 
 
 def _unused_slot(place: Fetched, size: int) -> tuple[memoryview, int]:
@@ -327,9 +327,9 @@ def _agent() -> psutil.Process:
 
 
 def main() -> None:
-    told = CasePlan(**json.loads(sys.argv[1]))
-    bench = Bench(told, everstep.init())
-    if Path(told.folder, "saved.json").exists():
+    plan = CasePlan(**json.loads(sys.argv[1]))
+    bench = Bench(plan, everstep.init())
+    if Path(plan.folder, "saved.json").exists():
         second_life(bench)
     else:
         first_life(bench)

@@ -163,9 +163,9 @@ def status_line(engine: Engine) -> Line:
             writer.write()
             written = time.perf_counter() - began
     share = written / writer.every_s
-    told = f"{share:.1%}: {written * 1e3:.0f} ms every {writer.every_s:.1f} s"
+    measured = f"{share:.1%}: {written * 1e3:.0f} ms every {writer.every_s:.1f} s"
     what = f"writes of the status, share of the time, {len(engine.state.nodes)} nodes"
-    return Line(what, f"<= {WRITES:.0%}", told, share <= WRITES)
+    return Line(what, f"<= {WRITES:.0%}", measured, share <= WRITES)
 
 
 def lines() -> Iterator[Line]:

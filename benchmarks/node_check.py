@@ -26,9 +26,9 @@ def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
         started = time.monotonic()
         subprocess.run([*command, f"--outputs={folder}/out"], env=environment, check=True, stderr=subprocess.DEVNULL)
         seconds = time.monotonic() - started
-        told = json.loads((Path(folder) / "out/verdict.json").read_text())
-    found = [f"{word} {', '.join(told[word])}" for word in ("faulty", "stragglers", "undecided") if told[word]]
-    return seconds, len(told["rounds"]), "  ".join(found) or "healthy"
+        verdict = json.loads((Path(folder) / "out/verdict.json").read_text())
+    found = [f"{word} {', '.join(verdict[word])}" for word in ("faulty", "stragglers", "undecided") if verdict[word]]
+    return seconds, len(verdict["rounds"]), "  ".join(found) or "healthy"
 
 
 def silent_fault(node: str, rounds: int) -> str:

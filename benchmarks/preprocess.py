@@ -112,8 +112,8 @@ def measure_peer(name: str, given: Input, folder: Path) -> Figure:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(given.text), str(given.tokenizer)]
     command += [str(folder / name), str(given.cores)]
-    told = folder / f"{name}.tokens"
-    took, (*_, seconds, tokens) = _measure(command, told), ["", *told.read_text().split()]
+    token_file = folder / f"{name}.tokens"
+    took, (*_, seconds, tokens) = _measure(command, token_file), ["", *token_file.read_text().split()]
     return replace(took, tokens=int(tokens), job_seconds=float(seconds) if name == "limit" else took.seconds)
 
 
@@ -121,17 +121,17 @@ def _measure(command: list[str], output: Path | None = None) -> Figure:
     """Time a command; the figure lacks the tokens. Raises RuntimeError if it fails."""
     _adopt_orphans()
     before, started = _children_cpu_seconds(), time.monotonic()
-    with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=told)
+    with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors)
         with memory_of(process.pid) as memory:
             process.wait()
         seconds = time.monotonic() - started
         with suppress(ChildProcessError):
             while True:
                 os.wait()
-        told.seek(0)
+        errors.seek(0)
         if process.returncode:
-            raise RuntimeError(f"{command[2]} ended with {process.returncode}: {told.read()[-2000:]}")
+            raise RuntimeError(f"{command[2]} ended with {process.returncode}: {errors.read()[-2000:]}")
     return Figure(seconds, seconds, _children_cpu_seconds() - before, 0, memory.peak)
 
 
@@ -190,9 +190,11 @@ def rows_of(given: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]
     """The figures as rows; with budgets where the design has one."""
     rows = []
     for name, figure in best.items():
-        told = f"{given.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"
-        told += f", {figure.cpu_seconds:.1f} s of CPU, {figure.peak_bytes / 1e6:.0f} MB"
-        rows.append((f"{name}, the whole command", told, ""))
+        measured = (
+            f"{given.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"
+        )
+        measured += f", {figure.cpu_seconds:.1f} s of CPU, {figure.peak_bytes / 1e6:.0f} MB"
+        rows.append((f"{name}, the whole command", measured, ""))
     mine, megabytes = best["ours"], given.bytes / 1e6
     rows.append(("ours, Spark's job alone", f"{megabytes / mine.job_seconds:.1f} MB/s", ""))
     share = best["limit"].job_seconds / mine.job_seconds

@@ -237,8 +237,8 @@ def make_dataset(folder: Path) -> str:
     store, out = folder / "runs" / "store", folder / "out"
     for step, flags in (("corpus", []), ("preprocess", ["--append-eod", "--input"])):
         given = [*flags, (out / "corpus" / "uri").read_text()] if flags else []
-        told = ["--store", str(store), "--outputs", str(out / step), *given]
-        command = [sys.executable, "-m", f"everstep.steps.{step}", *told]
+        arguments = ["--store", str(store), "--outputs", str(out / step), *given]
+        command = [sys.executable, "-m", f"everstep.steps.{step}", *arguments]
         subprocess.run(command, cwd=ROOT, check=True)
     return (out / "preprocess" / "uri").read_text()
 

@@ -116,8 +116,8 @@ def measure() -> Cost:
     with tempfile.TemporaryDirectory(prefix="everstep-report-") as place:
         write(Path(place))
         command = [sys.executable, "-m", "benchmarks.report", "--store", place]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return msgspec.json.decode(told, type=Cost)
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return msgspec.json.decode(output, type=Cost)
 
 
 def main() -> None:

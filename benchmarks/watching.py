@@ -56,14 +56,14 @@ def cost_per_iteration(path: Path) -> float:
 
 def measure(path: Path) -> float:
     """The same in a fork of this process."""
-    answers, told = os.pipe()
+    answers, answer_pipe = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(told, str(cost_per_iteration(path)).encode())
+            os.write(answer_pipe, str(cost_per_iteration(path)).encode())
         finally:
             os._exit(0)
-    os.close(told)
+    os.close(answer_pipe)
     with os.fdopen(answers) as file:
         text = file.read()
     os.waitpid(pid, 0)

@@ -23,7 +23,7 @@ class Shard(NamedTuple):
 
     item: Any
     number: int
-    """The item's place in the sequence."""
+    """The item's index in the sequence."""
     epoch: int
     """From 0."""
 
@@ -31,15 +31,15 @@ class Shard(NamedTuple):
 def shards(
     items: Sequence[Any] | int, *, epochs: int = 1, name: str = "data", shuffle: bool = False, seed: int = 0
 ) -> Iterator[Shard]:
-    """Shards of `items` (files, ranges, or a number of them) until all are done by any worker of the job.
+    """Yield shards of `items` (files, ranges, or their number) until the job's workers have done all of them.
 
-    A shard is done when the loop asks for the next one. With a Checkpointer it counts with the newest saved iteration,
-    or the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job goes back
-    behind that iteration, the shard comes again. Workers wait for the end of shards that others are doing, as these may
-    come back. `shuffle` orders them by (seed, epoch). Every worker must give the same items; `name` tells two queues of
-    one job apart. Without an agent, ranks take turns.
+    A shard is done when the loop asks for the next one. With a Checkpointer, it counts from the newest saved iteration
+    on, or from the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job
+    restores an earlier iteration, the shard comes again. Workers wait until the shards of other workers are done, since
+    these may come back. `shuffle` orders shards by (seed, epoch). Every worker must pass the same items; `name`
+    distinguishes several queues of one job. Without an agent, ranks take turns.
 
-    Raises ValueError for a name that is none; LinkError if workers give different numbers of items.
+    Raises ValueError for an invalid name; LinkError if workers pass different numbers of items.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"name={name!r}: use up to 64 letters, digits and . _ -")

@@ -1,14 +1,14 @@
-"""The names that users of DLRover's Flash Checkpoint know, with the same meaning: change the import, and it runs.
+"""The names of DLRover's Flash Checkpoint, with the same meaning: change the import, and your script runs.
 
     checkpointer = DdpCheckpointer(checkpoint_dir)
     checkpointer.save_checkpoint(step, state_dict, path, storage_type=StorageType.MEMORY)
     state_dict = checkpointer.load_checkpoint()
 
-MEMORY: staged in the node's shared memory, from where the newest state goes to the store when training processes die.
-DISK: the same, and into the store in the background, whatever is saved meanwhile. The store is the job's (under
-`everstep launch`), else the directory `checkpoint_dir`. `path` is the checkpoint's name there: `load_checkpoint(path)`
-reads the one that was saved under it, while it is there: the newest 3 stay (`--keep-last`, EVERSTEP_KEEP_LAST; 0: all).
-DdpCheckpointer also leaves a file at `path`, for `torch.load(path, weights_only=True)`; those are yours to remove.
+MEMORY stages the state in the node's shared memory; when training processes die, the newest state goes to the store.
+DISK also copies the state to the store in the background, whatever is saved meanwhile. The store is the job's (under
+`everstep launch`), else the directory `checkpoint_dir`. `path` names the checkpoint there: `load_checkpoint(path)`
+reads it as long as it is kept. The newest 3 are (`--keep-last`, EVERSTEP_KEEP_LAST; 0: all). DdpCheckpointer also
+writes a file at `path`, for `torch.load(path, weights_only=True)`; you remove these files yourself.
 
 Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
 """
@@ -46,7 +46,7 @@ class _Flash:
         """Call it on every rank. Raises StoreError."""
         self.checkpoint_dir = checkpoint_dir
         self._checkpoints = Checkpoints(checkpoint_dir)
-        self._made: Checkpointer | None = None
+        self._checkpointer: Checkpointer | None = None
         self._on_disk = 0
         """The last step saved with DISK."""
         self._file = FileWriter()
@@ -54,19 +54,19 @@ class _Flash:
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
-        """Save `state_dict` as of `step`; blocks training for one copy in memory. Call it on every rank."""
+        """Save `state_dict` as of `step`. Training waits for one copy in memory. Call it on every rank."""
         state = {"path": str(path), "saved": state_dict}
-        if self._made is None:
-            self._made = Checkpointer(state, self._checkpoints)
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(state, self._checkpoints)
         disk = StorageType(storage_type) is StorageType.DISK
-        self._made.save(step, state, persist=disk)
+        self._checkpointer.save(step, state, persist=disk)
         self._on_disk = step if disk else self._on_disk
 
     def wait_latest_checkpoint(self) -> None:
-        """Wait until the state last saved with DISK is committed, and its file is there. Raises LinkError, StoreError,
-        OSError."""
-        if self._made is not None and self._on_disk:
-            self._made.flush(self._on_disk)
+        """Wait until the state last saved with DISK is committed, and its file is written. Raises LinkError,
+        StoreError, OSError."""
+        if self._checkpointer is not None and self._on_disk:
+            self._checkpointer.flush(self._on_disk)
         self._file.wait()
 
     def _shards(self, path: str) -> list[Shard]:
@@ -95,8 +95,8 @@ class DdpCheckpointer(_Flash):
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
-        """Save `state_dict` as of `step`; blocks training for one copy in memory, with DISK for two on rank 0, which
-        writes the file at `path` in the background. Raises OSError if the file before it could not be written."""
+        """Save `state_dict` as of `step`. Training waits for one copy in memory; with DISK for two on rank 0, which
+        writes the file at `path` in the background. Raises OSError if the previous file could not be written."""
         super().save_checkpoint(step, state_dict, path, storage_type)
         is_file = bool(path) and "://" not in str(path)
         if StorageType(storage_type) is StorageType.DISK and is_file and self._checkpoints.session.context.rank == 0:

@@ -4,8 +4,8 @@
     trainer = Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[checkpoints])
     trainer.train(resume_from_checkpoint=checkpoints.resume())
 
-Every optimizer step is staged; weights, optimizer, schedule, the Trainer's own state and the random numbers come back
-bit for bit, and the batches that are done are skipped as the Trainer skips them. For one process or DDP.
+Every optimizer step is staged. Weights, optimizer, schedule, the Trainer's own state and the random number generators
+are restored bit for bit; the Trainer itself skips the batches that are done. Works for one process and for DDP.
 """
 
 import json
@@ -35,7 +35,8 @@ class EverstepCallback(TrainerCallback):
     """Saves after every optimizer step (or every `every` steps) and restores when training begins."""
 
     def __init__(self, directory: str = "", every: int = 1) -> None:
-        """Under `everstep launch` the agent keeps the checkpoints; else the store `directory`, or EVERSTEP_STORE."""
+        """Under `everstep launch` the agent keeps the checkpoints; otherwise the store `directory` does, or
+        EVERSTEP_STORE."""
         self._checkpoints = Checkpoints(directory)
         self._every = every
         self._model: Any = None

@@ -11,11 +11,11 @@ from everstep.runtime.store import open_store
 def results(**values: Value | Scalar | Path) -> None:
     """Name results of the job, such as `results(accuracy=0.93, model=Path("out/model"))`.
 
-    A `pathlib.Path` is a file or folder that is copied to the store; a text or a number is kept as it is. Only rank 0's
-    calls count. A later call adds to an earlier one, or replaces the same name. The train step prints the results and
-    hands them on as its output `results`; the report shows them. Needs no `init`.
+    A `pathlib.Path` names a file or folder, which is copied to the store; text and numbers are kept as they are. Only
+    rank 0's calls count. A later call adds to an earlier one, or replaces the same name. The train step prints the
+    results and passes them on as its output `results`; the report shows them. Works without `init`.
 
-    Raises ResultsError (a ValueError) for what cannot be kept, StoreError.
+    Raises ResultsError (a ValueError) for a value that cannot be kept, and StoreError.
     """
     if os.environ.get("RANK", "0") != "0":
         return

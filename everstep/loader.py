@@ -37,11 +37,11 @@ class LoadedPart(NamedTuple):
     """What one forward and backward pass computes."""
 
     data: Any
-    """What collate_fn made of its samples; by default a batch of tensors."""
+    """The samples, as collate_fn returned them; by default a batch of tensors."""
     weight: float
     """Multiply the mean loss by it: DDP's mean over ranks, summed over the parts, is the mean over the global batch."""
     is_last: bool
-    """Of its batch. The others may run under DDP's `no_sync()`."""
+    """Whether it is the last part of its batch. The others may run under DDP's `no_sync()`."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,24 @@ class LoadedBatch:
     """This rank's share of one global batch."""
 
     parts: Sequence[LoadedPart]
-    """One, or with `micro_batch` as many as the share needs: the same number on every rank."""
+    """One; with `micro_batch`, as many as the share needs. Every rank has the same number."""
     iteration: int
     """From 1."""
     consumed: int
     """Samples of the stream that have been applied after this batch."""
     epoch: int
-    """From 0: the epoch in which this batch ends."""
+    """The epoch in which this batch ends, from 0."""
     positions: np.ndarray
-    """Positions of this rank's samples in the stream: (n,) int64, empty for a rank without one."""
+    """Positions of this rank's samples in the stream: (n,) int64, empty for a rank without samples."""
 
     @property
     def data(self) -> Any:
-        """The only part's data. Raises ValueError if there are several."""
+        """The data of the only part. Raises ValueError if there are several parts."""
         return self._only.data
 
     @property
     def weight(self) -> float:
-        """The only part's weight. Raises ValueError if there are several."""
+        """The weight of the only part. Raises ValueError if there are several parts."""
         return self._only.weight
 
     @property
@@ -98,7 +98,7 @@ class Loader:
         return {**self._position._asdict(), "iteration": self.iteration, "samples": self._source.samples or 0}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Raises StateError if the dataset has another number of samples than the one that was saved."""
+        """Raises StateError if the saved position is of a dataset with another number of samples."""
         saved, samples = int(state_dict["samples"]), self._source.samples or 0
         if saved != samples:
             raise StateError(
@@ -152,11 +152,11 @@ def loader(
 ) -> Loader:
     """This rank's share of each global batch of `dataset`: endless, or `epochs` or `iterations` long.
 
-    A map-style dataset (torch's, a list, Hugging Face's) is shuffled by (seed, epoch). An iterable dataset comes in its
-    own order, and what it draws at random is a function of (seed, epoch); every rank reads all of it in at most one
-    worker process, as many shards are better divided by `everstep.shards`. `global_batch` samples are applied an
-    iteration whatever the world size; `micro_batch` bounds what one pass computes, so that a smaller world accumulates
-    gradients. `others` go to torch's DataLoader.
+    A map-style dataset (torch's, a list, Hugging Face's) is shuffled by (seed, epoch). An iterable dataset keeps its
+    own order, and its random draws are a function of (seed, epoch). Every rank reads all of it, in at most one worker
+    process: to divide many shards, use `everstep.shards`. Each iteration applies `global_batch` samples, whatever the
+    world size. `micro_batch` limits the samples of one pass; a smaller world then accumulates gradients. `others` are
+    passed to torch's DataLoader.
 
     Put it into the checkpointed state. Raises DatasetError, TypeError, ValueError.
     """
@@ -166,15 +166,15 @@ def loader(
 
 
 class ElasticSampler(TorchSampler[list[int]]):
-    """The same order for a DataLoader of your own: `DataLoader(dataset, batch_sampler=ElasticSampler(dataset, ...))`.
+    """Gives your own DataLoader the same order: `DataLoader(dataset, batch_sampler=ElasticSampler(dataset, ...))`.
 
     Each pass over the DataLoader yields what is left of the current epoch; the last batch of an epoch takes its missing
-    samples from the next one. Call `advance()` when a batch is applied, since a DataLoader reads ahead, and put the
-    sampler into the checkpointed state.
+    samples from the next one. A DataLoader reads ahead: call `advance()` when a batch is applied, and put the sampler
+    into the checkpointed state.
     """
 
     def __init__(self, dataset: Sized, *, global_batch: int, seed: int = 0, shuffle: bool = True) -> None:
-        """Rank and world size are the process group's, else those of RANK and WORLD_SIZE. Raises ValueError."""
+        """Rank and world size come from the process group, else from RANK and WORLD_SIZE. Raises ValueError."""
         self._order = Sampler(len(dataset), global_batch, seed, shuffle)
         self.consumed = 0
         """Samples applied."""
@@ -191,11 +191,11 @@ class ElasticSampler(TorchSampler[list[int]]):
 
     @property
     def weight(self) -> float:
-        """Of the batch that is applied next: multiply the mean loss by it, as ranks have one sample more or less."""
+        """Weight of the batch that is applied next. Multiply the mean loss by it: ranks may differ by one sample."""
         return self._part(self.consumed)[1]
 
     def advance(self) -> None:
-        """A batch is applied, by all ranks."""
+        """Note that all ranks have applied a batch."""
         self.consumed += self._order.global_batch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -217,7 +217,7 @@ class ElasticSampler(TorchSampler[list[int]]):
         return {"consumed": self.consumed, "samples": self._order.samples}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Raises StateError if the dataset has another number of samples than the one that was saved."""
+        """Raises StateError if the saved position is of a dataset with another number of samples."""
         if (saved := int(state_dict["samples"])) != self._order.samples:
             have = self._order.samples
             raise StateError(f"the dataset has {have} samples, but {saved} when the state was saved: give it as it was")

@@ -30,7 +30,7 @@ MOST_CODE_BYTES = 256_000_000
 
 
 class LocalFile(Enum):
-    """What a field of a pipeline's config names: a path of this machine, or something else that stays as it is."""
+    """What a field of a pipeline's config names if it is a path of this machine. Any other value stays as it is."""
 
     TEXT = "text"
     """Comma separated files, globs and folders of text."""
@@ -39,7 +39,7 @@ class LocalFile(Enum):
     MODEL = "model"
     """A Hugging Face folder."""
     SCRIPT = "script"
-    """A Python script; `--code` says what comes along."""
+    """A Python script; `--code` names the folder that is uploaded with it."""
     JOB_SPEC = "job spec"
     """A YAML file, whose text becomes the value."""
 
@@ -130,7 +130,7 @@ class _Upload:
     def _folder(self, prefix: str, files: Mapping[str, Path], manifest: str) -> str:
         """Put these files into a folder of the store, by their names there; the manifest comes last."""
         if not files:
-            raise BadInput(f"{self.flag} {self.value}: nothing in it that could be used")
+            raise BadInput(f"{self.flag} {self.value}: it has no usable file")
         store, total = self._open_store(), sum(path.stat().st_size for path in files.values())
         digests = [(name, _digest(path)) for name, path in files.items()]
         key = f"{prefix}/{hashlib.sha256(repr(digests).encode()).hexdigest()[:16]}"
@@ -186,10 +186,10 @@ def project_files(root: Path) -> list[Path]:
 def _git(folder: Path, words: Sequence[str]) -> str | None:
     """What git prints; None when it fails. Raises BadInput where there is no git."""
     try:
-        ended = subprocess.run(["git", "-C", folder, *words], capture_output=True, check=False)
+        process = subprocess.run(["git", "-C", folder, *words], capture_output=True, check=False)
     except FileNotFoundError:
         raise BadInput("--code: needs git, which reads .gitignore; install it") from None
-    return ended.stdout.decode(errors="surrogateescape") if ended.returncode == 0 else None
+    return process.stdout.decode(errors="surrogateescape") if process.returncode == 0 else None
 
 
 def imports_beside(script: Path) -> list[str]:

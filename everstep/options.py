@@ -24,12 +24,12 @@ class Submission:
     runs: str = "runs"
     """Directory of the run folders."""
     env: tuple[str, ...] = ()
-    """Local: a variable of this shell that pods get besides the usual ones (docs/pod-isolation.md); NAME* for more."""
+    """Local: one more variable of this shell to pass to pods (docs/pod-isolation.md); NAME* matches several."""
     work_dir: Annotated[str, Flag(metavar="DIR")] = ""
-    """Local: where containers of your own begin that name no workingDir; empty: at /, as in most images."""
+    """Local: where your own containers without a workingDir start; empty: at /, as in most images."""
     sandbox: bool = False
-    """Local: isolate the steps' processes: they see no home and no other process, write only to folders of their own
-    and the store, and have no privileges."""
+    """Local: isolate the steps' processes: they see no home and no other process, write only to their own folders and
+    the store, and have no privileges."""
     no_network: bool = False
     """With --sandbox: no network either."""
     watch: bool = False
@@ -37,22 +37,22 @@ class Submission:
     detach: bool = False
     """Argo: submit, and do not wait."""
     logs: bool = False
-    """Argo: every line of the steps' logs on stdout, instead of each step's newest."""
+    """Argo: print every line of the steps' logs, instead of each step's newest line."""
     namespace: Annotated[str, Flag("-n")] = ""
     """Argo: namespace; empty: ARGO_NAMESPACE, else the kube context's or the server's own."""
     service_account: str = ""
-    """Argo: service account of the pods, and NAME-train of the train step's, NAME-spark of Spark's driver on k8s://.
+    """Argo: service account NAME of the pods; the train step uses NAME-train, Spark's driver on k8s:// NAME-spark.
     Empty: the namespace's default."""
     image: str = ""
     """Argo: image of the steps."""
     code: Annotated[str, Flag(metavar="DIR")] = ""
-    """Argo: the project's folder; it comes along with the script and is where the script starts. What a .gitignore
-    names stays here."""
+    """Argo: the project's folder. It is uploaded with the script, which starts in it. Files that .gitignore names stay
+    here."""
     image_pull_secret: tuple[str, ...] = ()
     """Argo: Secret with the registry's credentials; may be given several times."""
     store_secret: str = "everstep-store"
     """Argo: Secret with the store's AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_REGION,
-    AWS_SESSION_TOKEN); empty: the pods have these variables by other means."""
+    AWS_SESSION_TOKEN); empty: the pods get these variables by other means."""
 
     def check(self, target: str, reason: str) -> None:
         """Raise BadInput for flags that have no effect on this target, or contradict each other."""

@@ -42,9 +42,9 @@ def parameter(name: str) -> str:
 
 
 def check_step(config: Any, **flags_of: str) -> None:
-    """Raise BadInput for what the config of a step can know to be wrong before anything starts.
+    """Raise BadInput if a step's config is wrong in a way that shows before anything starts.
 
-    `flags_of`: the pipeline's own field for a field of the step, if it has another name, so that the message names the
+    `flags_of` maps a field of the step to the pipeline's field if that has another name; the message then names the
     flag that was typed: `check_step(corpus.Config(source=self.corpus), source="corpus")`.
     """
     try:
@@ -61,7 +61,7 @@ ANNOTATION = "workflows.argoproj.io"
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
-    """Parse the flags, build the workflow, run or print it, exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    """Parse the flags, build the workflow, run or print it, and exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
 
     The config may have two methods that raise BadInput: `check` for input that no step could use, and `check_machine`
     for what this machine is too small for, which is called before a local run.

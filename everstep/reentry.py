@@ -58,9 +58,9 @@ class RoundOver(BaseException):
 def main(
     function: Main | None = None, *, seed: int = 0, timeout: timedelta = timedelta(minutes=10)
 ) -> Callable[..., Any]:
-    """Decorate `main(job)`: it is called without arguments, and entered again in the same process in each round.
+    """Decorate `main(job)`. Call the result without arguments; every round enters it again in the same process.
 
-    It takes the place of `everstep.init`, whose arguments `seed` and `timeout` are. Call it in the main thread.
+    It replaces `everstep.init` and takes the same `seed` and `timeout`. Call it in the main thread.
     """
     if function is None:
         return lambda function: _decorate(function, seed, timeout)

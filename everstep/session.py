@@ -53,16 +53,16 @@ class Context:
     _kept: KeptValues = field(default_factory=KeptValues, repr=False)
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built. See
+        """Return `build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built. See
         `KeptValues`.
 
-        What is kept has to be in the checkpointed state, or to be always the same: it is left as the last round left
-        it, except that gradients are cleared.
+        A kept value must be in the checkpointed state, or never change: it stays as the last round left it, except that
+        gradients are cleared.
         """
         return self._kept.keep(build, *args, **kwargs)
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The weighted mean over all ranks, the same on each. Every rank must call it (one small all-reduce)."""
+        """The weighted mean over all ranks, the same on each. Every rank must call it: it is one small all-reduce."""
         if self.world_size == 1:
             return value
         both = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)
@@ -292,7 +292,7 @@ class Checkpointer(worker.Checkpointer):
     """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
 
     def __init__(self, state: dict[str, Any], kept: Checkpoints | None = None) -> None:
-        """`kept`: where they are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
+        """`kept`: where checkpoints are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
         if kept is None:
             current("Checkpointer")
             kept = Checkpoints()
@@ -309,10 +309,10 @@ class Checkpointer(worker.Checkpointer):
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
 
-        Call it on every rank: all restore the same checkpoint, or fail. A damaged checkpoint is passed over for an
-        older one. Under an agent this takes another round, and this process ends first. Raises RestoreError if the
-        checkpoint is of another model, or if none can be read although some may be whole; LinkError if there is no room
-        for it.
+        Call it on every rank: all restore the same checkpoint, or all fail. A damaged checkpoint is passed over for an
+        older one; under an agent, this process then ends and another round begins. Raises RestoreError if the
+        checkpoint belongs to another model, or if none can be read although some may be complete; LinkError if memory
+        has no room for it.
         """
         began = time.perf_counter()
         if iteration := super().load(state):
@@ -322,14 +322,14 @@ class Checkpointer(worker.Checkpointer):
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
-        `persist` copies it to the store whatever the interval is. Call it on every rank.
+        `persist=True` copies it to the store regardless of the interval. Call it on every rank.
         """
         if self._session.loop is not None:
             self._session.loop.on_save(iteration)
         super().save(iteration, state, persist)
 
     def finish(self, state: dict[str, Any]) -> str:
-        """End the training: return when the last state is committed in the store. Returns the key of the manifest."""
+        """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
         if self._session.loop is not None:
             self._session.loop.end()
         return super().finish(state)

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     """This rank's share of one global batch."""
 
     inputs: torch.Tensor
-    """(n, sequence_length) int64. n differs by at most 1 between ranks; a rank without a sample has one of weight 0."""
+    """(n, sequence_length) int64. n differs by at most 1 between ranks; a rank without samples gets one of weight 0."""
     targets: torch.Tensor
     """(n, sequence_length) int64: the inputs shifted by one token."""
     weight: float
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     iteration: int
     """From 1."""
     samples: np.ndarray
-    """Positions of these samples in the stream: (n,) int64, empty for a rank without one."""
+    """Positions of these samples in the stream: (n,) int64, empty for a rank without samples."""
 
 
 class Order(NamedTuple):

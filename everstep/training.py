@@ -63,7 +63,7 @@ def batches(
 ) -> Batches:
     """This rank's share of each global batch of `dataset` (a URI from steps.preprocess), endless or `iterations` long.
 
-    Put it into the checkpointed state: it continues after the last applied sample. Raises DatasetError.
+    Put it into the checkpointed state; it then continues after the last applied sample. Raises DatasetError.
     """
     return Batches(current("batches"), dataset, sequence_length, Order(global_batch, seed, iterations))
 
@@ -74,16 +74,16 @@ def report(**values: float | int | str) -> None:
 
 
 def phase(name: str) -> None:
-    """Say what this worker does now ("forward", "data"): if it hangs, the report says where."""
+    """Name what this worker does now ("forward", "data"): if it hangs, the report shows that name."""
     current("phase").beacon(name)
 
 
 def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
-    """Write each iteration's figures (loss, what `report` was given, seconds, stall) to an experiment tracker, too.
+    """Also write each iteration's figures (loss, the values of `report`, seconds, stall) to an experiment tracker.
 
     `to`: `tensorboard`, `mlflow`, `wandb`, or a function of (iteration, figures), called on rank 0. `folder`: where the
-    tracker writes; "": `trackers/` of the run's folder. After a fault the same run is continued. Raises TrackerMissing,
-    and whatever the tracker raises.
+    tracker writes; "": `trackers/` of the run's folder. After a fault the tracker's run continues. Raises
+    TrackerMissing, and whatever the tracker raises.
     """
     session = current("track")
     if session.context.rank == 0:

@@ -24,21 +24,21 @@ class Config:
     script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
     """Your own training script instead of steps/train/llama.py: any that torchrun runs (docs/scripts.md)."""
     script_args: str = ""
-    """Its arguments, as in a shell; {dataset}, {iterations}, ... stand for what the pipeline knows."""
+    """Arguments of the script, as in a shell; the pipeline fills in {dataset}, {iterations}, ..."""
     evaluate_script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
-    """Your own evaluation script; without it, what is not a Llama is not measured."""
+    """Your own evaluation script; without one, only a Llama is measured."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
     """With fewer healthy nodes the training waits, then gives up."""
     job_spec: Annotated[str, everstep.LocalFile.JOB_SPEC] = ""
-    """YAML file of the training's roles and policies; `nodes` says how many machines are checked."""
+    """YAML file of the training's roles and policies; `nodes` is then the number of machines to check."""
     check_spare: int = 1
     """On a cluster: machines to check beyond `nodes`, so that training can avoid an unfit one."""
     exclude_straggler: bool = False
-    """Avoid machines that are more than twice as slow as the median, too."""
+    """Also avoid machines more than twice as slow as the median."""
     switchbox_check: bool = False
-    """Check the links between each machine's own CUDA devices, too."""
+    """Also check the links between each machine's CUDA devices."""
     box_pairs: str = "0:1 2:4 3:5 6:7"
     """Which devices share a switch: DEVICE:DEVICE."""
     min_bandwidth: float = 10000.0
@@ -52,7 +52,7 @@ class Config:
     sequence_length: int = 96
     """Tokens per sample."""
     global_batch: int = 8
-    """Samples per iteration over all nodes, however many there are."""
+    """Samples per iteration over all nodes, whatever their number."""
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""

@@ -7,8 +7,8 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Argo's retryStrategy of our templates retries all but FAILED, BAD_INPUT and NO_QUORUM: three times, and without
-    limit a pod that was lost with its machine, evicted or deleted."""
+    """The retryStrategy of Everstep's templates retries every code but FAILED, BAD_INPUT and NO_QUORUM three times. It
+    retries a pod that was evicted, deleted or lost with its machine without limit."""
 
     DONE = 0
     FAILED = 1
@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """Nothing was written."""
     NO_QUORUM = 3
-    """Too few nodes are healthy. From a single node: it is not fit."""
+    """Too few nodes are healthy. From a single node: the node is not fit."""
     TRY_AGAIN = 75
     """The request was right, but a machine or a service failed (EX_TEMPFAIL of sysexits)."""
     DIVERGED = 76

@@ -1,7 +1,8 @@
 """What a release is made of: `python -m supply.release build/release` (make release).
 
-The source archive, the wheel, the chart, a bill of materials for each image, and SHA256SUMS of all of them. Times in
-archives are those of the newest commit, so that the same commit gives the same files.
+The source archive, the wheel, the chart, a bill of materials for each image, the images that `make images` has made of
+this commit, and SHA256SUMS of all of them. Times in archives are those of the newest commit, so that the same commit
+gives the same files.
 """
 
 import gzip
@@ -23,6 +24,8 @@ from supply import sbom
 from supply.image_packages import ROOT
 
 CHART = ROOT / "templates/chart"
+IMAGES_FOLDER = ROOT / "build/images"
+SUMS = "SHA256SUMS"
 
 
 class VersionError(ValueError):
@@ -33,10 +36,10 @@ def check_version(version: str = "") -> str:
     """The version, which the package, its code, the chart and (if given) the tag agree on. Raises VersionError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    said = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
-    said |= {"VERSION": version} if version else {}
-    if len(set(said.values())) > 1:
-        raise VersionError("; ".join(f"{place} says {one}" for place, one in said.items()))
+    versions = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
+    versions |= {"VERSION": version} if version else {}
+    if len(set(versions.values())) > 1:
+        raise VersionError("; ".join(f"{place} says {one}" for place, one in versions.items()))
     if f"\n## {project}\n" not in (ROOT / "CHANGELOG.md").read_text():
         raise VersionError(f"CHANGELOG.md has no section {project}")
     return project
@@ -52,10 +55,28 @@ def build(folder: Path, version: str = "") -> list[Path]:
     build_python(folder.absolute())
     pack_chart(folder, int(moment.stdout))
     sbom.main(folder)
-    files = sorted(path for path in folder.iterdir())
-    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
-    (folder / "SHA256SUMS").write_text(sums)
-    return [folder / "SHA256SUMS", *files]
+    for image in images_of(IMAGES_FOLDER):
+        shutil.copy(image, folder)
+    files = write_sums(folder)
+    return [folder / SUMS, *files]
+
+
+def images_of(folder: Path) -> list[Path]:
+    """The archives that `make images` has made there of the newest commit; none if it made them of another."""
+    made_of = folder / "REVISION"
+    newest = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    is_same = made_of.exists() and made_of.read_text().strip() == newest.stdout.strip()
+    return sorted(folder.glob("*.oci.tar")) if is_same else []
+
+
+def write_sums(folder: Path) -> list[Path]:
+    """Write SHA256SUMS of all files of the folder; returns these files."""
+    files, sums = sorted(path for path in folder.iterdir() if path.name != SUMS), ""
+    for path in files:
+        with path.open("rb") as content:
+            sums += f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {path.name}\n"
+    (folder / SUMS).write_text(sums)
+    return files
 
 
 def build_python(folder: Path) -> None:
@@ -102,5 +123,9 @@ if __name__ == "__main__":
     try:
         for _path in build(Path(sys.argv[1]), *sys.argv[2:]):
             print(f"{_path}  {_path.stat().st_size / 1e6:.2f} MB")
+        if not images_of(IMAGES_FOLDER):
+            print(
+                "without images: run `make images` first (as root, on Debian), or build them by templates/Containerfile"
+            )
     except VersionError as _error:
         sys.exit(f"release: {_error}; make them agree")

@@ -46,16 +46,16 @@ def stopped(folder: Path, way: str) -> Iterator[Line]:
         wait_until(lambda: reached(folder, name) >= REACHED, "the training")
         WAYS[way](folder, run, name)
         ended = run.end()
-    at, told = reached(folder, name), status(folder, name)
-    kept = (told["checkpoint"] or {}).get("iteration", 0)
+    at, before = reached(folder, name), status(folder, name)
+    kept = (before["checkpoint"] or {}).get("iteration", 0)
     yield Line(
         f"{way}: the newest state goes to the store within the grace",
         "exit 130, lost <= 1 iteration, < 20 s",
         f"exit {ended.code}, reached {at}, stored {kept}, {ended.seconds:.1f} s",
         ended.code == 130 and at - kept <= 1 and ended.seconds < 20,
     )
-    now = told["conditions"][-1]["type"]
-    yield Line(f"{way}: the status is not stale", "Failed: told to stop", f"{now}: {told['reason']}", now == "Failed")
+    now = before["conditions"][-1]["type"]
+    yield Line(f"{way}: the status is not stale", "Failed: told to stop", f"{now}: {before['reason']}", now == "Failed")
     again = ask(folder, train(folder, name))
     begun = (status(folder, name)["round"]["restored"] or {}).get("iteration", 0)
     yield Line(
@@ -169,11 +169,11 @@ def own_loop(folder: Path) -> Iterator[Line]:
     said = re.findall(r"the loss of iteration \d+ is nan[^\n]*", log + done.text)
     yield Line("ten NaNs do not pass in silence", "said", "; ".join(said) or "nothing", bool(said))
     fault = ask(folder, by_hand(folder, "fault", **{"max-restarts": 0}), {"DIE": "9"})
-    told = re.search(
+    match = re.search(
         r"rank 0[^\n]*at iteration (\d+)",
         fault.text + "".join(path.read_text(errors="replace") for path in (folder / "runs/fault").rglob("*.log")),
     )
-    at = told[1] if told else "none"
+    at = match[1] if match else "none"
     yield Line("messages about such a loop know the iteration", "iteration 9", f"iteration {at}", at == "9")
     where = folder / "runs"
     yield Line(

@@ -51,10 +51,10 @@ def liveness(_: argparse.Namespace) -> Iterator[Line]:
         happened.update(fired)
     rate = done / (time.monotonic() - began)
     repeated = happened["repeated"]
-    told = f"{done} of seed {SEED}, {len(broken)} broken, {repeated} messages came twice, {rate:.0f} a second"
+    measured = f"{done} of seed {SEED}, {len(broken)} broken, {repeated} messages came twice, {rate:.0f} a second"
     if broken:
-        told += f"; the first: --only {broken[0][0]}: {broken[0][1]}"
-    yield Line(LIVENESS, "none broken", told, done == SEQUENCES and not broken)
+        measured += f"; the first: --only {broken[0][0]}: {broken[0][1]}"
+    yield Line(LIVENESS, "none broken", measured, done == SEQUENCES and not broken)
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {LIVENESS: liveness}

@@ -168,8 +168,8 @@ def _answer(wire: Wire, trouble: Trouble, key: str) -> None:
 
 
 def _line(promise: str, kinds: int, wrong: Mapping[str, str]) -> Line:
-    told = f"{kinds - len(wrong)} of {kinds} kinds" + "".join(f"; {kind}: {why}" for kind, why in wrong.items())
-    return Line(promise, f"{kinds} of {kinds} kinds", told, not wrong)
+    measured = f"{kinds - len(wrong)} of {kinds} kinds" + "".join(f"; {kind}: {why}" for kind, why in wrong.items())
+    return Line(promise, f"{kinds} of {kinds} kinds", measured, not wrong)
 
 
 class KilledTraining:
@@ -191,7 +191,7 @@ class KilledTraining:
         before, training, store = self._committed_folders(), self._training, self._store
         job = before[-1].split("/")[1]
         damage(store, before)
-        told = len(training.log.read_text())
+        log_size = len(training.log.read_text())
         training.start()
         code = training.finish()
         training.kill_all()
@@ -204,7 +204,7 @@ class KilledTraining:
             return f"began from {began and began.iteration}, not {iteration}"
         if [record for record in records if isinstance(record, WorkerFaulted)]:
             return "a worker was charged"
-        if wanted > 1 and "is skipped: " not in training.log.read_text()[told:]:
+        if wanted > 1 and "is skipped: " not in training.log.read_text()[log_size:]:
             return "nothing is said of it"
         return ""
 
@@ -223,14 +223,14 @@ class KilledTraining:
 
 def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
     """A step that trains the tiny model on this repository's text for some seconds."""
-    data, told = folder / "dataset", {}
+    data, variables = folder / "dataset", {}
     data.mkdir()
     text = (ROOT / "runtime/protocol/messages.py").read_bytes() * 5
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
         with IndexedWriter(data / split, np.uint16) as writer:
             writer.add(np.frombuffer(part, dtype=np.uint8).astype(np.uint16))
-        told[split] = {"prefix": split, "documents": 1, "tokens": len(part)}
-    meta = {"version": 1, **told, "tokenizer": "tokenizer.json", "vocab_size": 257, "eod": 256, "dtype": "uint16"}
+        variables[split] = {"prefix": split, "documents": 1, "tokens": len(part)}
+    meta = {"version": 1, **variables, "tokenizer": "tokenizer.json", "vocab_size": 257, "eod": 256, "dtype": "uint16"}
     (data / "dataset.json").write_text(json.dumps(meta))
     (folder / "run").mkdir()
     return TrainStep(folder / "run", uri, flags={**_FLAGS, "dataset": str(data)}, environment=environment)

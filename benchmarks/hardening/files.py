@@ -88,8 +88,8 @@ def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
 
 def _nested() -> bytes:
     """A tar with every kind of member."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as packed:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as packed:
         for name, kind, target in (
             ("top", tarfile.DIRTYPE, ""), ("top/f", tarfile.REGTYPE, ""), ("top/l", tarfile.SYMTYPE, "f"),
             ("top/h", tarfile.LNKTYPE, "top/f"), ("top/deep", tarfile.SYMTYPE, "../top/f"), ("p", tarfile.FIFOTYPE, ""),
@@ -98,7 +98,7 @@ def _nested() -> bytes:
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.mode = kind, target, 0o755
             packed.addfile(member)
-    return made.getvalue()
+    return archive.getvalue()
 
 
 def bomb(options: argparse.Namespace) -> Iterator[Line]:

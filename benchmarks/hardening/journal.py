@@ -75,8 +75,8 @@ def many_shards(_: argparse.Namespace) -> Iterator[Line]:
         known: Checkpoints = {}
         began = time.process_time()
         for shard in range(SHARDS):
-            held = Holding(1, 50, shard=shard, shards=SHARDS, size=1, key=f"k/{shard}", digest="0" * 32)
-            known = with_shard(known, held)
+            holding = Holding(1, 50, shard=shard, shards=SHARDS, size=1, key=f"k/{shard}", digest="0" * 32)
+            known = with_shard(known, holding)
         took.append(time.process_time() - began)
     yield Line(FOLD_PROMISE, "<= 0.1 s", f"{min(took):.3f} s of one core", min(took) <= 0.1)
 
@@ -94,8 +94,8 @@ def start_and_takeover(_: argparse.Namespace) -> Iterator[Line]:
         claimed = _seconds(lambda: _take_over(store))
         size = sum(entry.size for entry in store.list(f"jobs/{JOB}/")) / 1e6
         listed = len(segments.listed_numbers(store, JOB))
-        told = f"find {found:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
-        yield Line(TAKEOVER_PROMISE, f"<= {WANTED_S:.0f} s", told, max(found, claimed) <= WANTED_S)
+        measured = f"find {found:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
+        yield Line(TAKEOVER_PROMISE, f"<= {WANTED_S:.0f} s", measured, max(found, claimed) <= WANTED_S)
         yield asked_for
         yield from report(folder, commits)
 
@@ -122,8 +122,8 @@ def takeover_requests(uri: str, environment: Mapping[str, str]) -> Line:
         replayed, seen = _take_over(store)
         took = time.monotonic() - began
     holds = count[0] <= WANTED_REQUESTS and took <= WANTED_S and not seen.refusals
-    told = f"{count[0]} requests, {took:.2f} s ({EVENTS} events, {replayed.segments} segments after the snapshot)"
-    return Line(REQUESTS_PROMISE, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", told, holds)
+    measured = f"{count[0]} requests, {took:.2f} s ({EVENTS} events, {replayed.segments} segments after the snapshot)"
+    return Line(REQUESTS_PROMISE, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", measured, holds)
 
 
 def _take_over(store: Store) -> tuple[journal.ReplayCost, Survey]:
@@ -169,8 +169,8 @@ def grow(store: Store, events: int) -> int:
             segments.archive(store, JOB, draft.number)
             waiting = records = 0
     for place, known in state.checkpoints.items():
-        for held in known.shards:
-            store.put(held.key, b"x")
+        for holding in known.shards:
+            store.put(holding.key, b"x")
         store.put(manifest_key(JOB, place), encode_manifest(make_commit(JOB, RANKS, known.shards)))
     return commits
 

@@ -150,18 +150,20 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
     took, beats = time.monotonic() - began, stage.beats() - beats
     came = sum(crowd.came.values())
     lost = AGENTS - sum(node["phase"] == "running" for node in watch.ask("nodes"))  # type: ignore[index]
-    told = f"{lost} lost, round {watch.ask('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
+    measured = f"{lost} lost, round {watch.ask('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
     everyone = min(crowd.came[kind] for kind in kinds) * len(kinds) > 0.9 * CONNECTIONS
     yield Line(
         f"{part}: {came} hostile connections of {len(kinds)} kinds while {AGENTS} agents train", "no agent lost",
-        told, not lost and watch.ask("status")["round"] == 1 and beats >= AGENTS and everyone,
+        measured, not lost and watch.ask("status")["round"] == 1 and beats >= AGENTS and everyone,
     )  # fmt: skip
     yield Line(
         f"{part}: whoever has the token is answered meanwhile, on a new connection", "each time",
         f"{watch.unanswered} unanswered, the slowest in {watch.slowest_s:.2f} s", not watch.unanswered,
     )  # fmt: skip
-    grown = (watch.most_bytes - before_bytes) / MIB
-    yield Line(f"{part}: memory of the master", f"< {GROWTH_MIB} MiB more", f"{grown:.0f} MiB", grown < GROWTH_MIB)
+    growth_mib = (watch.most_bytes - before_bytes) / MIB
+    yield Line(
+        f"{part}: memory of the master", f"< {GROWTH_MIB} MiB more", f"{growth_mib:.0f} MiB", growth_mib < GROWTH_MIB
+    )
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {

@@ -53,8 +53,8 @@ def install_image(_: argparse.Namespace) -> Iterator[Line]:
         )
         wanted = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
         (folder / "wanted").write_text(wanted.stdout)
-        held = ["-c", "constraints.txt", "--build-constraint", "constraints.txt", "-r", folder / "wanted"]
-        command = [sys.executable, "-m", "pip", "--python", folder / "new", "install", "--require-hashes", *held]
+        pins = ["-c", "constraints.txt", "--build-constraint", "constraints.txt", "-r", folder / "wanted"]
+        command = [sys.executable, "-m", "pip", "--python", folder / "new", "install", "--require-hashes", *pins]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         there = len(list(folder.glob("new/lib/python3*/site-packages/*.dist-info")))
         said = f"{there} packages" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]

@@ -52,10 +52,10 @@ def _rows(actions: list[argparse.Action]) -> str:
             continue
         names = [one for one in action.option_strings if "_" not in one] or [action.metavar or action.dest]
         metavar = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-        shown = ", ".join(f"`{one}`" for one in names[:-1] if isinstance(one, str))
+        names_shown = ", ".join(f"`{one}`" for one in names[:-1] if isinstance(one, str))
         last = f"`{names[-1]}{metavar}`".replace("|", "\\|")
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-        rows += f"| {shown + ', ' if shown else ''}{last} | {cell(text)} |\n"
+        rows += f"| {names_shown + ', ' if names_shown else ''}{last} | {cell(text)} |\n"
     return rows
 
 
@@ -78,7 +78,7 @@ Made from the parsers by `make reference`; a test keeps it true. `--help` of eac
 Flags may be spelled with underscores, too.
 
 ## Pipelines
-Every field of a pipeline's `Config` is a flag. The following come on top.
+Every field of a pipeline's `Config` is a flag. Every pipeline also has the flags below.
 
 ### Every pipeline
 {_rows(common._actions)}

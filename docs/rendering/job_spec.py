@@ -44,11 +44,18 @@ def _type(kind: object) -> str:
     return str(kind).replace("everstep.runtime.job.spec.", "").replace(" | None", "")
 
 
+def _meaning(kind: type[msgspec.Struct], field: str, type_: object) -> str:
+    """The field's own words; else a link to its type's section."""
+    if text := field_help(kind, field):
+        return cell(text)
+    return f"See [{_type(type_)}](#{_type(type_).lower()})." if type_ in (*STRUCTS, *ENUMS) else ""
+
+
 def _struct(kind: type[msgspec.Struct]) -> str:
     hints = typing.get_type_hints(kind)
     rows = "".join(
         f"| {_name(name)} | {cell(_type(hints[info.name]))} | {_default(name, info.default)} "
-        f"| {cell(field_help(kind, info.name))} |\n"
+        f"| {_meaning(kind, info.name, hints[info.name])} |\n"
         for name, info in fields(kind).items()
         if name not in _FILLED
     )

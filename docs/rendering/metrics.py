@@ -8,7 +8,7 @@ HEAD = """\
 # Metrics
 
 What a master serves at `/metrics`, in the OpenMetrics format. [Prometheus and Grafana](../how-to/metrics.md) says how
-to scrape it. Counters begin anew with each master.
+to scrape it. Counters restart from 0 with each master.
 
 | metric | type | unit | labels | meaning |
 |---|---|---|---|---|

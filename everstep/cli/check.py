@@ -129,7 +129,7 @@ def _check_locally(flags: Check, box: "SwitchboxSpec | None") -> int:
             timeout_s=flags.timeout,
             exclude_straggler=flags.exclude_straggler,
             box=box,
-            on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
+            on_round=lambda round_: print(report.round_line(round_), file=sys.stderr, flush=True),
         )
     )
     if box is not None:
@@ -177,7 +177,7 @@ def _across_options(
         exclude_straggler=flags.exclude_straggler,
         box=box,
         topology=_topology(flags.topology),
-        on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
+        on_round=lambda round_: print(report.round_line(round_), file=sys.stderr, flush=True),
     )
 
 

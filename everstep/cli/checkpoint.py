@@ -61,7 +61,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class CollectGarbage:
-    """Remove what killed writers left and checkpoints that were never whole, if old."""
+    """Remove what killed writers left and incomplete checkpoints, if old."""
 
     uri: _Uri
     """A store, or STORE/jobs/JOB."""
@@ -201,7 +201,7 @@ def _gc(flags: CollectGarbage) -> int:
         sizes = {entry.key: entry.size for entry in store.list(checkpoints_prefix(job))}
         for key in (key for keys in debris.values() for key in keys):
             removed, size = removed + 1, size + sizes[key]
-            print(f"{key}: {verb}, {sizes[key]} bytes of a checkpoint that was never whole")
+            print(f"{key}: {verb}, {sizes[key]} bytes of an incomplete checkpoint")
         if not flags.dry_run:
             delete_checkpoints(store, debris)
     for entry in (entry for place in places for entry in store.sweep(place, flags.dry_run)):

@@ -28,7 +28,7 @@ class Doctor:
     image_pull_secret: tuple[str, ...] = ()
     """Secret with the registry's credentials; may be given several times."""
     store_secret: str = "everstep-store"
-    """Secret with the store's keys; empty: the pods have them by other means."""
+    """Secret with the store's keys; empty: the pods get them by other means."""
     gang: Literal["none", "volcano", "koordinator", "coscheduling", "kueue"] = "none"
     """The scheduler that admits a job's nodes together."""
     priority_class: tuple[str, ...] = ()

@@ -58,16 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == called:
             importlib.import_module(f"everstep.cli.{verb}").configure(below)
-    chosen = parser.parse_args(with_dashes(words))
+    flags = parser.parse_args(with_dashes(words))
     try:
-        code = chosen.act(chosen)
+        code = flags.act(flags)
         sys.stdout.flush()
         return code
     except BadInput as error:
-        print(f"{chosen.prog}: {error}", file=sys.stderr)
+        print(f"{flags.prog}: {error}", file=sys.stderr)
         return ExitCode.BAD_INPUT
     except PermissionError as error:
-        print(f"{chosen.prog}: {permission_line(error)}", file=sys.stderr)
+        print(f"{flags.prog}: {permission_line(error)}", file=sys.stderr)
         return ExitCode.BAD_INPUT
     except BrokenPipeError:  # The reader, such as `head`, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

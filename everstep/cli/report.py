@@ -48,10 +48,10 @@ def _read(flags: Report) -> "Run":
     if stored := re.fullmatch(r"(.+)/(runs|jobs)/([^/]+)/?", flags.run):
         uri, kind, name = stored.groups()
         store = open_store(uri, read_only=True)
-        told = read_run(store, name) if kind == "runs" else read_job(store, name)
-        if not told.jobs and not told.steps:
-            raise BadInput(f"{flags.run}: the store has nothing of it; `everstep report STORE/runs/NAME`")
-        return told
+        history = read_run(store, name) if kind == "runs" else read_job(store, name)
+        if not history.jobs and not history.steps:
+            raise BadInput(f"{flags.run}: the store has no such run or job; `everstep report STORE/runs/NAME`")
+        return history
     folder = run_folder(flags.runs, flags.run)
     return read_run(open_store(store_of(read_workflow(folder)), read_only=True), flags.run, folder=folder)
 
@@ -64,17 +64,17 @@ def run(flags: Report) -> int:
     from everstep.runtime.store import StoreError
 
     try:
-        told, now = _read(flags), time.time()
+        history, now = _read(flags), time.time()
     except (StopIteration, KeyError):
         raise BadInput(f"{flags.run}: its workflow has no parameter `store`, so it has no report") from None
     except StoreError as error:
         raise BadInput(f"{flags.run}: {error}") from None
     if flags.output == "html":
-        sys.stdout.write(render(told, now))
+        sys.stdout.write(render(history, now))
     elif flags.output == "otlp":
-        print(json.dumps(traces(told, now, os.environ.get("TRACEPARENT", ""))))
+        print(json.dumps(traces(history, now, os.environ.get("TRACEPARENT", ""))))
     elif flags.output == "json":
-        print(json.dumps(summary(told, now), indent=1))
+        print(json.dumps(summary(history, now), indent=1))
     else:
-        sys.stdout.write(markdown(summary(told, now)))
+        sys.stdout.write(markdown(summary(history, now)))
     return 0

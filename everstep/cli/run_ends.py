@@ -62,12 +62,12 @@ def _workflows(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _changed(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those in which a step differs from the one before, and the last."""
-    shown: object = None
+    last: object = None
     for workflow in workflows:
         nodes = workflow["status"]["nodes"]
         phases = {name: (node["phase"], node.get("message")) for name, node in nodes.items()}
-        if phases != shown or workflow["status"].get("finishedAt"):
-            shown = phases
+        if phases != last or workflow["status"].get("finishedAt"):
+            last = phases
             yield workflow
 
 

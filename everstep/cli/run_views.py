@@ -52,13 +52,13 @@ def read_workflow(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "workflow.json").read_text())
     except ValueError as error:
-        raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run writes it anew") from None
+        raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run rewrites it") from None
     except FileNotFoundError:
         known = folder / "manifest.json"
         manifest, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
         metadata = {key: value for key, value in (manifest.get("metadata") or {}).items() if key != "generateName"}
-        told = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
-        return {**manifest, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
+        head = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        return {**manifest, "metadata": {**metadata, **head}, "status": {"phase": "Pending", "nodes": {}}}
 
 
 def run_view(workflow: Mapping[str, Any], now: float) -> str:

@@ -31,13 +31,14 @@ class Simulate:
     """How long it trains."""
     policies: str = ""
     """NAME: FIELD=VALUE, ...; NAME: ... with the fields spares, join-window, shrink-after, cooldown, min-share, stage,
-    persist, check and costs; empty: some that differ in one of them."""
+    persist, check and costs; empty: a few that differ in one field."""
     costs: str = "16k-gpus"
     """What a restart costs: local, 16k-gpus, 16k-gpus-dlrover, 16k-gpus-torchrun, or a JSON file with such fields."""
     trace: Path | None = None
     """File with the failures, instead of drawing them."""
     mtbf_hours: float = 6349.0
-    """Mean time between failures of one machine; one failure each 3.1 h on 2,048 machines, as published for Llama 3."""
+    """Mean time between failures of one machine. The default is one failure every 3.1 h on 2,048 machines, as published
+    for Llama 3."""
     burst_hours: float = 0.0
     """Mean time between losses of a whole switch; 0: never."""
     burst_machines: int = 32
@@ -47,7 +48,7 @@ class Simulate:
     repair_hours: float = 4.0
     """Mean time to repair a machine."""
     seed: int = 0
-    """Decides the failures."""
+    """Seed of the failures."""
     output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
     """For people, or programs."""
     picture: Path | None = None

@@ -31,15 +31,15 @@ class Stacks:
     """Show what all ranks of a job do at this moment: which is elsewhere, and their stacks, merged."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
-    """A run (and its train step if it has several), or a job of `everstep launch`. None: the only one here."""
+    """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
     native: bool = False
     """Also native frames (C, C++)."""
     path: Path | None = None
-    """Instead of a running job: files, or a folder of them, that were dumped before."""
+    """Read dumped files, or a folder of them, instead of a running job."""
     to: Path | None = None
     """Write stacks.txt, stacks.json, speedscope.json, py_stack.svg and, with --native, native_stack.svg there."""
     output: Annotated[Literal["text", "json", "speedscope"], Flag("-o")] = "text"
-    """Merged for people; the stacks themselves (--path reads them); for speedscope."""
+    """text: merged, for people. json: the stacks themselves, which --path reads. speedscope: for that viewer."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 

@@ -50,8 +50,8 @@ def run(flags: Status) -> int:
     """Print the status; returns the exit code. Raises BadInput."""
     while True:
         status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
-        shown = json.dumps(status, indent=1) if flags.output == "json" else text(status)
-        print(CLEAR + shown if flags.watch and sys.stdout.isatty() else shown, flush=True)
+        output = json.dumps(status, indent=1) if flags.output == "json" else text(status)
+        print(CLEAR + output if flags.watch and sys.stdout.isatty() else output, flush=True)
         if not flags.watch or status["conditions"][-1]["type"] in ENDS:
             return 0
         try:

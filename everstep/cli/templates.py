@@ -24,7 +24,7 @@ class Templates:
     service_account: Annotated[str, Flag(metavar="NAME")] = "everstep"
     """Account of the pods; with more rights: NAME-train, NAME-spark."""
     store_secret: Annotated[str, Flag(metavar="NAME")] = "everstep-store"
-    """Secret with the store's AWS_* variables; empty: the pods have them by other means."""
+    """Secret with the store's AWS_* variables; empty: the pods get them by other means."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -21,13 +21,13 @@ class Top:
     """Show what each rank on this machine does, until Ctrl-C or the job's end: which one the others wait for."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
-    """A run (and its train step if it has several), or a job of `everstep launch`. None: the only one here."""
+    """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
     every: float = 3.0
-    """Seconds between two looks; slow ranks are told over this window."""
+    """Seconds between two readings; slow ranks are judged over this window."""
     times: int = 0
-    """Look so often, then end; 0: until the job ends."""
+    """Number of readings; 0: until the job ends."""
     timeline: Path | None = None
-    """Instead, write the newest iterations of each rank there as a Chrome trace (for ui.perfetto.dev), and end."""
+    """Write each rank's newest iterations there as a Chrome trace (for ui.perfetto.dev), and exit."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -42,11 +42,11 @@ def run(flags: Top) -> int:
     """Print a table for each look; returns the exit code. Raises BadInput."""
     if not 2 <= flags.every <= 3600 or flags.times < 0:
         raise BadInput(f"--every {flags.every:g} --times {flags.times}: give 2 to 3600 seconds, and a number from 0 on")
-    before, shown = workers_of(flags.runs, flags.job), 0
+    before, readings = workers_of(flags.runs, flags.job), 0
     if flags.timeline is not None:
         return _write_timeline(before, flags.timeline)
     try:
-        while not flags.times or shown < flags.times:
+        while not flags.times or readings < flags.times:
             began = time.monotonic()
             cpu_before = _cpu_s(before)
             time.sleep(flags.every)
@@ -54,8 +54,8 @@ def run(flags: Top) -> int:
                 after = workers_of(flags.runs, flags.job or before[0].board.job)
             except BadInput:
                 break  # It has ended.
-            print(_clear(shown) + table(before, after, cpu_before, time.monotonic() - began), flush=True)
-            before, shown = after, shown + 1
+            print(_clear(readings) + table(before, after, cpu_before, time.monotonic() - began), flush=True)
+            before, readings = after, readings + 1
     except KeyboardInterrupt:
         pass
     return 0
@@ -72,10 +72,10 @@ def _write_timeline(workers: "list[LocalWorker]", path: Path) -> int:
     return 0
 
 
-def _clear(shown: int) -> str:
+def _clear(readings: int) -> str:
     if sys.stdout.isatty():
         return "\x1b[2J\x1b[H"
-    return "\n" if shown else ""
+    return "\n" if readings else ""
 
 
 def _cpu_s(workers: "list[LocalWorker]") -> dict[int, float]:

@@ -113,8 +113,8 @@ def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mappi
     known = dict.fromkeys(name for one in workflows for name in parameter_names(one.document.value, one.library))
     for name in values:
         if name not in known and "" not in known:
-            said = f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, known)}"
-            print(f"warning: -p {name}: {said}", file=sys.stderr)
+            message = f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, known)}"
+            print(f"warning: -p {name}: {message}", file=sys.stderr)
 
 
 def _run(flags: Run) -> int:
@@ -247,8 +247,8 @@ def _lint(flags: Lint) -> int:
 def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
     levels = Counter(one.level for one in found)
     places = {"local": "cannot run here", "argo": "cannot run on a cluster"}
-    shown = [level for place, level in places.items() if target in ("both", place) and levels[level]]
-    return ", ".join([f"{levels['wrong']} errors", *(f"{levels[one]} {one}" for one in shown),
+    levels_shown = [level for place, level in places.items() if target in ("both", place) and levels[level]]
+    return ", ".join([f"{levels['wrong']} errors", *(f"{levels[one]} {one}" for one in levels_shown),
                       f"{levels['warning']} warnings"])  # fmt: skip
 
 
@@ -365,7 +365,7 @@ def _stop(flags: Stop) -> int:
 
 def _refuse_there(flags: Stop | Retry, plain: bool) -> None:
     if not plain:
-        raise BadInput(f"{flags.name}: with --namespace only the whole run; `argo` knows more flags")
+        raise BadInput(f"{flags.name}: with --namespace, a verb acts on the whole run; `argo` has more flags")
 
 
 def _terminate(flags: Terminate) -> int:

@@ -73,7 +73,7 @@ class Lint(Manifest):
     """Report what is wrong with a workflow before it runs."""
 
     target: Literal["both", "argo", "local"] = "both"
-    """Who is to run it: argo: a cluster; local: this machine."""
+    """Where it is to run. argo: on a cluster; local: on this machine."""
     format: Literal["text", "json", "sarif"] = "text"
     """text for people, json or sarif for programs."""
 
@@ -134,11 +134,11 @@ class Delete(Runs):
     name: Annotated[tuple[str, ...], Flag(metavar="RUN", is_positional=True)] = ()
     """Names of runs; @latest: the newest one."""
     completed: bool = False
-    """All that have ended."""
+    """All runs that have ended."""
     older: Annotated[str, Flag(metavar="DURATION")] = ""
-    """All that ended so long ago, such as 10m, 3h or 1d."""
+    """All runs that ended at least this long ago, such as 10m, 3h or 1d."""
     dry_run: bool = False
-    """Only say which."""
+    """Only print which runs these are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.agent.dependencies import Dependencies, Ending
-from everstep.runtime.agent.life import AgentLifecycle, AgentStatus, LocalResources
+from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, LocalResources
+from everstep.runtime.agent.life import AgentLifecycle
 from everstep.runtime.agent.neighbours import Questions, make_answer
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.settings import Settings
@@ -44,20 +44,19 @@ class Agent:
     async def run(self) -> Ending:
         """Run until there is a reason to leave, and return it."""
         settings, credentials = self._settings, self._dependencies.credentials
-        self.client.heard = time.monotonic()
+        self.client.answered_at = time.monotonic()
         gate, listener = TokenGate(credentials), listen(settings.address, 0)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
-        resources = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
+        resources = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads, self._chance)
         self.client.threads = threads
         try:
             questions = Questions(lambda: self.client.session, credentials.scheme)
             life = AgentLifecycle(
-                settings, self._dependencies, self.client, self.shutdown, resources, self.status, self._chance,
-                questions,
-            )  # fmt: skip
+                settings, self._dependencies, self.client, self.shutdown, resources, self.status, questions
+            )
             try:
                 return await self._run(life, questions, threads, gate, listener)
             finally:

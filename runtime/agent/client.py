@@ -98,7 +98,7 @@ class MasterClient:
         self._is_lost = False
         self.epoch = 0
         """The highest epoch that answered."""
-        self.heard = time.monotonic()
+        self.answered_at = time.monotonic()
         """When a master last answered."""
         self.met = False
         """Whether a master ever answered."""
@@ -115,7 +115,7 @@ class MasterClient:
     @property
     def silent_s(self) -> float:
         """Seconds since a master last answered; 0 before the first answer."""
-        return time.monotonic() - self.heard if self.met else 0.0
+        return time.monotonic() - self.answered_at if self.met else 0.0
 
     async def join(self, message: Join) -> Seat | None:
         """Ask for a seat; None if the long poll ended without one."""
@@ -201,7 +201,7 @@ class MasterClient:
             if foreign:
                 raise NotAllowed(f"the master at {address} {foreign}")
             if status_of(wrong) == 409:
-                self.heard = time.monotonic()  # The master lives, although it does not know this node.
+                self.answered_at = time.monotonic()  # The master lives, although it does not know this node.
                 raise NoPlace(_error_text(text))
             if failed:  # A single failure may be a closed connection, or the job's end.
                 self._say_lost_once(address, path, wrong)
@@ -246,8 +246,8 @@ class MasterClient:
         return True
 
     def _note_answer(self, address: str) -> None:
-        self.heard, self.met = time.monotonic(), True
-        self._next_lookup = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
+        self.answered_at, self.met = time.monotonic(), True
+        self._next_lookup = self.answered_at + self.crowd / LOOKS_PER_S * self._chance.random()
         if self._is_lost:
             self._is_lost = False
             self._say(f"the master at {address} answers")

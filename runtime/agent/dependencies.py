@@ -1,11 +1,14 @@
-"""What an agent needs besides its settings, and how it ends."""
+"""What an agent needs besides its settings, what others may read of it, and how it ends."""
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.agent.client import JobEnd
 from everstep.runtime.agent.output import Outputs
+from everstep.runtime.agent.workers import WorkerEnd
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
@@ -35,6 +38,31 @@ class Dependencies:
     """Called with a new seat and the seconds it took to get it."""
     on_start: Callable[[int, int], None] = lambda local_rank, pid: None
     """Called with the local rank and process id of a started worker."""
+
+
+@dataclass
+class AgentStatus:
+    """What the owner of an agent may read while it runs."""
+
+    checked_s: float = 0.0
+    """Seconds that this node's check took; 0: no check was made."""
+    failures: list[WorkerEnd] = field(default_factory=list)
+    """Workers of this node that failed in its last round, in order of failure."""
+    seat: Seat | None = None
+    """The newest seat."""
+
+
+@dataclass(frozen=True)
+class LocalResources:
+    """The machine's resources that an agent uses."""
+
+    address: str
+    """HOST:PORT of its server."""
+    folder: Path
+    """The node's private folder: its socket, the workers' error files."""
+    threads: Executor
+    """Runs blocking calls."""
+    chance: random.Random
 
 
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)

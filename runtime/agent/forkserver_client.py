@@ -131,7 +131,7 @@ class ForkServer:
         try:
             self._send(_encode(spawn), [stdout, stderr])
         except OSError as error:
-            raise ForkServerLost(f"the fork server cannot be told to fork: {error}") from error
+            raise ForkServerLost(f"the fork server takes no request: {error}") from error
 
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a worker's process group; does nothing if the worker is gone."""

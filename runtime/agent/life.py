@@ -7,21 +7,19 @@ while the other nodes prepare to continue without it, and leaves when told to or
 
 import asyncio
 import math
-import random
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
-from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
-from everstep.runtime.agent.evidence import EvidenceReports
+from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
+from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
+from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
@@ -29,33 +27,19 @@ from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
-from everstep.runtime.agent.stacks import write_stacks
-from everstep.runtime.agent.talk import MasterDialogue, fault_message, unrestored_message
+from everstep.runtime.agent.talk import MasterDialogue, fault_message
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
-from everstep.runtime.agent.worker_server import LinkServer
+from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
-from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
-from everstep.runtime.diagnosis.self_test import result_of
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import (
-    Action,
-    Directive,
-    Heartbeat,
-    Holding,
-    Join,
-    Refusal,
-    Seat,
-    SelfTest,
-)
+from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join, Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages
-from everstep.runtime.watch.board import Board, read_board
-from everstep.runtime.watch.find_workers import LocalWorker
+from everstep.runtime.watch.board import read_board
 
 _UNKNOWN_PAUSE_S = 0.5
-_LONGEST_PROBLEM = 1000
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
@@ -71,30 +55,6 @@ class _RoundOver:
     reason: str
 
 
-@dataclass
-class AgentStatus:
-    """What the owner of an agent may read while it runs."""
-
-    checked_s: float = 0.0
-    """Seconds that this node's check took; 0: no check was made."""
-    failures: list[WorkerEnd] = field(default_factory=list)
-    """Workers of this node that failed in its last round, in order of failure."""
-    seat: Seat | None = None
-    """The newest seat."""
-
-
-@dataclass(frozen=True)
-class LocalResources:
-    """The machine's resources that an agent uses."""
-
-    address: str
-    """HOST:PORT of its server."""
-    folder: Path
-    """The node's private folder: its socket, the workers' error files."""
-    threads: Executor
-    """Runs blocking calls."""
-
-
 class AgentLifecycle:
     """One agent on an event loop, from its first join to its end."""
 
@@ -106,16 +66,14 @@ class AgentLifecycle:
         shutdown: Shutdown,
         resources: LocalResources,
         status: AgentStatus,
-        chance: random.Random,
         questions: Questions,
     ) -> None:
         """Create the node's keeper, workers and worker server. `client` must get its session before `run`."""
-        self._settings, self._dependencies, self._say, self._chance = settings, dependencies, dependencies.say, chance
+        self._settings, self._dependencies, self._say = settings, dependencies, dependencies.say
         self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
         self._talk = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._refused_round = 0
         self._is_known = False
         self._seated_at = 0.0
         self._iterations: dict[int, int] = {}
@@ -125,22 +83,20 @@ class AgentLifecycle:
         self._workers = Workers(
             settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start
         )
-        self._evidence = EvidenceReports(
-            settings.node, client, self._background, lambda: self._link.seat,
-            lambda given: self.keeper.note_certified(given),
-        )  # fmt: skip
-        self.keeper = dependencies.make_keeper(self._on_persisted, self._on_unrestored, self._evidence.send)
+        self._reports = KeeperReports(
+            settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies
+        )
+        self.keeper = self._reports.keeper
         self._progress = ProgressMonitor(
             self.keeper, settings.slots, time.monotonic, settings.has_beacon,
             lambda local_rank: read_board(board_path(resources.folder, local_rank)),
         )  # fmt: skip
         self._link = LinkServer(
             settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
-            self._on_report, self._on_fetched, self._on_unrestored, client.ask_shard,
+            LinkHandlers(self._on_report, self._on_fetched, self._reports.on_unrestored, client.ask_shard),
         )  # fmt: skip
-        self._reports = set[asyncio.Task[None]]()
         self._last_state = LastState(
-            self.keeper, settings, resources.address, self._reports, self._run_in_thread, dependencies.say
+            self.keeper, settings, resources.address, self._reports.pending, self._run_in_thread, dependencies.say
         )
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
@@ -240,7 +196,7 @@ class AgentLifecycle:
                 host=settings.host,
                 slots=settings.slots,
                 address=self._resources.address,
-                master_port=free_port(self._chance),
+                master_port=free_port(self._resources.chance),
                 holdings=await self._run_in_thread(self.keeper.holdings, self._resources.address),
                 ip=settings.ip,
                 zone=settings.zone,
@@ -370,32 +326,22 @@ class AgentLifecycle:
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
             case Action.CHECK:
-                self._background.start(self._test_node(directive.round))
+                self._background.start(self._test_machine(directive.round))
             case Action.PERSIST:
                 self._background.start(self._last_state.persist())
 
-    async def _test_node(self, round_: int) -> None:
-        """Test this node before the restart after that round. Where the test could not run it counts as fit."""
-        found = result_of(*await self._workers.run_beside(SELF_TEST, {}))
-        finding = found.problem or ("it is fit" if found.seconds else "not tested in time")
-        self._say(f"test after round {round_}, {found.seconds:.2f} s: {finding}")
-        report = SelfTest(self._settings.node, round_, found.seconds, found.problem[:_LONGEST_PROBLEM])
+    async def _test_machine(self, round_: int) -> None:
+        report = await run_self_test(self._workers, self._settings.node, round_, self._dependencies)
         await self._client.report_test(report)
 
     async def _dump_stacks(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node while they hang."""
+        seat, settings, folder = self._status.seat, self._settings, self._resources.folder
+        workers = local_workers(self._workers, seat, settings.node, settings.job, folder) if seat else []
         name = f"stacks-{self._talk.round:06d}-{directive.number}.txt"
-        workers = [self._local_worker(local_rank, pid) for local_rank, pid in sorted(self._workers.pids().items())]
         standings = await write_stacks(workers, directive.reason, name, self._dependencies)
-        shown = (self._progress.amend(workers[at].board.local_rank, one) for at, one in enumerate(standings))
-        await self._client.report_dumped(self._talk.dumped_message(directive, tuple(shown)))
-
-    def _local_worker(self, local_rank: int, pid: int) -> LocalWorker:
-        """The worker with its board, or with what is known without one."""
-        seat, path = self._status.seat, board_path(self._resources.folder, local_rank)
-        assert seat is not None, "workers have a seat"
-        known = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, self._settings.job)
-        return LocalWorker(self._settings.node, path, read_board(path) or known)
+        amended = (self._progress.amend(workers[at].board.local_rank, one) for at, one in enumerate(standings))
+        await self._client.report_dumped(self._talk.dumped_message(directive, tuple(amended)))
 
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(
@@ -410,37 +356,13 @@ class AgentLifecycle:
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
             self._iterations[local_rank] = report.iteration
-            self._evidence.doubt_unless_finite(self._link.seat, report)
+            self._reports.evidence.doubt_unless_finite(self._link.seat, report)
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 
     def _on_fetched(self, local_rank: int, fetched: msgspec.Struct) -> None:
         if self._link.seat is not None and isinstance(fetched, Fetched) and fetched.iteration:
             self._sender.add_restored(self._link.seat, local_rank, fetched, time.monotonic() - self._seated_at)
-
-    def _on_persisted(self, holding: Holding) -> None:
-        """Report a persisted shard. Called in a thread of the keeper."""
-        self._loop.call_soon_threadsafe(self._start_report, holding)
-
-    def _start_report(self, holding: Holding) -> None:
-        task = self._background.start(self._report_persisted(holding))
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
-
-    def _on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        """Report failed sources to the master, once per round. Called in any thread."""
-        self._loop.call_soon_threadsafe(self._report_unrestored, refusals)
-
-    def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        if (seat := self._link.seat) is not None and self._refused_round < seat.round:
-            self._refused_round = seat.round
-            message = unrestored_message(self._settings.node, seat.round, refusals)
-            self._background.start(self._client.report_unrestored(message))
-
-    async def _report_persisted(self, holding: Holding) -> None:
-        manifest = await self._sender.report_persisted(holding)
-        if manifest:
-            await self._run_in_thread(self.keeper.note_commit, holding, manifest)
 
     def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return self._loop.run_in_executor(self._resources.threads, call, *arguments)

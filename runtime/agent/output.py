@@ -73,8 +73,8 @@ class Pipe:
     def close(self) -> None:
         """Read what is in the pipe, then close it. Later output of processes that still hold the pipe is lost."""
         left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
-        while left > 0 and (taken := self._read_chunk()):
-            left -= taken
+        while left > 0 and (chunk_size := self._read_chunk()):
+            left -= chunk_size
         self._loop.remove_reader(self._read)
         os.close(self._read)
         if self._line:

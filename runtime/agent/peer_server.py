@@ -66,7 +66,7 @@ def application(
             with keeper.open_shard(*place) as data:
                 return await _send(request, data, senders, stall_s)
         except KeyError:
-            text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
+            text = "shard {2} of round {0}, iteration {1} is not in memory".format(*place)
             return web.Response(status=404, text=text)
 
     async def copy(request: web.Request) -> web.StreamResponse:
@@ -193,11 +193,11 @@ def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> 
     writable = select.poll()
     writable.register(to, select.POLLOUT)
     for piece in pieces:
-        sent = 0
-        while sent < len(piece):
+        offset = 0
+        while offset < len(piece):
             try:
-                with memoryview(piece)[sent:] as rest:
-                    sent += to.send(rest)
+                with memoryview(piece)[offset:] as rest:
+                    offset += to.send(rest)
             except BlockingIOError:
                 if not writable.poll(stall_s * 1000):
                     raise TimeoutError from None

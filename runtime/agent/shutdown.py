@@ -73,7 +73,7 @@ class Shutdown:
         """Raise Leave once no master has answered for too long."""
         while True:
             limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s
-            left = client.heard + limit_s - time.monotonic()
+            left = client.answered_at + limit_s - time.monotonic()
             if left <= 0:
                 raise Leave(ExitCode.TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
             await asyncio.sleep(left)

@@ -72,11 +72,11 @@ class Survivors:
 
     def end_round(self, round_: int) -> frozenset[int]:
         """Tell the survivors of this round that it is over. Returns their pids: they may live for LEAVE_S."""
-        told = set[int]()
+        leaving = set[int]()
         for survivor in list(self._channels.values()):
             if survivor.pid and survivor.round == round_ and self._send(survivor, RoundEnded(round_)):
-                told.add(survivor.pid)
-        return frozenset(told)
+                leaving.add(survivor.pid)
+        return frozenset(leaving)
 
     async def wait_until_left(self, pids: frozenset[int]) -> frozenset[int]:
         """Wait for these to leave the round; returns those that have, and are connected."""

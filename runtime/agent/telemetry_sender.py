@@ -1,4 +1,4 @@
-"""Sends telemetry to the master in batches, and reports persisted shards."""
+"""Sends telemetry to the master in batches."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from itertools import islice
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Directive, Holding, Persisted, Seat
+from everstep.runtime.protocol.messages import Directive, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
 
 Line = dict[str, float | int | str]
@@ -18,7 +18,6 @@ SEND_INTERVAL_S = 0.5
 _MOST_LINES = 20_000
 """Lines kept until the master has stored them. Beyond that the oldest are dropped: telemetry may be lost."""
 _BATCH = 500
-_COMMIT_TRIES = 24
 
 
 @dataclass
@@ -129,12 +128,3 @@ class TelemetrySender:
                 for pending in batch:
                     pending.sent_to_epoch = self._client.epoch
                 self._on_directive(directive)
-
-    async def report_persisted(self, holding: Holding) -> str:
-        """Report a persisted shard; returns the manifest's key, or "" if the checkpoint was not committed in time."""
-        for _ in range(_COMMIT_TRIES):
-            if manifest := await self._client.report_persisted(Persisted(self._node, holding)):
-                return manifest
-            await asyncio.sleep(SEND_INTERVAL_S)
-        self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
-        return ""

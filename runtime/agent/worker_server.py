@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,20 @@ _decode = msgspec.json.Decoder(Request).decode
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True)
+class LinkHandlers:
+    """The handlers of what the workers report or ask for."""
+
+    on_report: Callable[[int, Report], None]
+    """Called with the local rank and its report."""
+    on_fetched: Callable[[int, msgspec.Struct], None]
+    """Called with the local rank and the state it is to restore."""
+    on_unusable: Callable[[tuple[Refusal, ...]], None]
+    """Called with the sources that failed."""
+    ask_shard: Callable[[ShardRequest], Awaitable[ShardLease | None]]
+    """Asks the master for a data shard."""
+
+
 class LinkServer:
     """Listens on one Unix socket; answers only workers of the current round."""
 
@@ -55,22 +70,14 @@ class LinkServer:
         welcome: Welcome,
         slots: int,
         threads: Executor,
-        on_report: Callable[[int, Report], None],
-        on_fetched: Callable[[int, msgspec.Struct], None],
-        on_unusable: Callable[[tuple[Refusal, ...]], None],
-        ask_shard: Callable[[ShardRequest], Awaitable[ShardLease | None]],
+        handlers: LinkHandlers,
     ) -> None:
-        """`on_report` and `on_fetched` get the local rank and its report or the state it is to restore; `on_unusable`
-        gets the sources that failed; `ask_shard` asks the master for a data shard."""
         self.node = node
         self.keeper = keeper
         self.welcome = welcome
         self.slots = slots
         self.threads = threads
-        self.on_report = on_report
-        self.on_fetched = on_fetched
-        self.on_unusable = on_unusable
-        self.ask_shard = ask_shard
+        self.handlers = handlers
         self._round_began = asyncio.Event()
         self._has_greeted = False
         self.seat: Seat | None = None
@@ -181,9 +188,9 @@ class _Connection(asyncio.Protocol):
             return
         match request:
             case Report():
-                self._server.on_report(rank, request)
+                self._server.handlers.on_report(rank, request)
             case Unusable(refusals):
-                self._server.on_unusable(refusals)
+                self._server.handlers.on_unusable(refusals)
             case Staged():
                 keeper.commit_stage(rank, request)
                 self._send(Done())
@@ -200,7 +207,7 @@ class _Connection(asyncio.Protocol):
                 self._busy = asyncio.get_running_loop().create_task(self._take_shard(rank, request))
             case Fetch():
                 self._answer_later(
-                    lambda: keeper.wait_for_restore(rank), lambda reply: self._server.on_fetched(rank, reply)
+                    lambda: keeper.wait_for_restore(rank), lambda reply: self._server.handlers.on_fetched(rank, reply)
                 )
 
     def _greet(self, hello: Hello) -> None:
@@ -235,7 +242,7 @@ class _Connection(asyncio.Protocol):
         while lease is None and seat is not None and self._transport is not None:
             message = ShardRequest(self._server.node, rank, seat.round, **msgspec.structs.asdict(request))
             try:
-                lease = await self._server.ask_shard(message)
+                lease = await self._server.handlers.ask_shard(message)
             except NoPlace:
                 return  # The agent's next heartbeat learns this, too, and it ends.
             except (NotUnderstood, NotAllowed) as error:

@@ -199,7 +199,7 @@ class Workers:
                 self._server.signal(number, signal.SIGKILL)
         lines = [
             f"local rank {self._running[number].local_rank} did not leave the round within {LEAVE_S:g} s: "
-            "it is started anew"
+            "it is started again"
             for number in late
         ]
         for number, worker in list(self._running.items()):

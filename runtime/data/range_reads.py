@@ -75,14 +75,14 @@ class RangedTokens:
         return b"".join(parts)
 
     def _read_block(self, number: int) -> bytes:
-        held = self._cache.get(number)
-        if held is None:
+        block = self._cache.get(number)
+        if block is None:
             try:
-                held = self._store.get(self._key, number * self._block_bytes, self._block_bytes)
+                block = self._store.get(self._key, number * self._block_bytes, self._block_bytes)
             except NoSuchKey:
                 raise DatasetError(f"{self._store.uri}/{self._key}: was removed while it was read") from None
-            self._cache[number] = held
+            self._cache[number] = block
         self._cache.move_to_end(number)
         while len(self._cache) > self._max_blocks:
             self._cache.popitem(last=False)
-        return held
+        return block

@@ -8,12 +8,12 @@ import jinja2
 
 def environment(folder: Path, filters: Mapping[str, Callable[..., str]]) -> jinja2.Environment:
     """An environment for the templates of that folder, with these filters besides jinja2's own."""
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= filters
-    return made
+    templates.filters |= filters
+    return templates

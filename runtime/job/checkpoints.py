@@ -59,9 +59,9 @@ class Shards:
 
     def add(self, shard: Holding) -> "Shards":
         """A version with this shard added. The caller ensures that its number is not there yet."""
-        grown = self if self._size and len(self._shared) == self._size else Shards(self)
+        shards = self if self._size and len(self._shared) == self._size else Shards(self)
         version = object.__new__(Shards)
-        version._shared, version._places, version._size = grown._shared, grown._places, self._size + 1
+        version._shared, version._places, version._size = shards._shared, shards._places, self._size + 1
         version._places[shard.shard] = self._size
         version._shared[shard.shard] = shard
         return version

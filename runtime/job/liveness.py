@@ -35,7 +35,7 @@ class Liveness:
 
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self._spec = spec
-        self._heard: dict[str, float] = {}
+        self._heartbeat_times: dict[str, float] = {}
         self._due: list[tuple[float, str]] = []
         self._queued: dict[str, float] = {}
         self._iterations: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Liveness:
 
     def rearm(self, state: State, now: float) -> None:
         """Restart all timeouts: the master could not hear its nodes for a while."""
-        self._heard = dict.fromkeys(state.nodes, now)
+        self._heartbeat_times = dict.fromkeys(state.nodes, now)
         self._due, self._queued = [], {}
         for node in state.nodes.values():
             self._queue_deadline(node)
@@ -84,7 +84,7 @@ class Liveness:
 
     def mark_alive(self, state: State, name: str, now: float) -> None:
         """Restart the node's timeout: it gave a sign of life or was just requested."""
-        self._heard[name] = now
+        self._heartbeat_times[name] = now
         self._queue_deadline(state.nodes[name])
 
     def record_heartbeat(self, state: State, beat: Heartbeat) -> None:
@@ -118,7 +118,7 @@ class Liveness:
         members = {name for name in members if state.nodes[name].round == number}
         accused = {name for name in members if state.nodes[name].phase in _MAY_BE_SILENT}
         askers = {name for name in members if state.nodes[name].phase in _MAY_ASK}
-        return self.accusations.suspects(askers, accused, self._heard, state.nodes.total(_MAY_ASK), now)
+        return self.accusations.suspects(askers, accused, self._heartbeat_times, state.nodes.total(_MAY_ASK), now)
 
     def record_iteration(self, name: str, iteration: int) -> None:
         """Note that a member of the running round has reached this iteration."""
@@ -244,16 +244,16 @@ class Liveness:
 
     def _deadline(self, node: NodeState) -> tuple[float, Reason] | None:
         """The node's deadline, and the reason for losing it after that; None if it has no timeout."""
-        patience, heard = self._spec.patience, self._heard.get(node.name, 0.0)
+        patience, last_heartbeat = self._spec.patience, self._heartbeat_times.get(node.name, 0.0)
         if node.phase in JOINED:
-            return heard + patience.silence_s, Reason.NO_HEARTBEAT
+            return last_heartbeat + patience.silence_s, Reason.NO_HEARTBEAT
         if node.phase is not NodePhase.REQUESTED:
             return None
         role = self._spec.roles[node.role]
         wait = max(patience.join_timeout_s, role.restart_timeout_s if node.replaces else 0.0)
         if node.replaces and role.restart_time_limit_s:
             wait = role.restart_time_limit_s
-        return max(node.requested_at, heard) + wait, Reason.NEVER_JOINED
+        return max(node.requested_at, last_heartbeat) + wait, Reason.NEVER_JOINED
 
 
 def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job import certification, checkpoints, data_queues, fault_policy, replicas
+from everstep.runtime.job import data_queues, fault_policy, replicas
 from everstep.runtime.job.events import (
     DataShardAsked,
     DeletionDue,
@@ -26,18 +26,23 @@ from everstep.runtime.job.events import (
     ShardStored,
     StacksDumped,
     StopRequested,
-    Survey,
     Tick,
     WorkerExited,
 )
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
+from everstep.runtime.job.on_stored import (
+    on_deletion_due,
+    on_evidence_given,
+    on_manifest_written,
+    on_restore_failed,
+    on_shard_stored,
+    record_survey,
+)
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
-    Committed,
     DataShardEnded,
     DataShardTaken,
     DesiredChanged,
-    Forgotten,
     JobReopened,
     JobResult,
     NodeAppeared,
@@ -46,15 +51,10 @@ from everstep.runtime.job.records import (
     NodeLeaving,
     NodeStrayed,
     NodeTested,
-    PassedOver,
     Reason,
-    ShardPersisted,
-    StateCertified,
-    StateRejected,
-    StoreSurveyed,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import restore_point, round_number
+from everstep.runtime.job.state import round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
@@ -74,38 +74,7 @@ def _on_opened(tx: Transaction, event: Opened) -> None:
     if ended and ended.result is not JobResult.SUCCEEDED:
         tx.record(JobReopened(time=tx.now))
     if tx.state.phase is not JobPhase.ENDED:
-        _record_survey(tx, event.survey)
-
-
-def _record_survey(tx: Transaction, seen: Survey) -> None:
-    """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
-    state = tx.state
-    known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
-    refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
-    unjournaled = tuple(
-        stored
-        for stored in seen.unjournaled
-        if stored.key not in known
-        and not any(r.covers(shard) for r in (*state.refused, *refused) for shard in stored.shards)
-    )
-    if unjournaled or seen.rounds > max(round_number(state), state.rounds_before):
-        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=seen.rounds))
-    if refused:
-        tx.record(PassedOver(time=tx.now, refusals=tuple(refused)))
-
-
-def _on_restore_failed(tx: Transaction, event: RestoreFailed) -> None:
-    report, current = event.unrestored, round_number(tx.state)
-    tx.require_node(report.node)
-    tx.mark_alive(report.node)
-    point = restore_point(tx.state)
-    refusals = tuple(r for r in report.refusals if (r.round, r.iteration) == point and r not in tx.state.refused)
-    if report.round != current or tx.state.phase is JobPhase.ENDED or not refusals:
-        return  # Another node has reported it before.
-    tx.record(PassedOver(time=tx.now, refusals=refusals, round=current))
-    _record_survey(tx, event.survey)
-    if tx.state.phase is JobPhase.RUNNING:
-        tx.break_round(Reason.DAMAGED, checkpoints.refusal_summary(refusals))
+        record_survey(tx, event.survey)
 
 
 def _on_joined(tx: Transaction, event: Joined) -> None:
@@ -218,67 +187,6 @@ def _on_node_finished(tx: Transaction, event: NodeFinishedRound) -> None:
         tx.record(NodeFinished(time=tx.now, node=report.node, round=report.round))
 
 
-def _on_shard_stored(tx: Transaction, event: ShardStored) -> None:
-    node, shard = event.persisted.node, event.persisted.holding
-    tx.require_node(node)
-    tx.mark_alive(node)
-    if not shard.key or not 0 <= shard.shard < shard.shards or not 0 < shard.round <= round_number(tx.state):
-        raise Refused(f"{node} persisted no shard of this job: {shard.key!r} of round {shard.round}")
-    key = shard.round, shard.iteration
-    checkpoint = tx.state.checkpoints.get(key)
-    if checkpoint is None and key <= tx.state.forgotten:
-        return
-    if checkpoint is None or shard.shard not in checkpoint.shards:
-        tx.record(ShardPersisted(time=tx.now, holding=shard))
-
-
-def _on_evidence_given(tx: Transaction, event: EvidenceGiven) -> None:
-    """Compare the state once all nodes have told what they know of it; at once if it cannot be sound."""
-    given = event.evidence
-    node, current, place = tx.require_node(given.node), tx.state.round, (given.round, given.iteration)
-    tx.mark_alive(given.node)
-    if not 0 <= given.shard < given.shards:
-        raise Refused(f"{given.node} tells of shard {given.shard} of {given.shards}")
-    if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
-        return
-    if current is None or not given.round == node.round == current.number:
-        return
-    if place in tx.state.certified and not given.doubt:
-        return
-    known = tx.evidence.setdefault(place, {})
-    known[given.node, given.shard] = given
-    for late in sorted(tx.evidence)[: -certification.KEPT_EVIDENCE]:
-        del tx.evidence[late]
-    if not given.doubt and not certification.is_complete(known.values(), current):
-        return
-    verdict = certification.judge(known.values())
-    facts = {"time": tx.now, "round": given.round, "iteration": given.iteration, "detail": verdict.detail}
-    tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
-    if verdict.is_sound:
-        tx.record(StateCertified(**facts))
-        return
-    tx.record(StateRejected(**facts, nodes=verdict.nodes))
-    detail = f"the state of iteration {given.iteration} is unsound: {verdict.detail}"
-    tx.break_round(Reason.UNSOUND, detail, verdict.nodes[0] if verdict.nodes else "")
-    for name in verdict.nodes:
-        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
-    times = tx.state.rejections.get(given.iteration, 0)
-    if tx.spec.patience.same_error and times >= tx.spec.patience.same_error:
-        tx.end_job(End(JobResult.FAILED, f"{detail}; it is so for the {times}. time", exit_code=1))
-
-
-def _on_manifest_written(tx: Transaction, event: ManifestWritten) -> None:
-    tx.committing.discard((event.round, event.iteration))
-    tx.record(Committed(time=tx.now, round=event.round, iteration=event.iteration, key=event.key))
-
-
-def _on_deletion_due(tx: Transaction, event: DeletionDue) -> None:
-    point = restore_point(tx.state)
-    forgotten = tuple(key for key in event.checkpoints if key in tx.state.checkpoints and key != point)
-    if forgotten:
-        tx.record(Forgotten(time=tx.now, places=forgotten))
-
-
 def _on_data_shard_asked(tx: Transaction, event: DataShardAsked) -> None:
     request = event.request
     node = tx.require_node(request.node)
@@ -387,11 +295,11 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     HeartbeatSeen: _on_heartbeat,
     WorkerExited: _on_worker_exited,
     NodeFinishedRound: _on_node_finished,
-    ShardStored: _on_shard_stored,
-    RestoreFailed: _on_restore_failed,
-    EvidenceGiven: _on_evidence_given,
-    ManifestWritten: _on_manifest_written,
-    DeletionDue: _on_deletion_due,
+    ShardStored: on_shard_stored,
+    RestoreFailed: on_restore_failed,
+    EvidenceGiven: on_evidence_given,
+    ManifestWritten: on_manifest_written,
+    DeletionDue: on_deletion_due,
     DataShardAsked: _on_data_shard_asked,
     LeaveAnnounced: _on_leave_announced,
     StacksDumped: _on_stacks_dumped,

@@ -55,8 +55,8 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
                 yield f"spec.containers[0].{name}: texts are needed; put numbers in quotes"
 
 
-def _unknown(given: Mapping[str, Any], known: Mapping[str, type], ignored: set[str], place: str) -> Iterator[str]:
-    for key, value in given.items():
+def _unknown(fields: Mapping[str, Any], known: Mapping[str, type], ignored: set[str], place: str) -> Iterator[str]:
+    for key, value in fields.items():
         if key in known and value is not None and not isinstance(value, known[key]):
             yield f"{place}{key}: {_KINDS[known[key]]} is needed"
         elif key not in known and key not in ignored:

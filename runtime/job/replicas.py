@@ -115,8 +115,8 @@ def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
 
 def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
     """(deadline, role, number of nodes that are here) for each role whose scaling waits for nodes to join."""
-    for role, asked in spec.roles.items():
-        if not asked.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
+    for role, role_spec in spec.roles.items():
+        if not role_spec.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
             continue
         late = [
             node.requested_at
@@ -124,9 +124,9 @@ def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, i
             if node.requested_at >= state.asked_at and not node.replaces
         ]
         if late:
-            there = max(state.nodes.count(role, LIVE) - len(late), asked.min_nodes)
+            there = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
             if there < desired_size(state, spec, role):
-                yield max(max(late), state.awake_since) + asked.scale_out_timeout_s, role, there
+                yield max(max(late), state.awake_since) + role_spec.scale_out_timeout_s, role, there
 
 
 def attainable_size(state: State, spec: JobSpec, role: str) -> float:

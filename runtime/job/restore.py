@@ -59,13 +59,13 @@ def unread_checkpoints(state: State) -> tuple[Refusal, ...]:
     return tuple(refusal for refusal in state.refused if refusal.key and refusal.flaw is not Flaw.DAMAGED)
 
 
-def choose_restore(held: Iterable[Holding]) -> Restore | None:
+def choose_restore(holdings: Iterable[Holding]) -> Restore | None:
     """The newest (round, iteration) of which every shard can be read, with its sources; None: start from nothing.
 
     Shards of one (round, iteration) with different shard counts are never mixed. Memory comes before the store.
     """
     groups: defaultdict[tuple[int, int, int], list[Holding]] = defaultdict(list)
-    for holding in held:
+    for holding in holdings:
         groups[holding.round, holding.iteration, holding.shards].append(holding)
     for (round_, iteration, shards), group in sorted(groups.items(), reverse=True):
         by_shard: defaultdict[int, list[Holding]] = defaultdict(list)
@@ -74,7 +74,7 @@ def choose_restore(held: Iterable[Holding]) -> Restore | None:
         if shards < 1 or not set(range(shards)) <= set(by_shard):
             continue
         sources = tuple(source for shard in range(shards) for source in _best_sources(by_shard[shard]))
-        where = _location_summary([any(held.node for held in by_shard[shard]) for shard in range(shards)])
+        where = _location_summary([any(holding.node for holding in by_shard[shard]) for shard in range(shards)])
         return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole {where}")
     return None
 

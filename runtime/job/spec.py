@@ -33,11 +33,13 @@ class Placement(StrEnum):
 
 
 class EndingPolicy(StrEnum):
-    """How many nodes of a role must have completed (or failed) for the role to count as complete (or failed); the same
-    for the roles of a job."""
+    """How many nodes of a role must complete (or fail) for the role to be complete (or failed). A job counts its roles
+    likewise."""
 
     ALL = "All"
+    """All of them."""
     ANY = "Any"
+    """One of them."""
     NONE = "None"
     """Never: the job does not wait for nodes of such a role, and their failures do not fail it."""
     RANK0 = "Rank0"
@@ -45,13 +47,14 @@ class EndingPolicy(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """Which faults are followed by a restart (the table of faults says how). After any other the node is given up."""
+    """Which faults cause a restart (docs/faults.md says how). After any other fault the node is given up."""
 
     ALWAYS = "Always"
     """Every fault."""
     ON_FAILURE = "OnFailure"
     """Workers that fail; not the loss of a node."""
     NEVER = "Never"
+    """No fault."""
     EXIT_CODE = "ExitCode"
     """Workers that fail with an exit code that a fault rule of the role lists."""
     ON_NODE_FAIL = "OnNodeFail"
@@ -61,10 +64,10 @@ class RestartPolicy(StrEnum):
 
 
 class RestartScope(StrEnum):
-    """What is restarted with a faulty node. A new round always restarts all its workers; this is about nodes."""
+    """Which nodes are restarted with a faulty one. A new round restarts all workers in any case."""
 
     POD = "Pod"
-    """The node alone, in place or elsewhere, as the table of faults says."""
+    """Only the faulty node, in place or elsewhere, as the table of faults says."""
     REPLICA = "Replica"
     """All nodes of its role are replaced."""
     ALL = "All"
@@ -72,28 +75,34 @@ class RestartScope(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which nodes are removed after the job's end. All are told to leave; this concerns what remains of them."""
+    """Which nodes are removed after the job's end. All are told to leave first."""
 
     ALL = "All"
+    """All nodes."""
     RUNNING = "Running"
-    """Those that have not ended by themselves in time."""
+    """The nodes that have not ended by themselves in time."""
     NONE = "None"
+    """No node."""
 
 
 class HangPolicy(StrEnum):
-    """What follows once all ranks stand still and their stacks are written."""
+    """What happens once all ranks stand still and their stacks are written."""
 
     REPORT = "report"
+    """The job goes on; the hang is reported."""
     RESTART = "restart"
+    """All workers restart in a new round."""
     FAIL = "fail"
+    """The job fails."""
 
 
 class StragglerPolicy(StrEnum):
     """What happens to a node whose check took more than twice the median of the job's nodes."""
 
     REPORT = "report"
+    """It is only reported."""
     EXCLUDE = "exclude"
-    """It is replaced and its host avoided."""
+    """It is replaced, and its host is avoided."""
 
 
 class NodeEvent(StrEnum):
@@ -102,16 +111,20 @@ class NodeEvent(StrEnum):
     NODE_NOT_READY = "nodeNotReady"
     """The node is lost or silent."""
     POD_FORCE_DELETED = "PodForceDeleted"
+    """The node's pod is gone."""
     POD_EVICTED = "PodEvicted"
+    """The node's pod is gone, or a worker was killed from outside."""
     OOM_KILLED = "OOMKilled"
+    """A worker or the node ran out of memory."""
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """The resources of a node; 0: all of its host's."""
+    """The resources of a node; 0: everything that its host has."""
 
     cpu: float = 0.0
     """Cores."""
     memory_bytes: int = 0
+    """Bytes."""
     others: dict[str, float] = {}
     """Devices by the name of their resource: `nvidia.com/gpu`, `metax-tech.com/gpu`..."""
 
@@ -122,16 +135,18 @@ class FaultRule(msgspec.Struct, frozen=True):
     exit_codes: tuple[int, ...] = ()
     """Signals count as 128 + number."""
     events: tuple[NodeEvent, ...] = ()
+    """A rule lists exit codes or events, not both."""
     restart_policy: RestartPolicy = RestartPolicy.ALWAYS
     restart_scope: RestartScope = RestartScope.POD
 
 
 class RoleSpec(msgspec.Struct, frozen=True):
-    """A kind of node, and how many nodes of it."""
+    """A kind of node, and the number of such nodes."""
 
     nodes: int
-    """Desired at the start."""
+    """Desired number of nodes at the start."""
     min_nodes: int
+    """A round needs this many nodes."""
     slots: int = 1
     """Workers per node."""
     max_nodes: int = 0
@@ -140,7 +155,7 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """The number of nodes in a round is a multiple of this."""
     resources: Resources = Resources()
     priority: int = 0
-    """Nodes of a role with a higher priority are created first; nodes beyond the minimum come after all of these.
+    """Nodes of a role with a higher priority are created first; nodes beyond the minimum are created last.
 
     Priority only orders creation: a running node is never ended for one of higher priority. Nodes beyond the minimum
     are the first to be killed by a machine that is out of memory, or by a cluster that preempts pods.
@@ -152,18 +167,18 @@ class RoleSpec(msgspec.Struct, frozen=True):
     fault_rules: tuple[FaultRule, ...] = ()
     """The first rule that matches a fault applies."""
     restart_limit: int | None = None
-    """Restarts after faults of all its nodes together; None: only each node's own limit applies."""
+    """How many restarts the faults of all its nodes may cause together; None: only each node's own limit applies."""
     restart_time_limit_s: float = 0.0
     """A replacement that has not joined for this long is lost; 0: `Patience.join_timeout_s`."""
     restart_timeout_s: float = 0.0
     """After its first round, the job ends if the role lacks its minimum for this long; 0: `Patience.join_timeout_s`."""
     scale_out_timeout_s: float = 0.0
-    """After a scaling, nodes that have not joined for this long are given up on; 0: never."""
+    """After scaling, nodes that have not joined for this long are given up; 0: never."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
-    """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
+    """When nodes that were given up fail the role. None: never, as long as the minimum remains."""
     template: dict[str, Any] = {}
-    """What its pods have otherwise than the train step's own (see `pod_template`); empty: nothing."""
+    """How its pods differ from the train step's pod, as a pod template; empty: not at all."""
 
     @property
     def most(self) -> int:
@@ -177,16 +192,16 @@ class RoleSpec(msgspec.Struct, frozen=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """The brain's timeouts, in seconds, and its limits of retries."""
+    """Timeouts in seconds, and limits of retries."""
 
     join_window_s: float = 30.0
     """After the last join, how long a round with at least the minimum waits for more nodes."""
     join_timeout_s: float = 600.0
     """How long the job may lack its minimum before it ends with exit code 3."""
     replacement_wait_s: float = 10.0
-    """After a loss, how long survivors wait for the replacement before they go on with fewer nodes."""
+    """After a loss, how long survivors wait for the replacement before they continue with fewer nodes."""
     cooldown_s: float = 30.0
-    """After a change of membership, how long a running round is not broken just to grow."""
+    """After a change of membership, how long a running round is not broken only to add nodes."""
     silence_s: float = 30.0
     """How long a node may send no heartbeat before it is lost."""
     leave_s: float = 20.0
@@ -194,8 +209,8 @@ class Patience(msgspec.Struct, frozen=True):
     handover_s: float = 5.0
     """How long before a leaving node's deadline its round is broken, so that others can take over its state."""
     check_s: float = 3.0
-    """Before a restart that hardware may be to blame for, how long to wait for the nodes that test themselves; 0: they
-    are not tested."""
+    """Before a restart that faulty hardware may have caused, how long to wait for the nodes to test themselves; 0: no
+    test."""
     dump_s: float = 30.0
     """After a hang, how long to wait for the stacks of all ranks."""
     max_restarts: int = 3
@@ -209,23 +224,25 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """When a job counts as hung, and what follows. The stacks of all ranks are written first under every policy."""
+    """When a job hangs, and what happens then. Under every policy the stacks of all ranks are written first."""
 
     policy: HangPolicy = HangPolicy.RESTART
     timeout_s: float = 300.0
     """How long no rank's beacon may change after progress in a round."""
     start_timeout_s: float = START_TIMEOUT_S
     """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes. The
-    default holds for scripts that are known to show progress, another value for every script that does not compute."""
+    default applies to scripts that are known to show progress; any other value applies to every script that does not
+    compute."""
     phases: dict[str, float] = {}
     """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
     saves by torch.save may take `start_timeout_s`."""
 
 
 class Oom(msgspec.Struct, frozen=True):
-    """How much memory a node gets after it ran out of memory (DLRover's rule), if its role sets its memory."""
+    """How much memory a node gets after it ran out of memory, if its role sets the memory. The rule is DLRover's."""
 
     factor: float = 2.0
+    """The node's memory is multiplied by this."""
     increment_bytes: int = 8 * GIB
     """Largest increase at once."""
     limit_bytes: int = 64 * GIB
@@ -238,8 +255,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     job: str = ""
     """Its key in the store is jobs/<job>; `<workflow uid>-<step>`. Empty: the program that runs the job names it."""
     roles: dict[str, RoleSpec] = {}
+    """The roles by name, such as `worker`."""
     patience: Patience = Patience()
     avoid_hosts: tuple[str, ...] = ()
+    """Hosts that get no node of this job."""
     hosts: str = "local-"
     """Prefix of the hosts that nodes are placed on by number (`local-0`...); empty: the platform places them."""
     placement: Placement = Placement.PLATFORM
@@ -252,17 +271,17 @@ class JobSpec(msgspec.Struct, frozen=True):
     hardware_exit_codes: tuple[int, ...] = (14, 201, 202)
     """Exit codes of workers and agents that mean faulty hardware."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
-    """Which of its roles must be complete for the job to succeed; roles with the policy None do not count."""
+    """Which roles must be complete for the job to succeed; roles with the policy None do not count."""
     fail_policy: EndingPolicy = EndingPolicy.ANY
-    """Which of its roles must have failed for the job to fail."""
+    """Which roles must fail for the job to fail."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
     keep_last: int = KEEP_LAST
-    """How many of the newest committed checkpoints are kept in the store; 0: all."""
+    """How many committed checkpoints to keep in the store, the newest ones; 0: all."""
     keep_every: int = 0
-    """Also kept: the newest checkpoint of each iteration that is a multiple of this; 0: none."""
+    """Also keep the newest checkpoint of each iteration that is a multiple of this; 0: none."""
     certify_interval: int = 0
-    """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
-    complete state is."""
+    """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
+    comparison; every complete state may be restored."""
 
 
 def problems(spec: JobSpec) -> list[str]:

@@ -61,10 +61,10 @@ _ELSEWHERE = {
 _NEEDED: Mapping[Any, tuple[str, ...]] = {JobSpec: ("job", "replicaSpecs"), RoleSpec: ("replicas",)}
 
 
-def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", said: Iterable[FlagValue] = ()) -> JobSpec:
+def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", flags: Iterable[FlagValue] = ()) -> JobSpec:
     """The spec that a YAML text, or a mapping like it, describes together with what else is said. Raises SpecError."""
     reading = _Reading(name, text)
-    for entry in said:
+    for entry in flags:
         reading.merge(entry)
     spec = reading.struct(JobSpec, reading.top, ())
     for problem in () if reading.wrong else problems(spec):
@@ -120,22 +120,22 @@ class _Reading:
         else:
             self._refuse(0, field, what)
 
-    def merge(self, said: FlagValue) -> None:
+    def merge(self, flag: FlagValue) -> None:
         """Fill in what the file leaves out; refuse what it says otherwise."""
-        inside, kind, last = self.top, JobSpec, said.path[-1]
-        for key in said.path[:-1]:
-            if key not in inside and said.path[0] == "replicaSpecs":
+        inside, kind, last = self.top, JobSpec, flag.path[-1]
+        for key in flag.path[:-1]:
+            if key not in inside and flag.path[0] == "replicaSpecs":
                 if key != "replicaSpecs":
-                    self.refuse(("replicaSpecs",), f"{said.by} refers to {key}; there is {', '.join(inside)}")
+                    self.refuse(("replicaSpecs",), f"{flag.by} refers to {key}; there is {', '.join(inside)}")
                 return
             inside = inside.setdefault(key, {})
             if not isinstance(inside, dict):
                 return  # Refused when it is read.
-            kind = RoleSpec if said.path[0] == "replicaSpecs" else fields(kind)[key].type
+            kind = RoleSpec if flag.path[0] == "replicaSpecs" else fields(kind)[key].type
         if last not in inside:
-            inside[last], self._flags[said.path] = said.value, said.by
-        elif said.firm and _differ(fields(kind)[last], inside[last], said.value):
-            self.refuse(said.path, f"{inside[last]!r} here, but {said.by} says {said.value!r}; say it in one place")
+            inside[last], self._flags[flag.path] = flag.value, flag.by
+        elif flag.firm and _differ(fields(kind)[last], inside[last], flag.value):
+            self.refuse(flag.path, f"{inside[last]!r} here, but {flag.by} says {flag.value!r}; say it in one place")
 
     def struct(self, kind: Any, given: Any, path: Path) -> Any:
         """Of that kind; where something is wrong, any of that kind."""
@@ -160,20 +160,20 @@ class _Reading:
                 found["resources"] = self._resources(amounts, (*path, "template"))
         return kind(**found)
 
-    def _value(self, field: FieldInfo, given: Any, path: Path) -> Any:
+    def _value(self, field: FieldInfo, value: Any, path: Path) -> Any:
         """What the field has; None where that is wrong."""
         inner = next((one for one in get_args(field.type) if _is_struct(one)), None)
         if _is_struct(field.type):
-            return self.struct(field.type, given, path)
+            return self.struct(field.type, value, path)
         if inner is None:
             try:
-                return spec_values.read(field, given)
+                return spec_values.read(field, value)
             except spec_values.Wrong as error:
-                self.refuse(path, f"{'this' if isinstance(given, dict) else repr(given)} is not {error}")
-        elif get_origin(field.type) is tuple and isinstance(given, list):
-            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(given))
-        elif get_origin(field.type) is dict and isinstance(given, dict):
-            return {name: self.struct(inner, one, (*path, name)) for name, one in given.items()}
+                self.refuse(path, f"{'this' if isinstance(value, dict) else repr(value)} is not {error}")
+        elif get_origin(field.type) is tuple and isinstance(value, list):
+            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(value))
+        elif get_origin(field.type) is dict and isinstance(value, dict):
+            return {name: self.struct(inner, one, (*path, name)) for name, one in value.items()}
         else:
             lacks = "a mapping from roles to what they are" if get_origin(field.type) is dict else "a list of rules"
             self.refuse(path, f"{lacks} is needed")
@@ -255,8 +255,8 @@ def _load_node(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int],
     return found
 
 
-def _plain(given: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A copy, of dicts and lists."""
-    if isinstance(given, Mapping):
-        return {str(key): _plain(inside) for key, inside in given.items()}
-    return [_plain(inside) for inside in given] if isinstance(given, list | tuple) else given
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inside) for key, inside in value.items()}
+    return [_plain(inside) for inside in value] if isinstance(value, list | tuple) else value

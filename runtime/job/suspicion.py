@@ -53,7 +53,7 @@ class Accusations:
         self,
         askers: Collection[str],
         members: Collection[str],
-        heard: Mapping[str, float],
+        heartbeat_times: Mapping[str, float],
         running: int,
         now: float,
     ) -> dict[str, tuple[str, ...]]:
@@ -66,16 +66,18 @@ class Accusations:
             if accuser in askers
             and name in members
             and name != accuser
-            and (name in self._by_accuser or heard.get(name, 0.0) <= one.since)
+            and (name in self._by_accuser or heartbeat_times.get(name, 0.0) <= one.since)
         }
         accusers, accused = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
         is_clear = len(accusers | accused) >= running and len(accusers) >= len(accused)
         if not is_clear and now < self._first_at + VOTE_S:
             return {}
-        return choose_suspects(pairs, heard)
+        return choose_suspects(pairs, heartbeat_times)
 
 
-def choose_suspects(pairs: Collection[tuple[str, str]], heard: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+def choose_suspects(
+    pairs: Collection[tuple[str, str]], heartbeat_times: Mapping[str, float]
+) -> dict[str, tuple[str, ...]]:
     """Who is suspected -> who asked, from (accuser, accused).
 
     Whom most accuse comes first, and what it says no longer counts: a node that lost its own network accuses everybody,
@@ -86,7 +88,7 @@ def choose_suspects(pairs: Collection[tuple[str, str]], heard: Mapping[str, floa
         by_accused[accused].add(accuser)
     suspects: dict[str, tuple[str, ...]] = {}
     while by_accused:
-        worst = max(by_accused, key=lambda name: (len(by_accused[name]), -heard.get(name, 0.0), name))
+        worst = max(by_accused, key=lambda name: (len(by_accused[name]), -heartbeat_times.get(name, 0.0), name))
         suspects[worst] = tuple(sorted(by_accused.pop(worst))[:MOST_ASKERS])
         for accused in [name for name, accusers in by_accused.items() if worst in accusers]:
             by_accused[accused].discard(worst)

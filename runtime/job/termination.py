@@ -29,10 +29,13 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
         return None
     done = {
         role: _is_enough(
-            asked.complete_policy, state.finished.get(role, 0), state.members[role], _first_node_finished(state, role)
+            role_spec.complete_policy,
+            state.finished.get(role, 0),
+            state.members[role],
+            _first_node_finished(state, role),
         )
-        for role, asked in spec.roles.items()
-        if asked.complete_policy is not EndingPolicy.NONE
+        for role, role_spec in spec.roles.items()
+        if role_spec.complete_policy is not EndingPolicy.NONE
     }
     if not _is_enough(
         spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
@@ -47,10 +50,10 @@ def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
     if not state.given_up:
         return None
     bad = {}
-    for role, asked in spec.roles.items():
+    for role, role_spec in spec.roles.items():
         count = sum(place[0] == role for place in state.given_up)
         bad[role] = _is_enough(
-            asked.fail_policy, count, desired_size(state, spec, role), _first_node_given_up(state, role)
+            role_spec.fail_policy, count, desired_size(state, spec, role), _first_node_given_up(state, role)
         )
     first = next(iter(spec.roles))
     if not _is_enough(spec.fail_policy, sum(bad.values()), len(bad), _first_node_given_up(state, first)):
@@ -92,7 +95,7 @@ def end_without_readable_checkpoint(state: State) -> End | None:
     passing = any(refusal.flaw is Flaw.UNREACHABLE for refusal in refusals)
     mend = "try again, or give up each by `everstep checkpoint drop`"
     mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
-    why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {refusal_summary(refusals)}"
+    why = f"no checkpoint of this job can be read, though some may be complete; {mend}: {refusal_summary(refusals)}"
     return End(JobResult.FAILED, why, exit_code=ExitCode.TRY_AGAIN if passing else ExitCode.BAD_INPUT)
 
 

@@ -30,7 +30,7 @@ class EndNotice:
     outcome: Outcome
     epoch: int
     credentials: Credentials
-    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer until nobody asks any more, then close the listener."""
@@ -40,12 +40,12 @@ class EndNotice:
         async with gate.serve(application_of(app), listener):
             with suppress(TimeoutError):
                 while True:
-                    self._asked.clear()
+                    self._requested.clear()
                     async with asyncio.timeout(SILENCE_S):
-                        await self._asked.wait()
+                        await self._requested.wait()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self._asked.set()
+        self._requested.set()
         what, outcome = request.match_info["what"], self.outcome
         if what == "status":
             end = {

@@ -79,61 +79,20 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         help="the number of nodes in a round is a multiple of this, as in dlrover-run (1)",
     )  # fmt: skip
     group.add_argument(
-        "--store",
-        default="",
-        metavar="URI",
-        help="store shared by all nodes, for checkpoints and the master's takeover",
-    )
-    group.add_argument(
         "--job-spec", default="", metavar="FILE", help="YAML of the job's roles and policies; --role is this node's"
     )
     group.add_argument(
-        "--hang-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="a job counts as hung when no rank makes progress for this long, and for ten iterations; "
-        "stacks are written (300)",
-    )
+        "--hang-timeout", type=float, default=300.0, metavar="SECONDS",
+        help="a job hangs when no rank makes progress for this long, and for ten iterations; stacks are written (300)",
+    )  # fmt: skip
     group.add_argument(
-        "--on-hang",
-        choices=["report", "restart", "fail"],
-        help="what follows a hang (default: restart; fail with --max-restarts 0)",
-    )
+        "--on-hang", choices=["report", "restart", "fail"],
+        help="what to do about a hang (default: restart; fail with --max-restarts 0)",
+    )  # fmt: skip
     group.add_argument(
-        "--cooldown",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
+        "--cooldown", type=float, default=30.0, metavar="SECONDS",
         help="after a change, wait this long before breaking a round to add nodes (30)",
-    )
-    group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
-    group.add_argument(
-        "--keep-last",
-        type=int,
-        default=KEEP_LAST,
-        metavar="N",
-        help=f"newest checkpoints to keep in the store ({KEEP_LAST}; 0: all)",
-    )
-    group.add_argument(
-        "--keep-every",
-        type=int,
-        default=0,
-        metavar="M",
-        help="also keep each whose iteration is a multiple of M",
-    )
-    group.add_argument(
-        "--checkpoint-overhead",
-        default="",
-        metavar="1%",
-        help="instead of an interval: share of the time that persisting may take",
-    )
-    group.add_argument(
-        "--persist-bytes-per-s",
-        type=float,
-        default=0.0,
-        help="limit of this node's writes to the store, in bytes/s (0: none)",
-    )
+    )  # fmt: skip
     group.add_argument(
         "--preload", action="append", default=[], metavar="MODULE", help="one more module to import once per node"
     )
@@ -141,3 +100,31 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-fork-server", action="store_true", help="start each worker as a new process with its own imports"
     )
+    _add_store_flags(group)
+
+
+def _add_store_flags(group: argparse._ArgumentGroup) -> None:
+    """Flags of what is written to the store, and how often."""
+    group.add_argument(
+        "--store",
+        default="",
+        metavar="URI",
+        help="store shared by all nodes, for checkpoints and the master's takeover",
+    )
+    group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
+    group.add_argument(
+        "--keep-last", type=int, default=KEEP_LAST, metavar="N",
+        help=f"newest checkpoints to keep in the store ({KEEP_LAST}; 0: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--keep-every", type=int, default=0, metavar="M",
+        help="also keep each checkpoint whose iteration is a multiple of M",
+    )  # fmt: skip
+    group.add_argument(
+        "--checkpoint-overhead", default="", metavar="1%",
+        help="instead of an interval: the share of the time that persisting may take",
+    )  # fmt: skip
+    group.add_argument(
+        "--persist-bytes-per-s", type=float, default=0.0,
+        help="limit of this node's writes to the store, in bytes/s (0: no limit)",
+    )  # fmt: skip

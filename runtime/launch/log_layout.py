@@ -59,13 +59,13 @@ class SpecifiedLogs:
         self._plan = plan
         self._role_name = role_name
         self._console = console
-        self._told: LogsDest | None = None
+        self._destinations: LogsDest | None = None
         self._environments: Sequence[dict[str, str]] = ()
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """Ask for this attempt's files. Raises what `reify` raises, and ValueError if it leaves out a rank."""
         self._environments = environments
-        self._told = destinations = self._specs.reify(dict(enumerate(environments)))
+        self._destinations = destinations = self._specs.reify(dict(enumerate(environments)))
         for name, paths in (("stdouts", destinations.stdouts), ("stderrs", destinations.stderrs)):
             if set(paths) != set(range(len(environments))):
                 who = f"{type(self._specs).__name__}.reify: {name}"
@@ -80,7 +80,7 @@ class SpecifiedLogs:
 
     def open(self, local_rank: int, rank: int) -> Output:
         """The output of one worker."""
-        destinations, plan = self._told, self._plan
+        destinations, plan = self._destinations, self._plan
         assert destinations is not None, "an attempt has begun"
         path = destinations.filtered_stdout if plan.stdout_filters else ""
         stdout = self._stream(

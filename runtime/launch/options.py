@@ -145,8 +145,8 @@ def device_count(kind: str) -> int:
     """How many devices of that kind torch sees (cpu, gpu, xpu, auto), asked in a process of its own."""
     if kind == "cpu":
         return len(os.sched_getaffinity(0))
-    asked = subprocess.run([sys.executable, "-c", _DEVICES, kind], capture_output=True, text=True, check=False)
-    return int(asked.stdout) if asked.returncode == 0 else 0
+    count = subprocess.run([sys.executable, "-c", _DEVICES, kind], capture_output=True, text=True, check=False)
+    return int(count.stdout) if count.returncode == 0 else 0
 
 
 def _refuse(flags: argparse.Namespace) -> None:

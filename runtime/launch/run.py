@@ -206,17 +206,17 @@ class _Node:
 
     async def _describe_missing_master(self) -> None:
         """Until a master answers, say once for each kind of listener what is at its address instead."""
-        place, said = self._identity, set[Answer]()
+        place, answers = self._identity, set[Answer]()
         await asyncio.sleep(_PROBE_AFTER_S)
         while not self._agent.client.met:
             found = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
             if found.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
                 return  # The agent says what is wrong with a master.
-            if found.answer not in said:
+            if found.answer not in answers:
                 what = "nothing listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
                 limit_s = self._options.rendezvous.connect_s
                 say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
-            said.add(found.answer)
+            answers.add(found.answer)
             await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _host_master(self, host: str, port: int) -> None:

@@ -149,7 +149,7 @@ def _add_rendezvous(taking: Any, switch: Any) -> None:
 
 def _add_workers(taking: Any, switch: Any) -> None:
     taking(
-        "max-restarts", "rounds that workers' failures may cost before the job fails (default 0)", default=0, kind=int
+        "max-restarts", "rounds that failures of workers may end before the job fails (default 0)", default=0, kind=int
     )
     taking(
         "monitor-interval", "accepted for compatibility, ignored: exits are noticed at once", default=0.1, kind=float

@@ -199,13 +199,15 @@ class Endpoints:
         return await self._ack(manifest_key(self._brain.state))
 
     async def _post_evidence(self, read: Read) -> Reply:
-        given = request_validation.parse_message(Evidence, await read())
-        place = (given.round, given.iteration)
-        self._brain.feed(EvidenceGiven(given))
+        evidence = request_validation.parse_message(Evidence, await read())
+        place = (evidence.round, evidence.iteration)
+        self._brain.feed(EvidenceGiven(evidence))
         await self._brain.wait_until_durable()
 
         def is_settled(state: State) -> bool:
-            return place in state.certified or state.phase is not JobPhase.RUNNING or round_number(state) > given.round
+            return (
+                place in state.certified or state.phase is not JobPhase.RUNNING or round_number(state) > evidence.round
+            )
 
         await self._brain.wait_until(EVIDENCE, is_settled, COMMIT_POLL_S)
         return _json_reply(Ack(self._brain.state.epoch, is_certified=place in self._brain.state.certified))

@@ -268,8 +268,8 @@ class JournaledBrain:
         async with self._surveying:
             if report.round == round_number(self.core.state) and self.core.state.phase is JobPhase.RUNNING:
                 look = partial(survey_store, self.store, self.spec.job, self.core.state)
-                seen = await retry("a look at the checkpoints", look)
-                self.feed(RestoreFailed(report, seen))
+                survey = await retry("a look at the checkpoints", look)
+                self.feed(RestoreFailed(report, survey))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
         """Delete checkpoints beyond retention (see `RetentionPolicy`), debris, and what killed writers left.

@@ -96,30 +96,44 @@ async def run(
             return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
         # A reopened job tries sources again that it refused before.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
-        seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
+        survey = await asyncio.to_thread(survey_store, store, spec.job, fresh)
         brain = JournaledBrain(spec, store, claimed, state)
-        environment = {
-            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
-            "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
-        }  # fmt: skip
+        environment = {**agent_environment, **_job_variables(brain, store, credentials, address)}
         reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments, role_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
         brain.on_state.append(reporter.on_state)
 
-        def on_telemetry(beat: Heartbeat) -> int:
-            telemetry.add(beat.node, beat.telemetry, brain.clock())
-            if beat.telemetry:
-                reporter.on_telemetry(beat)
-            return telemetry.newest_stored(beat.node)
-
-        async with serving(Endpoints(brain, credentials, on_telemetry), bound, nodes=_max_nodes(spec)):
+        endpoints = Endpoints(brain, credentials, _telemetry_handler(brain, telemetry, reporter))
+        async with serving(endpoints, bound, nodes=_max_nodes(spec)):
             try:
-                return await _run_parts(brain, seen, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _run_parts(brain, survey, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, brain.state.iteration, ExitCode.TRY_AGAIN)
             finally:
                 await telemetry.flush()
+
+
+def _job_variables(brain: JournaledBrain, store: Store, credentials: Credentials, address: str) -> dict[str, str]:
+    """The environment variables by which a node's agent finds its job."""
+    return {
+        "EVERSTEP_JOB": brain.spec.job,
+        "EVERSTEP_JOB_TOKEN": credentials.token,
+        "EVERSTEP_MASTER": f"{credentials.scheme}://{address}",
+        "EVERSTEP_STORE": store.uri,
+    }
+
+
+def _telemetry_handler(brain: JournaledBrain, telemetry: Telemetry, reporter: Reporter) -> Callable[[Heartbeat], int]:
+    """A function that keeps a heartbeat's telemetry and returns the number of the node's newest stored line."""
+
+    def on_telemetry(beat: Heartbeat) -> int:
+        telemetry.add(beat.node, beat.telemetry, brain.clock())
+        if beat.telemetry:
+            reporter.on_telemetry(beat)
+        return telemetry.newest_stored(beat.node)
+
+    return on_telemetry
 
 
 def _max_nodes(spec: JobSpec) -> int:
@@ -199,7 +213,7 @@ def _request_factory(
 
 async def _run_parts(
     brain: JournaledBrain,
-    seen: Survey,
+    survey: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
     stop: asyncio.Event,
@@ -207,7 +221,7 @@ async def _run_parts(
     sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
     """Run all tasks until the job has ended and its nodes are gone, or until `stop` is set."""
-    main = asyncio.create_task(_run_to_the_end(brain, seen, reconciler, stop, remove_nodes))
+    main = asyncio.create_task(_run_to_the_end(brain, survey, reconciler, stop, remove_nodes))
     parts = (*brain.background_parts, reconciler.watch_nodes, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if sizes:
@@ -234,12 +248,12 @@ async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, 
 
 
 async def _run_to_the_end(
-    brain: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+    brain: JournaledBrain, survey: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
     ended = asyncio.Event()
     brain.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
     await reconciler.reconcile_once()  # Finds nodes that died while no master ran.
-    brain.feed(Opened(seen))
+    brain.feed(Opened(survey))
     await brain.wait_until_durable()
     loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(brain.delete_unneeded())
     try:
@@ -286,8 +300,8 @@ def _newest_checkpoint(brain: JournaledBrain) -> str | None:
 
 
 def _outcome(brain: JournaledBrain) -> Outcome:
-    ended = brain.state.ended
-    assert ended is not None, "a job that ended says how"
+    end = brain.state.ended
+    assert end is not None, "a job that ended says how"
     return Outcome(
-        ended.result.value, ended.reason, ended.error, _newest_checkpoint(brain), brain.state.iteration, ended.exit_code
+        end.result.value, end.reason, end.error, _newest_checkpoint(brain), brain.state.iteration, end.exit_code
     )

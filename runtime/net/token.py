@@ -23,5 +23,5 @@ class Bearer:
 
     def is_shown(self, headers: Mapping[str, str]) -> bool:
         """Is the token in the Authorization header?"""
-        shown = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(shown, self._wanted)
+        header = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(header, self._wanted)

@@ -194,13 +194,13 @@ class _Handler(urllib.request.AbstractHTTPHandler):
 
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
-    def http_open(self, asked: urllib.request.Request) -> Any:
+    def http_open(self, request: urllib.request.Request) -> Any:
         """Over plain HTTP."""
-        return self.do_open(self._connect_by(http.client.HTTPConnection), asked)
+        return self.do_open(self._connect_by(http.client.HTTPConnection), request)
 
-    def https_open(self, asked: urllib.request.Request) -> Any:
+    def https_open(self, request: urllib.request.Request) -> Any:
         """Over TLS."""
-        return self.do_open(self._connect_by(http.client.HTTPSConnection), asked, context=self._tls)
+        return self.do_open(self._connect_by(http.client.HTTPSConnection), request, context=self._tls)
 
     def _connect_by(self, kind: Any) -> Any:
         def make(*arguments: Any, **more: Any) -> Any:

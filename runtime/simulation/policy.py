@@ -51,7 +51,7 @@ def parse_policy(text: str) -> Policy:
     """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
     name, _, rest = text.partition(":")
     fields = [one.name.replace("_", "-") for one in dataclasses.fields(Policy) if one.name != "name"]
-    given: dict[str, float | str] = {}
+    values: dict[str, float | str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in fields:
@@ -62,5 +62,5 @@ def parse_policy(text: str) -> Policy:
             raise ValueError(f"policy {name}: {key}={value} is not a number") from None
         if not isinstance(number, str) and not 0 <= number < float("inf"):
             raise ValueError(f"policy {name}: {key}={value} is negative or infinite")
-        given[key.replace("-", "_")] = number
-    return Policy(name.strip(), **given)  # type: ignore[arg-type]
+        values[key.replace("-", "_")] = number
+    return Policy(name.strip(), **values)  # type: ignore[arg-type]

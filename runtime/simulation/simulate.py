@@ -188,11 +188,11 @@ class _World:
             known, machine = state.nodes.get(name), self._machine.get(name)
             if machine is None or known is None or known.phase not in (NodePhase.REQUESTED, NodePhase.REJOINING):
                 continue
-            held: tuple[Holding, ...] = ()
+            holdings: tuple[Holding, ...] = ()
             if known.phase is NodePhase.REJOINING and self._staged:
-                held = (Holding(number, self._staged, node=name, address=f"10.0.0.1:{machine}"),)
+                holdings = (Holding(number, self._staged, node=name, address=f"10.0.0.1:{machine}"),)
             count = self._joins[name] = self._joins.get(name, 0) + 1
-            join = Join(name, ROLE, f"m{machine}", 8, f"10.0.0.1:{machine}", 29500, held, number, number=count)
+            join = Join(name, ROLE, f"m{machine}", 8, f"10.0.0.1:{machine}", 29500, holdings, number, number=count)
             events.append(Joined(join))
         if events:
             self._feed(*events)
@@ -320,8 +320,8 @@ class _World:
         self._count_work()
         iteration = self._staged_iteration()
         if self._rate and iteration:
-            held = Holding(round_number(self.brain.state), iteration, key=f"i{iteration}", size=1)
+            holding = Holding(round_number(self.brain.state), iteration, key=f"i{iteration}", size=1)
             first = self.brain.state.round
             assert first is not None, "something trains"
-            self._feed(ShardStored(Persisted(first.members[ROLE][0].node, held)))
+            self._feed(ShardStored(Persisted(first.members[ROLE][0].node, holding)))
         self._at(self.now + self.policy.persist, self._persist)

@@ -69,13 +69,13 @@ class Cache:
         """Remove unused copies, the least recently used first, until `size` more bytes fit. Raises StoreError."""
         if size > self.limit:
             raise TooLarge(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
-        held = {entry: _folder_bytes(entry) for entry in sorted(self.root.glob("*/"), key=_last_used_time)}
-        for entry, taken in held.items():
-            if sum(held.values()) + size <= self.limit:
+        sizes = {entry: _folder_bytes(entry) for entry in sorted(self.root.glob("*/"), key=_last_used_time)}
+        for entry, taken in sizes.items():
+            if sum(sizes.values()) + size <= self.limit:
                 return
             if taken and _remove_unused(entry):
-                held[entry] = 0
-        if sum(held.values()) + size > self.limit:
+                sizes[entry] = 0
+        if sum(sizes.values()) + size > self.limit:
             raise StoreError(
                 f"{what} has {size / 1e6:.0f} MB; of the {self.limit / 1e6:.0f} MB in {self.root} too many are in use; "
                 f"raise {BYTES}"

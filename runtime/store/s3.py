@@ -183,8 +183,8 @@ class S3Store:
     def _put_in_parts(self, name: str, data: memoryview) -> None:
         size = max(PART_BYTES, -(-len(data) // MAX_PARTS))
         nonce = secrets.token_hex(16)
-        begun = self._requests.send("POST", name, query={"uploads": "", _NONCE_HEADER: nonce})
-        upload = _xml_text(begun.data, "UploadId")
+        upload_reply = self._requests.send("POST", name, query={"uploads": "", _NONCE_HEADER: nonce})
+        upload = _xml_text(upload_reply.data, "UploadId")
 
         def send(number: int) -> str:
             with data[number * size : (number + 1) * size] as part:

@@ -126,12 +126,12 @@ class Requests:
         If `body` is a function, it yields `length` bytes in total. The body of a 200 or 206 is read into `into`; a
         longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
-        sent = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
         pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
             try:
-                answer = self._send_once(method, address, sent, body, into, attempt)
+                answer = self._send_once(method, address, all_headers, body, into, attempt)
             except ssl.SSLCertVerificationError as error:
                 self._raise_distrusted(error)
             except (OSError, http.client.HTTPException) as error:
@@ -164,8 +164,8 @@ class Requests:
             with self._explain_errors(prefix):
                 found = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
             for one in found.uploads:
-                begun = one.initiated_time.timestamp() if one.initiated_time else math.inf
-                yield Upload(str(one.object_name), str(one.upload_id), begun)
+                began = one.initiated_time.timestamp() if one.initiated_time else math.inf
+                yield Upload(str(one.object_name), str(one.upload_id), began)
             marker, more = found.next_key_marker, found.is_truncated
 
     def uploaded_bytes(self, upload: Upload) -> int:
@@ -249,11 +249,11 @@ class Requests:
             raise
         self._idle.append(connection)
 
-    def _wait(self, pauses: Iterator[float], told: str) -> None:
+    def _wait(self, pauses: Iterator[float], retry_after: str) -> None:
         """Wait before the next attempt. `told` is the server's Retry-After."""
         pause = next(pauses)
         with suppress(ValueError):
-            pause = max(pause, min(float(told or 0), 10.0))
+            pause = max(pause, min(float(retry_after or 0), 10.0))
         self._pause(pause)
 
     def _raise_refused(self, method: str, key: str, status: int, code: str, message: str) -> NoReturn:

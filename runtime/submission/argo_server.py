@@ -89,12 +89,12 @@ class ArgoServer:
 
     def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
         """See Route."""
-        asked: dict[str, Any] = {"podName": pod, "logOptions.container": "main"}
+        query: dict[str, Any] = {"podName": pod, "logOptions.container": "main"}
         if follow:
-            asked["logOptions.follow"] = "true"
+            query["logOptions.follow"] = "true"
         if tail is not None:
-            asked["logOptions.tailLines"] = str(tail)
-        for entry in self._stream_results(f"api/v1/workflows/{self.namespace}/{workflow}/log", asked):
+            query["logOptions.tailLines"] = str(tail)
+        for entry in self._stream_results(f"api/v1/workflows/{self.namespace}/{workflow}/log", query):
             if entry.get("podName", pod) == pod:
                 yield str(entry.get("content", "")).rstrip("\n")
 
@@ -107,7 +107,7 @@ class ArgoServer:
         self._request(f"api/v1/workflows/{self.namespace}/{name}/{verb}", {}, stream=False, body=body)
 
     def _request(
-        self, path: str, asked: Mapping[str, Any], stream: bool, body: Mapping[str, Any] | None = None
+        self, path: str, query: Mapping[str, Any], stream: bool, body: Mapping[str, Any] | None = None
     ) -> requests.Response:
         headers = {"Accept": "text/event-stream" if stream else "application/json"}
         if self._service.token:
@@ -115,7 +115,7 @@ class ArgoServer:
         return self._service.session.request(
             "get" if body is None else "put",
             f"{self._url}{path}",
-            params=asked,
+            params=query,
             json=body,
             headers=headers,
             verify=self._service.verify_ssl,
@@ -123,19 +123,19 @@ class ArgoServer:
             timeout=(CONNECT_S, SILENCE_S if stream else ANSWER_S),
         )
 
-    def _stream_results(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _stream_results(self, path: str, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The results of a stream. A stream that breaks off, or is silent for long, ends."""
-        with self._request(path, asked, stream=True) as response:
+        with self._request(path, query, stream=True) as response:
             try:
                 for line in response.iter_lines(chunk_size=1):
                     if not line.startswith(b"data:"):
                         continue
                     event = json.loads(line.removeprefix(b"data:"))
-                    if isinstance(said := event.get("error"), dict):
-                        status = int(said.get("http_code") or 500)
+                    if isinstance(problem := event.get("error"), dict):
+                        status = int(problem.get("http_code") or 500)
                         if status == END_OF_WATCH:
                             return
-                        raise ApiError(trouble_for_status(status), f"{self.where}: {said.get('message') or status}")
+                        raise ApiError(trouble_for_status(status), f"{self.where}: {problem.get('message') or status}")
                     yield event.get("result") or {}
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):
                 return
@@ -169,18 +169,18 @@ class _Session(requests.Session):
         except requests.Timeout:
             raise ApiError(Trouble.LOST, f"{self._where}: no answer in {ANSWER_S:g} s") from None
         except requests.ConnectionError as error:
-            said = _innermost_reason(error)
-            before = "Connection refused" in said or "resolve" in said or "Name or service" in said
+            why = _innermost_reason(error)
+            before = "Connection refused" in why or "resolve" in why or "Name or service" in why
             trouble = Trouble.UNREACHABLE if before else Trouble.LOST
-            raise ApiError(trouble, _unreachable_text(self._where, said)) from None
+            raise ApiError(trouble, _unreachable_text(self._where, why)) from None
         if response.status_code >= 400:
             with response:
                 raise ApiError(*_explain(self._where, response))
         return response
 
 
-def _unreachable_text(where: str, said: str) -> str:
-    return f"{where} cannot be reached ({said}); is ARGO_SERVER right, and a port-forward to it open?"
+def _unreachable_text(where: str, why: str) -> str:
+    return f"{where} cannot be reached ({why}); is ARGO_SERVER right, and a port-forward to it open?"
 
 
 def _innermost_reason(error: BaseException) -> str:
@@ -196,18 +196,18 @@ def _explain(where: str, response: requests.Response) -> tuple[Trouble, str]:
     """What an answer from 400 on means, and how to mend it."""
     try:
         status_object = response.json()
-        said = str(status_object.get("message") or "") if isinstance(status_object, dict) else ""
+        why = str(status_object.get("message") or "") if isinstance(status_object, dict) else ""
     except ValueError:
-        said = response.text[:200]
+        why = response.text[:200]
     status = response.status_code
     trouble = trouble_for_status(status)
-    said = said or response.reason or "no reason given"
+    why = why or response.reason or "no reason given"
     if trouble is Trouble.UNAUTHORIZED:
-        return trouble, f"{where}: {said} (401); set ARGO_TOKEN to 'Bearer ' and a valid token (`argo auth token`)"
+        return trouble, f"{where}: {why} (401); set ARGO_TOKEN to 'Bearer ' and a valid token (`argo auth token`)"
     if trouble is Trouble.FORBIDDEN:
-        return trouble, f"{where}: {said} (403); the token's service account needs that right there, see --namespace"
-    if trouble is Trouble.NOT_FOUND and "namespace" in said:
-        return Trouble.NO_NAMESPACE, f"{where}: {said} (404); choose another --namespace"
-    if trouble is Trouble.NOT_FOUND and not ("workflow" in said or "pod" in said):
-        return trouble, f"{where}: no Argo Server's API there ({said}, 404); see ARGO_SERVER and ARGO_BASE_HREF"
-    return trouble, f"{where}: {said} ({status})"
+        return trouble, f"{where}: {why} (403); the token's service account needs that right there, see --namespace"
+    if trouble is Trouble.NOT_FOUND and "namespace" in why:
+        return Trouble.NO_NAMESPACE, f"{where}: {why} (404); choose another --namespace"
+    if trouble is Trouble.NOT_FOUND and not ("workflow" in why or "pod" in why):
+        return trouble, f"{where}: no Argo Server's API there ({why}, 404); see ARGO_SERVER and ARGO_BASE_HREF"
+    return trouble, f"{where}: {why} ({status})"

@@ -61,16 +61,16 @@ class CustomResource:
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route. A stream that breaks off ends; it is opened anew."""
-        begun = False
+        has_begun = False
         try:
             for event in self._loop.items(self._api.watch_one("workflows", name)):
-                begun = True
+                has_begun = True
                 if event["type"] == "DELETED":
                     raise ApiError(Trouble.NOT_FOUND, f"workflow {name} was deleted while it was watched")
                 if event["type"] != "BOOKMARK":
                     yield event["object"]
         except KubeError as error:
-            if not begun:
+            if not has_begun:
                 raise ApiError(*_explain(self.where, self._url, self.namespace, error)) from None
 
     def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
@@ -113,17 +113,17 @@ class CustomResource:
 
 def _explain(where: str, url: str, namespace: str, error: KubeError) -> tuple[Trouble, str]:
     """What went wrong, and how to mend it."""
-    status, said = error.status, error.said
+    status, message = error.status, error.said
     if not status:
         trouble = Trouble.LOST if error.sent else Trouble.UNREACHABLE
-        return trouble, f"{where} cannot be reached at {url} ({said}); is the cluster up? `kubectl cluster-info`"
+        return trouble, f"{where} cannot be reached at {url} ({message}); is the cluster up? `kubectl cluster-info`"
     trouble = trouble_for_status(status)
     if trouble is Trouble.UNAUTHORIZED:
-        return trouble, f"{where}: {said} (401); its credentials are not valid (or no longer valid): log in again"
+        return trouble, f"{where}: {message} (401); its credentials are not valid (or no longer valid): log in again"
     if trouble is Trouble.FORBIDDEN:
-        return trouble, f"{where}: {said} (403); you need that right in namespace {namespace}, see --namespace"
+        return trouble, f"{where}: {message} (403); you need that right in namespace {namespace}, see --namespace"
     if trouble is Trouble.NOT_FOUND and error.kind == "namespaces":
-        return Trouble.NO_NAMESPACE, f"{where}: {said} (404); choose another --namespace"
+        return Trouble.NO_NAMESPACE, f"{where}: {message} (404); choose another --namespace"
     if trouble is Trouble.NOT_FOUND and not error.kind:
         return Trouble.NO_CRD, f"{where}: it does not know Workflows (404); install Argo Workflows, or --target local"
-    return trouble, f"{where}: {said} ({status})"
+    return trouble, f"{where}: {message} ({status})"

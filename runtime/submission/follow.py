@@ -95,7 +95,7 @@ class Follower:
 
     def follow(self, show: Callable[[View], None]) -> dict[str, Any]:
         """Show what is new, and every now and then the time; returns the Workflow that has ended. Raises ApiError."""
-        begun = time.monotonic()
+        began = time.monotonic()
         while True:
             try:
                 news = self._news.get(timeout=REDRAW_S)
@@ -107,7 +107,7 @@ class Follower:
                 self._view.note = f"the run continues, but cannot be watched: {news}"
             elif news:
                 self._view = View(news, self._view.lines, OFFLOADED if is_offloaded(news) else "", rows(news))
-            if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - begun > TAKEN_UP_S:
+            if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - began > TAKEN_UP_S:
                 self._view.note = self._view.note or UNSEEN
             show(self._view)
             if news is not None and has_ended(self._view.workflow):

@@ -184,7 +184,7 @@ class Plugin:
         interactive = terminal and self._plugin.interactive_mode != "Never"
         environment = {**self._environment, "KUBERNETES_EXEC_INFO": json.dumps(self._request(interactive))}
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 [self._command, *self._plugin.args],
                 env=environment,
                 stdin=None if interactive else subprocess.DEVNULL,
@@ -195,12 +195,12 @@ class Plugin:
         except OSError as error:
             hint = f"; {' '.join(self._plugin.install_hint.split())}" if self._plugin.install_hint else ""
             raise LoginError(f"user {self._user}: {self._command}: {error.strerror}{hint}") from None
-        if ended.returncode:
-            said = " ".join((ended.stderr or b"").decode(errors="replace").split())
+        if process.returncode:
+            stderr_text = " ".join((process.stderr or b"").decode(errors="replace").split())
             raise LoginError(
-                f"user {self._user}: {self._plugin.command} ended with exit code {ended.returncode}. {said}"
+                f"user {self._user}: {self._plugin.command} ended with exit code {process.returncode}. {stderr_text}"
             )
-        return self._read(ended.stdout)
+        return self._read(process.stdout)
 
     def _request(self, interactive: bool) -> dict[str, Any]:
         spec: dict[str, Any] = {"interactive": interactive}

@@ -97,7 +97,7 @@ def _references(template: Mapping[str, Any]) -> Iterator[str]:
 
 def _secrets(templates: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     keys: dict[str, dict[str, None]] = {}
-    for variable in (one for t in templates for held in containers_of(t) for one in held.get("env") or ()):
+    for variable in (one for t in templates for container in containers_of(t) for one in container.get("env") or ()):
         place = (variable.get("valueFrom") or {}).get("secretKeyRef")
         if place and not place.get("optional"):
             keys.setdefault(place["name"], {})[place["key"]] = None

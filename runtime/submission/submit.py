@@ -31,19 +31,19 @@ def submit(
     A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
     of one that is taken; None: the name is fixed. Raises ApiError.
     """
-    pauses, asked = list(WAITS_S), False
+    pauses, has_asked = list(WAITS_S), False
     while True:
         try:
             return Submission(route.create(manifest), False)
         except ApiError as error:
             if error.trouble is Trouble.EXISTS:
-                if another is None or asked:
+                if another is None or has_asked:
                     return Submission(_existing(route, manifest), True)
                 manifest = {**manifest, "metadata": {**manifest["metadata"], "name": another()}}
                 continue
             if not pauses or error.trouble not in (Trouble.LOST, Trouble.BUSY):
                 raise
-            asked = True
+            has_asked = True
             wait(pauses.pop(0))
 
 

@@ -48,20 +48,20 @@ def table(view: View, now: float, height: int | None = None) -> Table:
     `height`: of the terminal; nodes that ended well are left out when not all fit.
     """
     crowded = height is not None and len(view.rows) >= height
-    shown = [row for row in view.rows if not (crowded and row.phase.fulfilled and not row.phase.bad)]
+    rows = [row for row in view.rows if not (crowded and row.phase.fulfilled and not row.phase.bad)]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     grid.add_column(justify="right", no_wrap=True)
-    for row in shown:
+    for row in rows:
         mark, style = MARKS[row.phase]
         title = f"{row.branch}[{style}]{mark}[/] {escape(as_text(row.title))}"
         grid.add_row(title, escape(row_text(row, view)), duration_text(row, now))
     status = view.workflow.get("status") or {}
-    left_out = f"({len(view.rows) - len(shown)} that ended well are not shown)" if crowded else ""
+    left_out = f"({len(view.rows) - len(rows)} that ended well are not shown)" if crowded else ""
     parts = (status.get("phase") or "Pending", status.get("progress"), status.get("message"), left_out)
-    said = as_text(" ".join(filter(None, parts)))
-    grid.add_row("", escape(said) if not view.note else f"[yellow]{escape(view.note)}[/]", "")
+    message = as_text(" ".join(filter(None, parts)))
+    grid.add_row("", escape(message) if not view.note else f"[yellow]{escape(view.note)}[/]", "")
     return grid
 
 
@@ -86,7 +86,7 @@ class _PlainView:
         self._route = route
         self._workflow = workflow
         self._seen: dict[str, Phase] = {}
-        self._said: dict[str, tuple[float, str]] = {}
+        self._lines: dict[str, tuple[float, str]] = {}
         self._note = ""
 
     def show(self, view: View) -> None:
@@ -109,14 +109,14 @@ class _PlainView:
     def _show_step(self, row: Row, view: View) -> None:
         moment, line = time.monotonic(), row_text(row, view)
         if row.phase is not self._seen.get(row.id, Phase.PENDING):
-            self._said[row.id] = (moment, line)
+            self._lines[row.id] = (moment, line)
             self._print_line(row, line if row.phase.fulfilled else "started")
             if row.phase.bad:
                 self.print_log_tail(row)
         elif not row.phase.fulfilled:
-            before, said = self._said.get(row.id, (0.0, ""))
-            if moment - before >= PLAIN_EVERY_S and line and line != said:
-                self._said[row.id] = (moment, line)
+            before, last_line = self._lines.get(row.id, (0.0, ""))
+            if moment - before >= PLAIN_EVERY_S and line and line != last_line:
+                self._lines[row.id] = (moment, line)
                 self._print_line(row, line)
         self._seen[row.id] = row.phase
 

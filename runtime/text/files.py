@@ -41,7 +41,7 @@ def kind_of(name: str) -> Kind:
     raise TextError(f"{name}: files of this kind are not read; give {', '.join(KINDS)}")
 
 
-def find_files(given: str, flag: str) -> list[str]:
+def find_files(paths: str, flag: str) -> list[str]:
     """The files that `given` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
 
     In the order given, without duplicates; files of one pattern or folder in natural order. Local files have absolute
@@ -49,11 +49,11 @@ def find_files(given: str, flag: str) -> list[str]:
     name in the error.
     """
     found: list[str] = []
-    parts = [given] if os.path.exists(given) else [part.strip() for part in given.split(",")]
+    parts = [paths] if os.path.exists(paths) else [part.strip() for part in paths.split(",")]
     for part in filter(None, parts):
         found += _match_pattern(part, flag)
     if not found:
-        raise TextError(f"{flag} {given!r}: names no file")
+        raise TextError(f"{flag} {paths!r}: names no file")
     for name in found:
         try:
             kind_of(name)

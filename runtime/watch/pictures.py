@@ -38,13 +38,13 @@ def _draw(
         inner = sum(len(one.ranks) for one in call.calls.values())
         top = (depth + 2) * _ROW + _MARGIN
         text, room = label(call, merged.ranks), int((width - 4) / _CHARACTER)
-        shown = text if len(text) <= room else text[: room - 1] + "…" if room > 3 else ""
+        label_text = text if len(text) <= room else text[: room - 1] + "…" if room > 3 else ""
         stroke = "#333333" if call.ranks != merged.ranks else "#ffffff"
         fill = _FILLS[sum(call.name.encode()) % len(_FILLS)]
         boxes.append(
             f'<g><title>{escape(text)}</title><rect x="{left:.1f}" y="{top}" width="{max(width - 1, 1):.1f}" '
             f'height="{_ROW - 1}" fill="{fill}" stroke="{stroke}" rx="2"/>'
-            f'<text x="{left + 3:.1f}" y="{top + 12}">{escape(shown)}</text></g>'
+            f'<text x="{left + 3:.1f}" y="{top + 12}">{escape(label_text)}</text></g>'
         )
         # A rank may have several threads of one name, which then call more than one function.
         share = per_rank * min(1.0, len(call.ranks) / inner) if inner else per_rank

@@ -23,5 +23,5 @@ def template() -> Container:
 
 
 def task(name: str = "corpus", **arguments: object) -> StepTask:
-    """A task of it; arguments are the fields of `Config`."""
+    """A task of this step; its arguments are the fields of `Config`."""
     return step_task(template(), name, arguments)

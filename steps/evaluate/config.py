@@ -16,8 +16,8 @@ class Config:
     checkpoint: str = ""
     """URI of a committed checkpoint, as the train step prints it."""
     trained_by: str = ""
-    """The script that trained it; empty: steps/train/llama.py. If another's checkpoint is not of a Llama, nothing is
-    measured."""
+    """The script that trained the checkpoint; empty: steps/train/llama.py. Another script's checkpoint is measured only
+    if it is of a Llama."""
     script: str = ""
     """Your own evaluation script instead; it gets EVERSTEP_CHECKPOINT, EVERSTEP_VALIDATION, EVERSTEP_MODEL and
     EVERSTEP_RESULTS (docs/scripts.md)."""
@@ -26,9 +26,10 @@ class Config:
     validation: str = ""
     """URI of the held-out split: the dataset's with #validation."""
     model: str = TINY
-    """What the training began with: tiny, a directory or the URI that the model step printed; it is measured too."""
+    """The model that training began with: tiny, a directory or the URI that the model step printed. It is measured
+    too."""
     windows: int = 96
-    """Most stretches of validation text to read, evenly spaced, each as long as a training sample."""
+    """Largest number of validation windows to read, evenly spaced, each as long as a training sample."""
     sample_tokens: int = 48
     """Length of the text that the model writes as a sample; 0: none."""
     store: str = "runs/store"

@@ -33,8 +33,8 @@ def run_script(config: Config) -> dict[str, Any]:
             raise StepError(f"--script {error}") from None
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
     command = [sys.executable, "-u", script]
-    ended = subprocess.run(command, env=environment, cwd=folder, stdout=sys.stderr, check=False)
-    if ended.returncode:
-        how = f"code {ended.returncode}" if ended.returncode > 0 else f"signal {-ended.returncode}"
+    process = subprocess.run(command, env=environment, cwd=folder, stdout=sys.stderr, check=False)
+    if process.returncode:
+        how = f"code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise StepError(f"--script {config.script}: it ended with {how}; its own error is above", 1)
     return dict(read_results(open_store(config.store), job))

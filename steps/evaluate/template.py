@@ -24,7 +24,7 @@ def template() -> Container:
 
 
 def task(name: str = "evaluate", **arguments: object) -> StepTask:
-    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory), `results` (JSON: all that was
-    measured and named) and the artifact `metrics`. The first two are empty where nothing fits.
+    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory), `results` (JSON: everything that
+    was measured or named) and the artifact `metrics`. The first two are empty if they do not apply.
     """
     return step_task(template(), name, arguments)

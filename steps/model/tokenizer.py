@@ -41,19 +41,19 @@ def vocabulary_size(content: bytes) -> int:
     return max(ids) + 1
 
 
-def find_tokenizer(given: str, flag: str) -> Path:
+def find_tokenizer(place: str, flag: str) -> Path:
     """The tokenizer.json that a flag names, fetched if the model is in S3. Raises StepError if there is none."""
     try:
-        path = fetch_folder(given, MANIFEST) if is_s3_uri(given) else Path(given.removeprefix("file://"))
+        path = fetch_folder(place, MANIFEST) if is_s3_uri(place) else Path(place.removeprefix("file://"))
     except NoSuchKey:
-        raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
+        raise StepError(f"{flag} {place}: no finished model there; everstep.steps.model makes one") from None
     except StoreError as error:
         raise StepError(f"{flag} {error}") from None
     is_folder = os.path.isdir(path)  # Path.is_dir raises for a name that is too long.
     file = path / "tokenizer.json" if is_folder else path
     if not os.path.isfile(file):
         what = "no tokenizer.json in this folder" if is_folder else "no such file or folder"
-        raise StepError(f"{flag} {given}: {what}; give a tokenizer.json or a Hugging Face directory")
+        raise StepError(f"{flag} {place}: {what}; give a tokenizer.json or a Hugging Face directory")
     try:
         vocabulary_size(file.read_bytes())
     except OSError as error:

@@ -50,18 +50,18 @@ def remote_shelf(config: Config, uri: str, name: str) -> str:
     return "" if alone or not is_s3_uri(uri) else f"{absolute_uri(uri)}/shards/{name}"
 
 
-def vocabulary_of(config: Config, given: Input) -> Vocabulary:
+def vocabulary_of(config: Config, source: Input) -> Vocabulary:
     """The tokenizer that the user gave, or one that is trained on the input. Raises StepError."""
     if config.tokenizer or config.tokenizer_type:
         return load(config)
-    return train_vocabulary(config, given, config.vocab_size)
+    return train_vocabulary(config, source, config.vocab_size)
 
 
-def train_vocabulary(config: Config, given: Input, size: int) -> Vocabulary:
+def train_vocabulary(config: Config, source: Input, size: int) -> Vocabulary:
     """Train a byte-level BPE on the input, which is read and cleaned as for its datasets. Raises StepError."""
     print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
     reader = DocumentReader(config.keys, required=False, skip_bad=config.on_error == "skip")
-    texts = sample(given, next(iter(given.splits)), reader, SAMPLE_BYTES)
+    texts = sample(source, next(iter(source.splits)), reader, SAMPLE_BYTES)
     return train(mend(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
 
 
@@ -71,18 +71,18 @@ def cleaning_of(config: Config) -> Cleaning:
 
 
 def build(
-    config: Config, given: Input, words: Vocabulary, folder: Path, elsewhere: str, outputs: Outputs, title: str
+    config: Config, source: Input, words: Vocabulary, folder: Path, elsewhere: str, outputs: Outputs, title: str
 ) -> BuildResult:
     """Make the datasets. Shards go into `folder`, or to `elsewhere` if that is not empty. Raises StepError."""
     dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
     rules = cleaning_of(config)
     with shelf(folder, elsewhere) as place, ThreadPoolExecutor(1) as pool:
-        proving = pool.submit(recipe, config, given, words, place)  # while Spark starts
+        proving = pool.submit(recipe, config, source, words, place)  # while Spark starts
 
         def job() -> Job:
             return Job(place, config.keys, proving.result(), words.eod, dtype.str, rules, config.on_error == "skip")
 
-        tokenized = tokenize(config, given, place, job)
+        tokenized = tokenize(config, source, place, job)
         encoder = proving.result()
         counts, lengths, seconds = _assemble(config, place, dtype, outputs, tokenized)
     dropped = {reason: sum(one.dropped[reason] for one in tokenized.written) for reason in _reasons(tokenized)}

@@ -31,7 +31,7 @@ class Config:
     """Tokenize text on Spark into Megatron indexed datasets."""
 
     input: Annotated[str, Flag(is_joined=True)] = ""
-    """What the corpus step made; with --output-prefix: files, globs, folders, s3://, separated by commas."""
+    """The corpus step's output; with --output-prefix: files, globs, folders, s3://, separated by commas."""
     jsonl_keys: Annotated[str, Flag(is_joined=True)] = "text"
     """Keys of the texts in each document; each becomes a dataset of its own."""
     num_docs: int = 0
@@ -72,14 +72,14 @@ class Config:
     log_interval: int = 100
     """Documents between two progress lines; at most two lines a second are printed."""
     on_error: str = "fail"
-    """What a document that cannot be read causes: fail, or skip it and count."""
+    """What to do about an unreadable document: fail, or skip and count it."""
     force: bool = False
     """Overwrite what another command left under --output-prefix."""
     spark_master: str = "local[*]"
     """Where Spark runs: local[N] on N cores of this machine, local[*] on all; spark://HOST:PORT, a standalone cluster;
     k8s://, pods like this step's own. Executors without a shared folder need --input and the output in s3://."""
     executors: int = 4
-    """On a cluster: the most executors; they start as tasks need them."""
+    """On a cluster: the largest number of executors; they start as tasks need them."""
     executor_cores: int = 2
     """Tasks that an executor runs at a time."""
     tasks: int = 0

@@ -72,12 +72,12 @@ def open_corpus(given: str) -> Corpus:
     return Corpus(uri, hashlib.sha256(manifest).hexdigest(), documents, files)
 
 
-def from_files(given: str, split: str, documents: int) -> Input:
+def from_files(paths: str, split: str, documents: int) -> Input:
     """The files that `--input` names, as one split. Raises StepError.
 
     The digest covers their paths, sizes and modification times: reading all of them twice would double the time.
     """
-    names = find_files(given)
+    names = find_files(paths)
     try:
         facts = [(name, *text.file_version(name)) for name in names]
     except OSError as error:
@@ -85,17 +85,17 @@ def from_files(given: str, split: str, documents: int) -> Input:
     return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
 
 
-def find_files(given: str) -> list[str]:
+def find_files(paths: str) -> list[str]:
     """The files that `--input` names. Raises StepError."""
     try:
-        return text.find_files(given, "--input")
+        return text.find_files(paths, "--input")
     except text.TextError as error:
         raise StepError(str(error)) from None
 
 
-def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
+def sample(source: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
     """About `most_bytes` of text from evenly spaced places, or all of it if there is less."""
-    planned = shards(split, given.splits[split], _SAMPLE_PLACES)
+    planned = shards(split, source.splits[split], _SAMPLE_PLACES)
     for shard in planned:
         left = most_bytes // len(planned)
         try:

@@ -47,15 +47,15 @@ class TokenizedShards:
     """Since the first byte was read."""
 
 
-def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
+def recipe(config: Config, source: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
     """How tasks encode: with the fastest library that is exact. They find the tokenizer beside their shards."""
     if vocabulary.encoding:
         return Recipe(EncodingMethod.ENCODING, vocabulary.encoding)
     if not vocabulary.json:
         return Recipe(EncodingMethod.BYTES)
     open_shelf(shelf).put(TOKENIZER, vocabulary.json)
-    split = next(iter(given.splits))
-    texts = sample(given, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
+    split = next(iter(source.splits))
+    texts = sample(source, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
     proven = make_encoder(vocabulary.json.decode(), texts, vocabulary.special)
     return Recipe(proven.how, f"{shelf}/{TOKENIZER}", vocabulary.special)
 
@@ -67,20 +67,20 @@ def cores(config: Config) -> int:
     return min(config.workers or most, most)
 
 
-def plan(config: Config, given: Input) -> list[Shard]:
+def plan(config: Config, source: Input) -> list[Shard]:
     """The shards of all splits, in order."""
     planned = []
-    for split, extents in given.splits.items():
-        count = config.tasks or task_count(given.size(split), cores(config))
+    for split, extents in source.splits.items():
+        count = config.tasks or task_count(source.size(split), cores(config))
         planned += shards(split, extents, count)
     return planned
 
 
-def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> TokenizedShards:
+def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], Job]) -> TokenizedShards:
     """Run the planned shards on Spark. `told` is called with the job when Spark has started. Raises StepError."""
     from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
-    planned = plan(config, given)
+    planned = plan(config, source)
     if not planned:
         return TokenizedShards([], {}, 1.0)
     place = "as spark-submit says" if SUBMITTED in os.environ else f"on {config.spark_master}"
@@ -89,9 +89,9 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
     store.delete(REFUSAL_KEY)
     if done := sum(entry.key.endswith(".done") for entry in store.list("")):
         print(f"{done} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
-    total = progress.Total(given.documents, sum(map(given.size, given.splits)))
+    total = progress.Total(source.documents, sum(map(source.size, source.splits)))
     with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
-        job = told()
+        job = make_job()
         print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
         started = time.time()
         with progress.show_progress(shelf, total, config.log_interval):
@@ -154,7 +154,7 @@ def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) 
     written = [result for result in results if isinstance(result, ShardResult)]
     for result in results:
         if isinstance(result, ShardRefusal):
-            raise StepError(result.told)
+            raise StepError(result.reason)
     skipped = sum(result.dropped[UNREADABLE] for result in written)
     if skipped:
         print(f"{skipped} documents could not be read and were skipped", file=sys.stderr)

@@ -43,13 +43,13 @@ Names = Mapping[tuple[str, str], str]
 def run(config: Config) -> Result:
     """Make PREFIX_<key>_document.bin and .idx, then PREFIX_preprocess.json, or find that they exist."""
     place, name = output_place(config.output_prefix)
-    given = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
-    wanted = _settings(config, given)
+    source = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
+    wanted = _settings(config, source)
     names = _names(config, name)
     seconds = 0.0
     record = _find_earlier(config, place, name, names, wanted)
     if record is None:
-        record, seconds = _make(config, given, place, name, names, wanted)
+        record, seconds = _make(config, source, place, name, names, wanted)
         _write_record(place, name, record)
     counts = [count for split in ("keys", VALIDATION) for count in record[split].values()]
     tokens = sum(count["tokens"] for count in counts)
@@ -84,11 +84,11 @@ def _names(config: Config, name: str) -> Names:
     return names
 
 
-def _settings(config: Config, given: inputs.Input) -> dict[str, Any]:
+def _settings(config: Config, source: inputs.Input) -> dict[str, Any]:
     files = vocabulary.tokenizer_files(config)
     changing = {name: value for name, value in asdict(config).items() if name not in _UNRECORDED}
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    return {**changing, "input_digest": given.digest, "tokenizer_digests": digests}
+    return {**changing, "input_digest": source.digest, "tokenizer_digests": digests}
 
 
 def _find_earlier(
@@ -120,15 +120,15 @@ def _find_earlier(
 
 
 def _make(
-    config: Config, given: inputs.Input, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
+    config: Config, source: inputs.Input, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
     """The record of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
-        words = vocabulary_of(config, given)
+        words = vocabulary_of(config, source)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
         built = build(
-            config, given, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
+            config, source, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
         )
         started = time.monotonic()
         _write_record(place, name, {"version": VERSION, "settings": wanted})

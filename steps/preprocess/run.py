@@ -68,8 +68,8 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
     from everstep.steps.preprocess.build import build, remote_shelf, vocabulary_of
     from everstep.steps.preprocess.workspace import workspace
 
-    given = corpus.read()
-    words = vocabulary_of(config, given)
+    source = corpus.read()
+    words = vocabulary_of(config, source)
     place = local_copy_path(data_folder.data_uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
     (text,) = config.keys
@@ -77,7 +77,7 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
         built = build(
-            config, given, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
+            config, source, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
         )
         (draft.folder / PAGE).write_text(built.page)
         splits = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}

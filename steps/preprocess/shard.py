@@ -67,7 +67,7 @@ class ShardResult(msgspec.Struct, frozen=True):
 class ShardRefusal(msgspec.Struct, frozen=True):
     """Why a task cannot do its shard. The user's text is the reason, so another attempt would fail, too."""
 
-    told: str
+    reason: str
 
 
 def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | ShardRefusal]:

@@ -25,5 +25,6 @@ def template() -> Container:
 
 
 def task(name: str = "tokenize", **arguments: object) -> StepTask:
-    """A task of it; arguments are the fields of `Config`. Documents end with a token, unless told otherwise."""
+    """A task of this step; its arguments are the fields of `Config`. By default every document ends with the
+    end-of-document token."""
     return step_task(template(), name, {"append_eod": True, **arguments})

@@ -23,7 +23,7 @@ def run(config: Config) -> Result:
     by_hand = folder is None and not config.uid and not config.status
     if by_hand and not any(True for _ in store.list(f"runs/{config.run}/")):
         raise StepError(f"--run {config.run}: no step of such a run is in --store {config.store}")
-    told = read_run(
+    report_run = read_run(
         store,
         config.run,
         uid=_resolved_or_empty(config.uid),
@@ -35,12 +35,12 @@ def run(config: Config) -> Result:
     )
     page = Path(config.outputs) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(told, now), encoding="utf-8")
+    page.write_text(render(report_run, now), encoding="utf-8")
     if folder is not None and os.access(folder, os.W_OK):  # In a sandbox it is only an artifact.
         fresh = folder / ".report.html"
         shutil.copyfile(page, fresh)
         fresh.replace(folder / "report.html")
-    line = overview(told, now)
+    line = overview(report_run, now)
     return Result(f"report.html  {line}", artifacts={"report.html": page})
 
 

@@ -54,7 +54,7 @@ class Config:
     the like, and those of the flags --dataset, --model, --iterations, ... that it declares (docs/scripts.md). @command:
     --script-args is a JSON mapping from roles to commands, which the workers run instead."""
     script_args: str = ""
-    """Arguments for your script besides those, as in a shell; {dataset}, {iterations}, ... are filled in."""
+    """More arguments for your script, as in a shell; the step fills in {dataset}, {iterations}, ..."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
@@ -68,7 +68,7 @@ class Config:
     sequence_length: int = 96
     """Tokens per sample."""
     global_batch: int = 8
-    """Samples per iteration over all ranks, however many there are."""
+    """Samples per iteration over all ranks, whatever their number."""
     learning_rate: float = 0.0
     """Peak of the learning rate; 0: 3e-3 for tiny's random weights, 1e-4 for a trained model."""
     warmup: int = 20
@@ -76,10 +76,10 @@ class Config:
     seed: int = 0
     """Decides the random weights and the order of the data."""
     persist_interval: int = PERSIST_EVERY
-    """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
+    """Iterations between two checkpoints in the store; memory holds one of every iteration."""
     checkpoint_overhead: str = ""
-    """Instead: a share of the time, such as 1%, that copies to the store, and staging, may each take; how often is then
-    measured."""
+    """Instead of an interval: the share of the time, such as 1%, that staging and copying to the store may each take.
+    The intervals then follow from measurements."""
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
     state_bytes: float = 0.0
@@ -89,14 +89,15 @@ class Config:
     keep_every: int = 0
     """Also keep each checkpoint whose iteration is a multiple of this; 0: none."""
     certify_interval: int = 0
-    """Iterations between two states whose replicas are compared; only those that agree are restored. 0: every complete
-    state is."""
+    """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
+    comparison."""
     network_check: bool = False
     """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
     exclude_straggler: bool = False
-    """With network_check: replace a node that is more than twice as slow as the median, too."""
+    """With --network-check: also replace a node more than twice as slow as the median."""
     gang: str = "none"
-    """On a cluster: who admits min-nodes together or not at all: none, volcano, koordinator, coscheduling or kueue."""
+    """On a cluster: the scheduler that admits min-nodes nodes together or not at all: none, volcano, koordinator,
+    coscheduling or kueue."""
     queue: str = ""
     """Volcano's Queue, Koordinator's ElasticQuota (empty: the default one) or Kueue's LocalQueue."""
     priority_class: str = ""

@@ -110,13 +110,13 @@ def _flag_values(config: Flags) -> "list[FlagValue]":
     from everstep.runtime.job.spec_reader import FlagValue
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}
-    said = [FlagValue("--job", ("job",), config.job_name(), firm=bool(config.job))]
-    said.append(FlagValue("a step that makes its nodes", ("placement",), "platform"))
+    flags = [FlagValue("--job", ("job",), config.job_name(), firm=bool(config.job))]
+    flags.append(FlagValue("a step that makes its nodes", ("placement",), "platform"))
     for field, path in _PATHS.items():
         value: Any = getattr(config, field)
         if value != usual[field]:
-            said.append(FlagValue(f"--{field.replace('_', '-')}", path, value))
-    return said
+            flags.append(FlagValue(f"--{field.replace('_', '-')}", path, value))
+    return flags
 
 
 def _replace(spec: "JobSpec", **changes: Any) -> "JobSpec":

@@ -107,6 +107,7 @@ async def sibling_pods(
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
         KubernetesPlatform,
+        PodRules,
         delete_groups,
         ensure_groups,
         ensure_sizes,
@@ -136,10 +137,9 @@ async def sibling_pods(
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
-        how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
-        how["own_templates"] = {name: role.template for name, role in spec.roles.items()}
-        how["ends_at"] = await read_deadline(api, owner)
-        async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
+        own_templates = {name: role.template for name, role in spec.roles.items()}
+        rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates)
+        async with KubernetesPlatform(api, spec.job, owner, template, rules=rules, say=_print_line) as platform:
             yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over)
 
 

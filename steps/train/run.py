@@ -191,9 +191,9 @@ class ProgressLines:
         self.loss = progress.loss if progress.loss is not None else self.loss
         if progress.iteration:
             moment = self._clock()
-            begun, before = self._first = self._first or (moment, progress.iteration)
-            if moment > begun and progress.iteration > before:
-                self.rate = (progress.iteration - before) / (moment - begun)
+            began, before = self._first = self._first or (moment, progress.iteration)
+            if moment > began and progress.iteration > before:
+                self.rate = (progress.iteration - before) / (moment - began)
         if progress.reason != self._reason:
             self._reason = progress.reason
             print(progress.reason, file=self._stream, flush=True)

@@ -37,10 +37,10 @@ def template() -> Container:
 
 
 def task(name: str = "train", **arguments: object) -> StepTask:
-    """A task with the outputs `checkpoint` (URI of the last commit; empty if the script keeps none), `iterations` and
+    """A task with the outputs `checkpoint` (URI of the last commit; empty if the script saves none), `iterations` and
     `results` (JSON: what the script named with `everstep.results`).
 
-    `job_spec` may be a `JobSpec` (everstep.job), besides the name of a YAML file.
+    `job_spec` is the name of a YAML file, or a `JobSpec` (everstep.job).
     """
     job_spec = arguments.get("job_spec")
     if isinstance(job_spec, JobSpec):

@@ -23,10 +23,10 @@ def test_a_master_that_does_not_know_this_node_yet_is_alive(masters: Any) -> Non
         headers = {"Authorization": "Bearer secret", JOB_HEADER: "mine"}
         async with masters(job="another") as master, aiohttp.ClientSession(headers=headers) as session:
             client = MasterClient(master.url, lambda: None, CHANCE, print)
-            client.session, client.heard = session, 0.0
+            client.session, client.answered_at = session, 0.0
             with pytest.raises(NoPlace):
                 await client.send_heartbeat(Heartbeat("worker-0", 0))
-            assert client.heard > 0.0
+            assert client.answered_at > 0.0
             assert not client.met
 
     asyncio.run(story())

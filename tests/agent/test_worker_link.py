@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from everstep.runtime.agent.client import NotUnderstood
-from everstep.runtime.agent.worker_server import LONGEST_LINE, LinkServer
+from everstep.runtime.agent.worker_server import LONGEST_LINE, LinkHandlers, LinkServer
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import ShardLease, ShardRequest
 from everstep.runtime.protocol.worker_link import (
@@ -44,9 +44,8 @@ class Agent:
 
         def ignore(*_: object) -> None: ...
 
-        self.server = LinkServer(
-            "worker-0-0", self.keeper, welcome, 1, self._threads, ignore, ignore, ignore, self.ask_shard
-        )
+        handlers = LinkHandlers(ignore, ignore, ignore, self.ask_shard)
+        self.server = LinkServer("worker-0-0", self.keeper, welcome, 1, self._threads, handlers)
         self.asked: list[ShardRequest] = []
         self.leases: list[ShardLease | Exception | None] = []
         """What the master answers, in turn."""

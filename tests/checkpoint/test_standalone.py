@@ -17,7 +17,7 @@ from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
 from everstep.runtime.checkpoint.stored.read_committed import read_committed
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.checkpoint.worker.own_slots import ABANDONED_S, OwnSlots, remove_abandoned
-from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, StandaloneKeeper
+from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, Collectives, StandaloneKeeper
 from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
 
@@ -70,7 +70,10 @@ def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
 
         return numbers
 
-    ranks = [StandaloneKeeper(Mortal(folder, 10**6), "j", agree=agree(rank), most=float) for rank in range(len(calls))]
+    ranks = [
+        StandaloneKeeper(Mortal(folder, 10**6), "j", collectives=Collectives(agree(rank), float))
+        for rank in range(len(calls))
+    ]
     for rank, alone in enumerate(ranks):
         alone.join(rank, len(ranks))
     for alone, count in zip(ranks, calls, strict=True):
@@ -204,7 +207,7 @@ def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> N
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
     answers = iter([1.0, 0.0])
-    alone = StandaloneKeeper(store, "j", most=lambda mine: next(answers))
+    alone = StandaloneKeeper(store, "j", collectives=Collectives(largest=lambda mine: next(answers)))
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
 
 
@@ -254,7 +257,7 @@ def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_fro
             raise StoreError("answers 500")
 
     _saved(DirectoryStore(tmp_path), [1, 2])
-    with pytest.raises(UnreachableError, match=r"though some may be whole: store .*answers 500"):
+    with pytest.raises(UnreachableError, match=r"though some may be complete: store .*answers 500"):
         StandaloneKeeper(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
 
 

@@ -18,9 +18,9 @@ REAL = {
     "the disk is full": "f = open('/dev/full', 'w'); f.write('x'); f.flush()",
     "a module cannot be imported": "import no_such_module",
     "out of memory": "bytearray(1 << 60)",
-    "told to end: a preemption, or somebody's SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "asked to end: a preemption or a SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "killed from outside": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "a crash in native code": "import ctypes; ctypes.string_at(0)",
+    "native code crashed": "import ctypes; ctypes.string_at(0)",
     "shared memory is full": (  # A page of a mapping that its file does not have, as in a full /dev/shm.
         "import mmap, tempfile; f = tempfile.TemporaryFile(); f.truncate(1 << 20); m = mmap.mmap(f.fileno(), 1 << 20); "
         "f.truncate(0); m[:1] = b'x'"
@@ -47,9 +47,9 @@ d.init_process_group(
 d.all_reduce(torch.ones(1))
 """
 TORCH = {
-    "shapes do not fit": "torch.ones(2, 3) @ torch.ones(4, 5)",
+    "shapes do not match": "torch.ones(2, 3) @ torch.ones(4, 5)",
     "tensors are on different devices or of different types": "torch.ones(2, 2) @ torch.ones(2, 2).double()",
-    "the state has other shapes than the model": (
+    "the state's shapes differ from the model's": (
         "torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())"
     ),
     "the loss is not a number": (
@@ -83,7 +83,7 @@ WRITTEN = [
      "or a remote process exiting prematurely.", 1, "the connection to another rank broke"),
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
     ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
-     "a GPU fell out or failed (Xid)"),
+     "a GPU failed or fell off the bus (Xid)"),
     # The kernel's mm/oom_kill.c, of a killed worker of this project's own tests.
     ("Memory cgroup out of memory: Killed process 7405 (python) total-vm:462824kB", -9, OOM_KILLED.name),
     ("everstep: the loss of iteration 81 is nan, right after iteration 80", 76, "the loss is not a number"),

@@ -1,6 +1,7 @@
 """The examples: each pipeline's manifest is valid, and each of them runs."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ from everstep.pipeline import manifest_of
 from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document
-from examples import own_steps, sweep
+from everstep.steps.entry import StepError
+from examples import drilled, own_steps, sweep
 from tests.docs.pages import PAGES
 from tests.harness import PATIENCE_S, ROOT
 
@@ -65,6 +67,18 @@ def test_own_steps_stand_between_ours() -> None:
     assert tasks["publish"] == "judge"
 
 
+def test_an_own_step_waits_for_the_drill_before_it() -> None:
+    tasks = depends(manifest(drilled, only="process-crash"))
+    assert tasks["release"] == "verdict"
+    assert tasks["train-reference"] == "tokenize"
+    assert "chaos-process-crash" in tasks["verdict"]
+
+
+def test_a_drill_without_such_an_experiment_is_refused() -> None:
+    with pytest.raises(StepError, match=r"^--only meteor: no such experiment"):
+        drilled.Config(only="meteor").check()
+
+
 def test_a_manifest_without_training_runs_on_a_laptop(tmp_path: Path) -> None:
     path = str(EXAMPLES / "fan_out.yaml")
     call(tmp_path, "-m", "everstep", "workflow", "run", path, "--name", "first", "-p", "top=4")
@@ -103,6 +117,15 @@ def test_only_a_good_model_is_published(tmp_path: Path, text: str, limit: str, i
     flags = ("--most-iterations", "5", "--limit", limit, "--corpus", text, "--target", "local", "--name", "o")
     call(tmp_path, str(EXAMPLES / "own_steps.py"), *flags)
     assert ("published" in call(tmp_path, "-m", "everstep", "workflow", "logs", "o").stdout) == is_published
+
+
+@pytest.mark.long
+def test_a_step_behind_a_drill_runs_once_the_drill_holds(tmp_path: Path, text: str) -> None:
+    flags = ("--only", "process-crash", "--iterations", "40", "--corpus", text, "--target", "local", "--name", "d")
+    call(tmp_path, str(EXAMPLES / "drilled.py"), *flags)
+    logs = call(tmp_path, "-m", "everstep", "workflow", "logs", "d").stdout
+    assert "released: 1 of 1 experiments hold" in logs
+    assert re.search(r"process-crash: holds: .* crash of ", logs), "the fault fired"
 
 
 def launch(tmp_path: Path, name: str, fault: str, *more: str) -> str:

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from everstep.version import IMAGE
+from supply.containerfile import ContainerfileError, Settings, ignored, settings, stages
 from tests.harness import ROOT
-from tests.images.containerfile import ContainerfileError, Settings, ignored, settings, stages
 
 TEXT = (ROOT / "templates/Containerfile").read_text()
 IMAGES = ("submit", "preprocess", "train", "everstep")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from everstep.steps.reuse import STEPS
+from supply.containerfile import settings, stages
+from supply.image_builder import BASE, SHARED, Builder, missing
 from supply.lock import parse_lock
 from tests.datasets import write_dataset
 from tests.harness import ROOT
-from tests.images.building import BASE, SHARED, Builder, missing
-from tests.images.containerfile import settings, stages
 
 TEXT = (ROOT / "templates/Containerfile").read_text()
 STEPS_OF = {

@@ -157,8 +157,8 @@ def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
         FlagValue("--max-restarts", ("patience", "maxRestarts"), 7),
     ]
     expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(max_restarts=7))
-    assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", said=said) == expected
-    assert spec_of(BASE + "patience: {maxRestarts: 7}\n", said=said) == expected
+    assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", flags=said) == expected
+    assert spec_of(BASE + "patience: {maxRestarts: 7}\n", flags=said) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
 )
 def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(said: FlagValue, line: str) -> None:
     with pytest.raises(SpecError) as caught:
-        spec_of(BASE, said=[said])
+        spec_of(BASE, flags=[said])
     assert any(line in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_what_is_not_said_firmly_gives_way_to_the_file() -> None:
-    assert spec_of(BASE, said=[FlagValue("--job", ("job",), "other", firm=False)]).job == "j"
+    assert spec_of(BASE, flags=[FlagValue("--job", ("job",), "other", firm=False)]).job == "j"
 
 
 def test_a_spec_made_in_python_is_written_as_what_reads_the_same() -> None:

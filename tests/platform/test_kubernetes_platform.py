@@ -11,7 +11,15 @@ import pytest
 
 from everstep.runtime.platform import NodeEnd, NodeRequest
 from everstep.runtime.platform.gang import Gang
-from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
+from everstep.runtime.platform.kubernetes import (
+    Access,
+    KubeApi,
+    KubeError,
+    KubernetesPlatform,
+    Owner,
+    PodRules,
+    Scheduling,
+)
 from everstep.runtime.platform.kubernetes.api import ALLOWED_S, bearer_from
 from everstep.runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
 from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of
@@ -95,7 +103,9 @@ def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() 
             async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE) as made:
                 await made.create(request("worker-0-0", avoid_hosts=["a"]))
             assert server.nodes["a"]["spec"]["taints"] == [other]
-            async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE, say=said.append, taints=True) as made:
+            async with KubernetesPlatform(
+                api, JOB, OWNER, TEMPLATE, rules=PodRules(taints=True), say=said.append
+            ) as made:
                 await made.observe()
                 server.refuse = [(409, "the object has been modified")]
                 await made.create(request("worker-1-0", avoid_hosts=["a", "b"]))
@@ -114,7 +124,7 @@ def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None
         extra, gang = pod_name(JOB, OWNER, "worker-1-0"), Scheduling(Gang.VOLCANO, minimum=1)
         async with (
             KubeApi(Access(url, server.namespace), no_wait) as api,
-            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, scheduling=gang) as made,
+            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(gang)) as made,
         ):
             await made.create(request())
             await made.create(request("worker-1-0", extra=True))
@@ -133,7 +143,7 @@ def test_a_pod_ends_by_itself_when_the_workflow_has_to() -> None:
             name = f"worker-{wanted[0]}-0"
             async with (
                 KubeApi(Access(url, server.namespace), no_wait) as api,
-                KubernetesPlatform(api, JOB, OWNER, TEMPLATE, ends_at=time.time() + left_s) as made,
+                KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(ends_at=time.time() + left_s)) as made,
             ):
                 await made.create(request(name))
             assert server.pods[pod_name(JOB, OWNER, name)]["spec"]["activeDeadlineSeconds"] in wanted

@@ -207,7 +207,7 @@ def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
     first, *others = shards("document", extents(str(tmp_path / "a.jsonl")), 3)
     (refused,) = write_shards(job, [first])
     assert isinstance(refused, ShardRefusal)
-    assert refused.told.startswith(f"{tmp_path}/a.jsonl:1:1: not JSON")
+    assert refused.reason.startswith(f"{tmp_path}/a.jsonl:1:1: not JSON")
     assert list(write_shards(job, others)) == []
 
 

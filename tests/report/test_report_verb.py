@@ -63,4 +63,4 @@ def test_a_store_alone_is_enough(runs: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_place_of_a_store_that_has_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"{tmp_path}/runs/nothing"]) == 2
-    assert "the store has nothing of it" in capsys.readouterr().err
+    assert "the store has no such run or job" in capsys.readouterr().err

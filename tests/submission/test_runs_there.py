@@ -89,7 +89,7 @@ def test_a_run_that_has_failed_is_retried_by_an_argo_server(
         (["watch", "gone"], '"gone" not found'),
         (["logs", "first", "x"], "no step begins with 'x'"),
         (["retry", "first"], "only a run that has failed is retried, and it is Running"),
-        (["stop", "first", "--message", "m"], "only the whole run"),
+        (["stop", "first", "--message", "m"], "acts on the whole run"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supply.release import CHART, VersionError, build, check_version, pack_chart
+from supply.images import revision
+from supply.release import CHART, VersionError, build, check_version, images_of, pack_chart
 from tests.harness import ROOT
 
 HOSTED = sorted((ROOT / ".github").rglob("*.yml"))
@@ -39,12 +40,21 @@ def test_the_chart_is_packed_as_helm_does_and_the_same_each_time(tmp_path: Path)
     assert {"everstep/values.yaml", "everstep/templates/rbac.yaml", "everstep/files/steps.yaml"} <= set(names)
 
 
+def test_a_release_takes_only_images_of_its_own_commit(tmp_path: Path) -> None:
+    (tmp_path / "everstep-submit-1.2.3.oci.tar").touch()
+    assert images_of(tmp_path) == []
+    (tmp_path / "REVISION").write_text("0" * 40)
+    assert images_of(tmp_path) == []
+    (tmp_path / "REVISION").write_text(revision()[0])
+    assert [path.name for path in images_of(tmp_path)] == ["everstep-submit-1.2.3.oci.tar"]
+
+
 @pytest.mark.long
 def test_a_release_has_its_files_and_their_sums(tmp_path: Path) -> None:
     sums, *files = build(tmp_path / "release")
     told = dict(line.split("  ")[::-1] for line in sums.read_text().splitlines())
     assert told == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    assert len(files) == 7
+    assert len([path for path in files if not path.name.endswith(".oci.tar")]) == 7
     (wheel,) = (path for path in files if path.suffix == ".whl")
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())

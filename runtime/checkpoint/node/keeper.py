@@ -214,8 +214,8 @@ class Keeper:
             pending = deque([event])
             while pending:
                 for action in self._core.handle(pending.popleft(), time.monotonic()):
-                    if made := self._start(action, later):
-                        pending.append(made)
+                    if task := self._start(action, later):
+                        pending.append(task)
             deadline = self._core.next_deadline()
             if deadline is not None and (self._deadline is None or deadline < self._deadline):
                 self._earlier_deadline.notify()

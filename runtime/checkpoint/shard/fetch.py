@@ -126,7 +126,7 @@ def _read_over_connection(
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         if answer.status == http.client.NOT_FOUND:
-            raise DamagedError("it is no longer held")
+            raise DamagedError("it is no longer in memory")
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
             raise UnreachableError(f"answered {answer.status} {answer.reason}")
         done = 0

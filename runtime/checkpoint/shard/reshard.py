@@ -216,10 +216,10 @@ def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
     none has it."""
     parts: list[_RowRange] = []
     for want in wants:
-        taken, missing = cover(want.part.box, _boxes_of(shards, want.path))
+        overlaps, missing = cover(want.part.box, _boxes_of(shards, want.path))
         if missing:
             raise _inconsistent_error(shards, f"{want.path}: no shard has the part at {list(missing[0].offset)}")
-        parts += [part for n, box in taken for part in _row_ranges(n, shards[n], want, box)]
+        parts += [part for n, box in overlaps for part in _row_ranges(n, shards[n], want, box)]
     parts.sort(key=lambda part: (part.shard, part.start))
     buffer = memoryview(b"")
     for n, start, end, group in _group_ranges(parts):
@@ -262,13 +262,13 @@ class _RowRange:
 def _row_ranges(n: int, shard: Shard, want: WantedTensor, box: Box) -> Iterator[_RowRange]:
     """Divide `box` of the wanted tensor in this shard into ranges of at most `_READ_BYTES`."""
     name = shard.name_by_path[want.path]
-    place, held = shard.layout.tensors[name], shard.layout.part(name).box
+    place, own_box = shard.layout.tensors[name], shard.layout.part(name).box
     if not box.shape:
         yield _RowRange(n, place.start, place.start + place.size, place, (), want.tensor)
         return
     target = want.tensor[box.slices_in(want.part.box)]
-    within = box.slices_in(held)
-    row = place.size // held.shape[0]
+    within = box.slices_in(own_box)
+    row = place.size // own_box.shape[0]
     step = max(1, _READ_BYTES // row)
     for at in range(0, box.shape[0], step):
         start = place.start + (within[0].start + at) * row

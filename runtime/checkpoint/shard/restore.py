@@ -77,11 +77,11 @@ def load_shard(
             path: describe_tensor(live.tensors[name].shape, live.tensors[name].dtype)
             for path, name in live.name_by_path.items()
         }
-        held = {
+        shard_tensors = {
             path: describe_tensor(layout.tensors[name].shape, layout.tensors[name].dtype)
             for path, name in sources.items()
         }
-        require_same(held, own, (state, saved))
+        require_same(shard_tensors, own, (state, saved))
     copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
     _copy_checked(shard.data, layout, digest, copied)
     restore_values(state, saved, live)
@@ -166,10 +166,10 @@ def _plan_moves(
     data: memoryview, layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], step: int
 ) -> tuple[_Moves, list[tuple[TensorInfo, torch.Tensor]]]:
     """The moves, and the tensors that torch must copy: on a device, not contiguous, or sharing bytes with another."""
-    held, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
+    places, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
     starts, sizes, addresses = (
-        int_array(_start, held),
-        int_array(_size, held),
+        int_array(_start, places),
+        int_array(_size, places),
         int_array(torch.Tensor.data_ptr, tensors),
     )
     again = np.diff(starts, prepend=-1) == 0

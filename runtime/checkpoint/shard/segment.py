@@ -117,8 +117,8 @@ class SegmentFile:
         name = beacon.phase.encode()[:48]
         (sequence,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 1)
-        shown = (beacon.iteration, beacon.time, beacon.changes, len(name), name.ljust(48, b"\0"))
-        struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *shown)
+        fields = (beacon.iteration, beacon.time, beacon.changes, len(name), name.ljust(48, b"\0"))
+        struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *fields)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
 
     def read_beacon(self) -> Beacon:
@@ -135,10 +135,10 @@ class SegmentFile:
         """The shard in a slot, as far as its writer has noted it."""
         return SlotRecord(*_RECORD.unpack_from(self._memory, _RECORDS_AT + slot * _RECORD.size))
 
-    def write_slot_record(self, slot: int, kept: SlotRecord) -> None:
+    def write_slot_record(self, slot: int, record: SlotRecord) -> None:
         """Note the shard in a slot. Invariant: a slot whose bytes change has size 0, so that a torn shard is never
         read."""
-        _RECORD.pack_into(self._memory, _RECORDS_AT + slot * _RECORD.size, *kept)
+        _RECORD.pack_into(self._memory, _RECORDS_AT + slot * _RECORD.size, *record)
 
     @property
     def ready_slots(self) -> int:

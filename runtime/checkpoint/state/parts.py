@@ -144,20 +144,20 @@ def _local_shard(tensor: Any) -> Any:
     return shards[0] if shards else None
 
 
-def cover(wanted: Box, held: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
+def cover(wanted: Box, shards: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
     """Choose for each element of `wanted` the first holder that has it. Returns (holder, region) pairs, and the regions
     that no holder has."""
-    taken, missing = [], [] if wanted.is_empty else [wanted]
-    for owner, box in held:
+    overlaps, missing = [], [] if wanted.is_empty else [wanted]
+    for owner, box in shards:
         left = []
         for part in missing:
             common = part.intersect(box)
             if common is None:
                 left.append(part)
             else:
-                taken.append((owner, common))
+                overlaps.append((owner, common))
                 left.extend(part.subtract(common))
         missing = left
         if not missing:
             break
-    return taken, missing
+    return overlaps, missing

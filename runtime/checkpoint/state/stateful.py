@@ -71,12 +71,12 @@ def _swap_parameters(optimizer: torch.optim.Optimizer, parameters: list[list[tor
     """The optimizer's groups have these parameters within the block."""
     own = [group["params"] for group in optimizer.param_groups]
     try:
-        for group, given in zip(optimizer.param_groups, parameters, strict=True):
-            group["params"] = given
+        for group, saved_parameters in zip(optimizer.param_groups, parameters, strict=True):
+            group["params"] = saved_parameters
         yield
     finally:
-        for group, given in zip(optimizer.param_groups, own, strict=True):
-            group["params"] = given
+        for group, saved_parameters in zip(optimizer.param_groups, own, strict=True):
+            group["params"] = saved_parameters
 
 
 def _zero_like(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:

@@ -73,7 +73,7 @@ class Checkpointer:
         self._segment: SegmentFile | None = None
         self._waited_s = 0.0
         """How long the last `save` waited for memory that was still being allocated."""
-        self._shown = 0
+        self._beacon_changes = 0
         """Number of changes of the beacon."""
         self._saved = 0
         self._saved_here = False
@@ -95,10 +95,10 @@ class Checkpointer:
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
 
-        Call it on every rank: all restore the same checkpoint, or fail. A damaged checkpoint is passed over for an
-        older one. Under an agent this takes another round, and this process ends first. Raises RestoreError if the
-        checkpoint is of another model, or if none can be read although some may be whole; LinkError if there is no room
-        for it.
+        Call it on every rank: all restore the same checkpoint, or all fail. A damaged checkpoint is passed over for an
+        older one; under an agent, this process then ends and another round begins. Raises RestoreError if the
+        checkpoint belongs to another model, or if none can be read although some may be complete; LinkError if memory
+        has no room for it.
         """
         if self._link is None:
             found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
@@ -122,7 +122,7 @@ class Checkpointer:
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
-        `persist` copies it to the store whatever the interval is. Call it on every rank.
+        `persist=True` copies it to the store regardless of the interval. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
         staged = persist or self._interval.is_due(iteration)
@@ -142,8 +142,8 @@ class Checkpointer:
         self._saved, self._saved_here = iteration, staged or same
 
     def flush(self, iteration: int) -> str:
-        """Wait until `iteration`, which was saved before, is committed in the store. Returns the key of the manifest,
-        or "" on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
+        """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""
+        on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
         if not self._stages:
             return ""
         if self._link is None:
@@ -151,7 +151,7 @@ class Checkpointer:
         return self._link.ask(Flush(iteration), Done).detail
 
     def finish(self, state: dict[str, Any]) -> str:
-        """End the training: return when the last state is committed in the store. Returns the key of the manifest."""
+        """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
         if self._saved == 0:
             return ""
         if not self._saved_here or self._link is None:
@@ -161,8 +161,8 @@ class Checkpointer:
     def beacon(self, iteration: int, phase: str) -> None:
         """Publish this worker's progress in shared memory."""
         if self._segment is not None:
-            self._shown += 1
-            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
+            self._beacon_changes += 1
+            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._beacon_changes))
 
     def restore(self, place: Fetched, state: dict[str, Any]) -> int:
         """Load the checkpoint that the agent supplied at `place`; returns its iteration.
@@ -232,8 +232,8 @@ class Checkpointer:
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        given = self._link.read_answer(Slot)
-        slot, self._waited_s = given.slot, given.waited_s
+        reply = self._link.read_answer(Slot)
+        slot, self._waited_s = reply.slot, reply.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why))
         self._populate()

@@ -71,8 +71,8 @@ class OwnSlots:
         """The newest shard and its bytes."""
         if self._file is None:
             return None
-        kept, slot = max((self._file.slot_record(slot), slot) for slot in range(self._file.slots))
-        return (kept, self._file.slot(slot)[: kept.size]) if kept.size else None
+        record, slot = max((self._file.slot_record(slot), slot) for slot in range(self._file.slots))
+        return (record, self._file.slot(slot)[: record.size]) if record.size else None
 
     def forget(self, round_: int) -> None:
         """Drop shards of this round and later ones: they are of another store, or of one that was emptied."""
@@ -89,10 +89,10 @@ class OwnSlots:
         file.write_slot_record(order[0], SlotRecord())
         return order[0], file.slot(order[0])
 
-    def end(self, slot: int, kept: SlotRecord) -> None:
+    def end(self, slot: int, record: SlotRecord) -> None:
         """The slot is written."""
         assert self._file is not None
-        self._file.write_slot_record(slot, kept)
+        self._file.write_slot_record(slot, record)
         os.utime(self._folder)  # Writing to mapped memory sets no time.
         if self._replaces:
             os.replace(self._file.path, self._path)
@@ -109,11 +109,11 @@ class OwnSlots:
 
     def _make(self, size: int) -> SegmentFile:
         require_room(self._folder, SLOTS, 0, size, 0)
-        made = NewSegment(self._folder / "new", SLOTS, size)
+        segment = NewSegment(self._folder / "new", SLOTS, size)
         try:
             for _ in range(SLOTS):
-                made.allocate_slot()
+                segment.allocate_slot()
         finally:
-            made.close()
+            segment.close()
         self._replaces = True
-        return made.segment
+        return segment.segment

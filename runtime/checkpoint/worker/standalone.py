@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -58,6 +59,14 @@ COMMIT_TIMEOUT_S = 600.0
 _POLL_S = 0.05
 
 
+@dataclass(frozen=True)
+class Collectives:
+    """How the ranks of a sharded state agree. Every rank must call them."""
+
+    agree: Agree = broadcast_from_rank_0
+    largest: Callable[[float], float] = max_over_ranks
+
+
 class StandaloneKeeper:
     """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
@@ -69,16 +78,15 @@ class StandaloneKeeper:
         keep_last: int = KEEP_LAST,
         slots: OwnSlots | None = None,
         interval: int = 0,
-        agree: Agree = broadcast_from_rank_0,
-        most: Callable[[float], float] = max_over_ranks,
+        collectives: Collectives = Collectives(),
     ) -> None:
         """A state that is the same on every rank is written every `every_s` seconds, or every `interval` iterations,
         and on request. The newest `keep_last` checkpoints stay (0: all), and so does the one that this process started
-        from. `slots` keep every state of a single process. `agree` and `most` are collectives."""
+        from. `slots` keep every state of a single process."""
         self.store, self.prefix = store, checkpoints_prefix(job)
         self._job, self._every_s, self._interval, self._slots = job, every_s, interval, slots
         self._rank, self._world_size = 0, 1
-        self._agree, self._largest = agree, most
+        self._agree, self._largest = collectives.agree, collectives.largest
         self._round = 0
         """Claimed with the first checkpoint; for a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
@@ -127,28 +135,28 @@ class StandaloneKeeper:
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
         if self._largest(float(bool(unread))):
             why = str(unread[0]) if unread else "another rank could not read one"
-            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
+            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be complete: {why}")
         return None
 
     def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:
         """The state that a killed process of this job has left, if it is newer than what the store has. A store that
         does not know its round is another one, or was emptied: then training begins anew."""
-        kept, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
-        if not kept.size or (kept.round, kept.iteration) <= self._newest_committed(()):
+        record, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
+        if not record.size or (record.round, record.iteration) <= self._newest_committed(()):
             return None
-        if not any(True for _ in self.store.list(self._round_key(kept.round))):
+        if not any(True for _ in self.store.list(self._round_key(record.round))):
             return None
-        source = Holding(kept.round, kept.iteration, size=kept.size)
+        source = Holding(record.round, record.iteration, size=record.size)
         try:
             seal(data)
             found = load(Sources((source,), partial(read_bytes, data)))
         except RestoreError as error:
             if error.flaw is None:
                 raise
-            print(f"everstep: iteration {kept.iteration} in memory is skipped: {error}", file=sys.stderr)
+            print(f"everstep: iteration {record.iteration} in memory is skipped: {error}", file=sys.stderr)
             return None
         print(
-            f"everstep: continues from iteration {kept.iteration}, which an earlier process left in memory",
+            f"everstep: continues from iteration {record.iteration}, which an earlier process left in memory",
             file=sys.stderr,
         )
         return found
@@ -208,9 +216,9 @@ class StandaloneKeeper:
             return
         try:
             self._wait()
-            kept = self._slots.newest()
-            if kept and self._staged and self._staged not in self._saved:
-                self._put(self._staged, kept[1])
+            newest = self._slots.newest()
+            if newest and self._staged and self._staged not in self._saved:
+                self._put(self._staged, newest[1])
             if self._staged:
                 self._slots.remove()
         except (StoreError, OSError, RuntimeError) as error:

@@ -10,7 +10,7 @@ versions").
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.groups import delete_groups, ensure_groups
-from everstep.runtime.platform.kubernetes.platform import KubernetesPlatform
+from everstep.runtime.platform.kubernetes.platform import KubernetesPlatform, PodRules
 from everstep.runtime.platform.kubernetes.pods import Owner, template_of, with_shared_memory
 from everstep.runtime.platform.kubernetes.scheduling import Scheduling, minimum_of
 from everstep.runtime.platform.kubernetes.sizes import ensure_sizes, watch_sizes
@@ -23,6 +23,7 @@ __all__ = [
     "KubeError",
     "KubernetesPlatform",
     "Owner",
+    "PodRules",
     "Scheduling",
     "delete_groups",
     "ensure_groups",

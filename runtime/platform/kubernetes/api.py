@@ -157,7 +157,7 @@ class KubeApi:
 
     async def list(self, kind: Kind, selector: str) -> tuple[list[dict[str, Any]], str]:
         """All objects with these labels ("": all), and the version to watch from. Raises KubeError."""
-        answer = await self._ask("GET", kind, self._path(kind), asked={"labelSelector": selector} if selector else {})
+        answer = await self._ask("GET", kind, self._path(kind), query={"labelSelector": selector} if selector else {})
         return answer.get("items") or [], answer["metadata"].get("resourceVersion") or ""
 
     async def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> None:
@@ -179,8 +179,8 @@ class KubeApi:
 
         Raises KubeError; 410: the version is no longer kept, list again.
         """
-        asked = {"labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true"}
-        async for event in self._watch(kind, asked):
+        query = {"labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true"}
+        async for event in self._watch(kind, query):
             yield event
 
     async def watch_one(self, kind: Kind, name: str) -> AsyncIterator[dict[str, Any]]:
@@ -188,11 +188,11 @@ class KubeApi:
         async for event in self._watch(kind, {"fieldSelector": f"metadata.name={name}"}):
             yield event
 
-    async def _watch(self, kind: Kind, asked: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        asked = {**asked, "watch": "true", "timeoutSeconds": str(STREAM_S)}
+    async def _watch(self, kind: Kind, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        query = {**query, "watch": "true", "timeoutSeconds": str(STREAM_S)}
         limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=CONNECT_S)
         try:
-            async with self._open("GET", self._path(kind), asked=asked, limits=limits) as answer:
+            async with self._open("GET", self._path(kind), query=query, limits=limits) as answer:
                 await self._check_answer(("WATCH", kind), answer)
                 async for line in _lines(answer):
                     event = json.loads(line)
@@ -208,18 +208,18 @@ class KubeApi:
 
         A log that breaks off, or is silent for long, ends.
         """
-        asked = {"container": container, "follow": str(follow).lower()}
-        asked |= {"tailLines": str(tail)} if tail is not None else {}
+        query = {"container": container, "follow": str(follow).lower()}
+        query |= {"tailLines": str(tail)} if tail is not None else {}
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
-        begun = False
+        has_begun = False
         try:
-            async with self._open("GET", self._path("pods", f"{pod}/log"), asked=asked, limits=limits) as answer:
+            async with self._open("GET", self._path("pods", f"{pod}/log"), query=query, limits=limits) as answer:
                 await self._check_answer(("GET", "log"), answer)
-                begun = True
+                has_begun = True
                 async for line in _lines(answer, rest_too=True):
                     yield line
         except (aiohttp.ClientError, TimeoutError) as error:
-            if not begun:
+            if not has_begun:
                 raise self._no_answer(error) from None
 
     async def read_path(self, path: str) -> dict[str, Any]:
@@ -260,30 +260,30 @@ class KubeApi:
         return f"{GROUPS[kind]}{space}/{kind.partition('.')[0]}{f'/{name}' if name else ''}"
 
     async def _ask(
-        self, method: str, kind: str, path: str, body: Any = None, asked: Mapping[str, str] = {}
+        self, method: str, kind: str, path: str, body: Any = None, query: Mapping[str, str] = {}
     ) -> dict[str, Any]:
         try:
-            async with self._open(method, path, body, asked) as answer:
+            async with self._open(method, path, body, query) as answer:
                 await self._check_answer((method, kind), answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._no_answer(error) from None
 
     def _no_answer(self, error: Exception) -> KubeError:
-        sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        was_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
         said = _connection_trouble(error)
-        return KubeError(f"{self._access.url}: {said}", said=said, sent=sent)
+        return KubeError(f"{self._access.url}: {said}", said=said, sent=was_sent)
 
-    async def _check_answer(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
+    async def _check_answer(self, request: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
         """Raises KubeError for an answer from 400 on; `passing` if the request was allowed until just now."""
         if answer.status < 400:
-            self._allowed[asked] = None
+            self._allowed[request] = None
             return
         error = await _refusal(answer, self._access.url)
         no_right = answer.status == HTTPStatus.FORBIDDEN and FORBIDDEN_USER.search(str(error))
-        if (no_right or answer.status == HTTPStatus.UNAUTHORIZED) and asked in self._allowed:
-            since, now = self._allowed[asked], self._clock()
-            self._allowed[asked] = now if since is None else since
+        if (no_right or answer.status == HTTPStatus.UNAUTHORIZED) and request in self._allowed:
+            since, now = self._allowed[request], self._clock()
+            self._allowed[request] = now if since is None else since
             error.passing = since is None or now < since + ALLOWED_S
         raise error
 
@@ -292,7 +292,7 @@ class KubeApi:
         method: str,
         path: str,
         body: Any = None,
-        asked: Mapping[str, str] = {},
+        query: Mapping[str, str] = {},
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:
         assert self._session, "used outside of `async with`"
@@ -305,7 +305,7 @@ class KubeApi:
         more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
         more |= {"proxy": self._access.proxy} if self._access.proxy else {}
         where = f"{self._access.url}/{path}"
-        return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
+        return self._session.request(method, where, params=query, json=body, headers=headers, **more)
 
 
 def retry_pauses() -> Iterator[float]:

@@ -20,8 +20,8 @@ class KnownPods:
         self._pods: dict[str, Pod] = {}
         self._since: dict[str, int] = {}
         """By UID: the number of the last list that was requested before the pod became known."""
-        self._told: set[str] = set()
-        self._asked = 0
+        self._reported: set[str] = set()
+        self._lists = 0
 
     def nodes(self) -> list[Node]:
         """Nodes of the pods that have not ended."""
@@ -37,8 +37,8 @@ class KnownPods:
 
     def begin_list(self) -> int:
         """A list is about to be requested; pass the ticket to `on_list` with the answer."""
-        self._asked += 1
-        return self._asked
+        self._lists += 1
+        return self._lists
 
     def on_list(self, ticket: int, pods: Iterable[Pod]) -> list[NodeEnd]:
         """All pods there are. A pod that was known before the request and is missing from the list is gone."""
@@ -50,7 +50,7 @@ class KnownPods:
     def on_created(self, pod: Pod) -> Node:
         """The answer to a create or a get. It is older than what a watch has said about the same pod."""
         uid = pod["metadata"]["uid"]
-        if uid not in self._told and uid not in self._pods:
+        if uid not in self._reported and uid not in self._pods:
             self._keep(uid, pod)
         return node_of(self._pods.get(uid, pod))
 
@@ -69,11 +69,11 @@ class KnownPods:
 
     def _keep(self, uid: str, pod: Pod) -> None:
         self._pods[uid] = pod
-        self._since.setdefault(uid, self._asked)
+        self._since.setdefault(uid, self._lists)
 
     def _end_once(self, pod: Pod, otherwise: str) -> list[NodeEnd]:
         uid = pod["metadata"]["uid"]
-        if uid in self._told:
+        if uid in self._reported:
             return []
-        self._told.add(uid)
+        self._reported.add(uid)
         return [end_of_pod(pod, otherwise)]

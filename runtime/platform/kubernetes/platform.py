@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -52,6 +53,19 @@ async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
     return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
 
+@dataclass(frozen=True)
+class PodRules:
+    """What holds for all pods of a job, beside their template."""
+
+    scheduling: Scheduling = PLAIN
+    taints: bool = False
+    """Mark machines to avoid for everybody (see `taints`)."""
+    ends_at: float | None = None
+    """Unix time at which every pod must have ended: Argo then kills this process, which cannot remove them."""
+    own_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By role: how its pods differ from the template (see `pod_template`)."""
+
+
 class KubernetesPlatform:
     """The nodes of one job, in one namespace. `async with`; used from one event loop."""
 
@@ -62,29 +76,21 @@ class KubernetesPlatform:
         owner: Owner,
         template: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
-        scheduling: Scheduling = PLAIN,
+        rules: PodRules = PodRules(),
         say: Callable[[str], None] = lambda _: None,
-        taints: bool = False,
-        ends_at: float | None = None,
-        own_templates: Mapping[str, Mapping[str, Any]] = {},
     ) -> None:
         """`template`: a pod's spec, whose first container becomes the agent; see `template_of`.
 
-        `say` gets one line for each reason why a pod does not start. `taints`: mark machines to avoid for everybody
-        (see `taints`). `ends_at`: Unix time at which every pod must have ended, because Argo then kills this process
-        without time to remove them. `own_templates`: by role, what its pods have otherwise (see `pod_template`).
+        `say` gets one line for each reason why a pod does not start.
         """
         self._api = api
         self._job = job
         self._owner = owner
         self._template = template
-        self._scheduling = scheduling
+        self._rules = rules
         self._say = say
-        self._taints = taints
-        self._ends_at = ends_at
-        self._own_templates = own_templates
         self._tainted: set[str] = set()
-        self._said: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         """By UID: the last reason given why the pod does not start."""
         self._clock = clock
         self._known = KnownPods()
@@ -123,10 +129,12 @@ class KubernetesPlatform:
         Raises OSError if the API refuses, and for a pod of that name that has ended: names are not reused.
         """
         try:
-            own = self._own_templates.get(request.role, {})
+            own = self._rules.own_templates.get(request.role, {})
             wanted_pod = pod_of(request, self._job, self._owner, with_own_template(self._template, own))
             wanted_pod = with_own_metadata(wanted_pod, own)
-            manifest = with_scheduling(self._with_deadline(wanted_pod), self._scheduling, self._job, request.extra)
+            manifest = with_scheduling(
+                self._with_deadline(wanted_pod), self._rules.scheduling, self._job, request.extra
+            )
         except ValueError as error:
             raise OSError(str(error)) from None
         await self._taint_hosts(request.avoid_hosts)
@@ -144,13 +152,13 @@ class KubernetesPlatform:
         return self._known.on_created(pod)
 
     def _with_deadline(self, pod: dict[str, Any]) -> dict[str, Any]:
-        if self._ends_at is None:
+        if self._rules.ends_at is None:
             return pod
-        left_s = max(1, math.ceil(self._ends_at - time.time()))
+        left_s = max(1, math.ceil(self._rules.ends_at - time.time()))
         return {**pod, "spec": {**pod["spec"], "activeDeadlineSeconds": left_s}}
 
     async def _taint_hosts(self, hosts: Sequence[str]) -> None:
-        fresh = [host for host in hosts if self._taints and host not in self._tainted]
+        fresh = [host for host in hosts if self._rules.taints and host not in self._tainted]
         self._tainted.update(fresh)
         for host in fresh:
             await taint(self._api, host, self._say)
@@ -160,8 +168,8 @@ class KubernetesPlatform:
         pod = self._known.pod(uid)
         if pod is None or has_ended(pod):
             return
-        told = self._ending.setdefault(uid, now := self._clock())
-        force = now >= told + FORCE_AFTER_S
+        ending_since = self._ending.setdefault(uid, now := self._clock())
+        force = now >= ending_since + FORCE_AFTER_S
         if pod["metadata"].get("deletionTimestamp") and not force:
             return
         grace_s = 0 if force else GRACE_S
@@ -181,14 +189,14 @@ class KubernetesPlatform:
     def _publish(self, news: list[NodeEnd]) -> None:
         for one in news:
             self._ending.pop(one.uid, None)
-            self._said.pop(one.uid, None)
+            self._reasons.pop(one.uid, None)
             self._news.put_nowait(one)
 
     def _explain(self, pod: dict[str, Any]) -> None:
         """Say why the pod does not start, once for each reason."""
         why, uid = waiting_reason(pod), pod["metadata"]["uid"]
-        if why and why != self._said.get(uid):
-            self._said[uid] = why
+        if why and why != self._reasons.get(uid):
+            self._reasons[uid] = why
             self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:
@@ -211,9 +219,9 @@ class KubernetesPlatform:
 
     async def _admit_extras(self) -> None:
         """Remove the scheduling gates of extras when it is time."""
-        for name in extras_to_admit(self._known.pods(), self._scheduling):
+        for name in extras_to_admit(self._known.pods(), self._rules.scheduling):
             try:
-                await self._api.patch("pods", name, admission_of_extra(self._scheduling))
+                await self._api.patch("pods", name, admission_of_extra(self._rules.scheduling))
             except KubeError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise

@@ -68,7 +68,7 @@ class _Budget:
     def __init__(self, limits: UnpackLimits, packed: int) -> None:
         self.bytes = max(limits.unpacked_bytes, limits.ratio * packed)
         self.members = limits.members
-        self._told = (
+        self._refusal = (
             f"its {packed} bytes unpack to more than {self.bytes} bytes or {self.members} files; "
             f"{UNPACKED_VARIABLE}=BYTES allows it more bytes"
         )
@@ -77,7 +77,7 @@ class _Budget:
         """Count unpacked bytes. Raises ArchiveError when there are too many."""
         self.bytes -= count
         if self.bytes < 0:
-            raise ArchiveError(self._told)
+            raise ArchiveError(self._refusal)
 
     def make_folder(self, folder: Path) -> None:
         """Make the folder and its missing parents; each counts as a member."""
@@ -93,7 +93,7 @@ class _Budget:
         """Count one member. Raises ArchiveError when there are too many."""
         self.members -= 1
         if self.members < 0:
-            raise ArchiveError(self._told)
+            raise ArchiveError(self._refusal)
 
 
 def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
@@ -215,8 +215,8 @@ def _as_archive_errors() -> Iterator[None]:
     except zipfile.BadZipFile as error:
         raise ArchiveError("zip: not a valid zip file") from error
     except Exception as error:
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ArchiveError(f"cannot be unpacked: {said}") from error
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ArchiveError(f"cannot be unpacked: {why}") from error
 
 
 @contextmanager
@@ -226,10 +226,10 @@ def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any
     class Member(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "Member":
-            made = super().frombuf(buf, encoding, errors)
-            if made.type in HEADER_TYPES and not 0 <= made.size <= limits.header_bytes:
-                raise ArchiveError(f"a name of {made.size} bytes; at most {limits.header_bytes} are read")
-            return made
+            member = super().frombuf(buf, encoding, errors)
+            if member.type in HEADER_TYPES and not 0 <= member.size <= limits.header_bytes:
+                raise ArchiveError(f"a name of {member.size} bytes; at most {limits.header_bytes} are read")
+            return member
 
     if path.stat().st_size < GZIP_HEADER_BYTES:
         raise EOFError

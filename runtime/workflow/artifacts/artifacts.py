@@ -126,14 +126,14 @@ def _load(
         shutil.rmtree(into) if into.is_dir() else into.unlink()
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent, prefix=".load-") as folder:
-        got = Path(folder, "got")
-        if not _fetch(entry, repository, got, library, ending):
+        download = Path(folder, "got")
+        if not _fetch(entry, repository, download, library, ending):
             if not entry.get("optional"):
                 raise ArtifactError(NO_KEY.format(entry["name"]))
             into.mkdir()
             return
         try:
-            _unpack(entry, got, limits).rename(into)
+            _unpack(entry, download, limits).rename(into)
         except ArchiveError as error:
             raise ArtifactError(str(error)) from None
         _set_mode(entry, into)
@@ -168,16 +168,16 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
     return True
 
 
-def _unpack(entry: Mapping[str, Any], got: Path, limits: UnpackLimits) -> Path:
+def _unpack(entry: Mapping[str, Any], download: Path, limits: UnpackLimits) -> Path:
     """Unpack what was fetched, as the entry's archive strategy says. Returns the file or folder to use."""
-    archive, out = entry.get("archive") or {}, got.with_name("out")
-    if got.is_dir() or archive.get("none") is not None:
-        return got
+    archive, out = entry.get("archive") or {}, download.with_name("out")
+    if download.is_dir() or archive.get("none") is not None:
+        return download
     if archive.get("zip") is not None:
-        return archives.unzip(got, out, limits)
-    if archive.get("tar") is not None or archives.is_tarball(got):
-        return archives.untar(got, out, limits)
-    return got
+        return archives.unzip(download, out, limits)
+    if archive.get("tar") is not None or archives.is_tarball(download):
+        return archives.untar(download, out, limits)
+    return download
 
 
 def _set_mode(entry: Mapping[str, Any], place: Path) -> None:

@@ -78,8 +78,8 @@ class _Commands:
                 raise RemoteError(self._ending.why)
             if process.returncode and not may_fail:
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip().splitlines()
-                why = said[-1] if said else process.returncode
+                lines = errors.read().decode(errors="replace").strip().splitlines()
+                why = lines[-1] if lines else process.returncode
                 raise RemoteError(f"failed to {words[0]} {json.dumps(self._repo)}: {why}")
         return process.returncode == 0
 

@@ -101,13 +101,13 @@ def _build_request(http: Mapping[str, Any], library: Library) -> web.Request:
     return web.Request(str(http.get("url") or ""), headers=headers, context=context)
 
 
-def _client_tls(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
+def _client_tls(artifact: Mapping[str, Any], library: Library) -> ssl.SSLContext:
     context = ssl.create_default_context()
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name in ("clientCertSecret", "clientKeySecret"):
             files.append(Path(folder, name))
-            files[-1].write_text(secret_value(told, name, library))
+            files[-1].write_text(secret_value(artifact, name, library))
         try:
             context.load_cert_chain(*files)
         except (ssl.SSLError, ValueError) as error:
@@ -115,16 +115,16 @@ def _client_tls(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
     return context
 
 
-def _fetch_token(told: Mapping[str, Any], library: Library) -> str:
+def _fetch_token(artifact: Mapping[str, Any], library: Library) -> str:
     """An access token for the client itself (RFC 6749, 4.4)."""
     form = [("grant_type", "client_credentials")]
-    if told.get("scopes"):
-        form.append(("scope", " ".join(told["scopes"])))
-    form += [(str(one["key"]), str(one.get("value") or "")) for one in list_at(told, "endpointParams")]
-    who = (secret_value(told, "clientIDSecret", library), secret_value(told, "clientSecretSecret", library))
+    if artifact.get("scopes"):
+        form.append(("scope", " ".join(artifact["scopes"])))
+    form += [(str(one["key"]), str(one.get("value") or "")) for one in list_at(artifact, "endpointParams")]
+    who = (secret_value(artifact, "clientIDSecret", library), secret_value(artifact, "clientSecretSecret", library))
     headers = [("Authorization", basic_auth(*map(urllib.parse.quote_plus, who))),
                ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
-    url, body = secret_value(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
+    url, body = secret_value(artifact, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
     try:
         with web.open_request(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:

@@ -209,8 +209,8 @@ def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
     elif phase and (event.containers and not event.said):
         engine.set_phase(node, Phase(phase), event.time, message)
     elif event.exit_code:
-        said = f": {event.said}" if event.said else ""
-        engine.set_phase(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
+        reason = f": {event.said}" if event.said else ""
+        engine.set_phase(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){reason}")
     elif event.error:
         engine.set_phase(node, Phase.ERROR, event.time, event.error)
     elif daemoned:

@@ -69,8 +69,8 @@ class NodeFactory:
             )
             self.skip(call, Phase.ERROR, str(error), now, raised="" if silent else str(error))
             return
-        shown = (spec.get("annotations") or {}).get(SHOWN)
-        if shown and not SHOWN_AS.fullmatch(shown):
+        display_name = (spec.get("annotations") or {}).get(SHOWN)
+        if display_name and not SHOWN_AS.fullmatch(display_name):
             wrong = f"displayName must match the regex ^{SHOWN_AS.pattern}$"
             self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
             return
@@ -172,11 +172,11 @@ class NodeFactory:
     def _add_node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
         title = str(call.template.get("name") or "") if call.title is None else call.title
-        shown = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
+        display_name = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
         life = self._engine.state.lives
         node = Node(
-            call.name, shown or call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
-            home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=life,
+            call.name, display_name or call.display_name, type_, title, call.boundary, phase, now, call.owner,
+            inputs=inputs, home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=life,
             children=[], outbound=[],
         )  # fmt: skip
         self._engine.add_node(node)

@@ -87,9 +87,9 @@ class RetryRun:
         self._attempts.append(child)
         strategy = self._node.spec["retryStrategy"]
         if self._is_stopped():
-            said = f"Stopped with strategy '{self._engine.state.shutdown}'"
+            message = f"Stopped with strategy '{self._engine.state.shutdown}'"
             stopped = self._engine.state.shutdown and child.phase.bad
-            decision = Decision(None, child.phase, said if stopped else child.message)
+            decision = Decision(None, child.phase, message if stopped else child.message)
         else:
             decision = decide(strategy, self._attempts, now)
         if decision.at is None:

@@ -100,13 +100,13 @@ def _fill_parameter(
     filled = {key: parameter_text(value) if key == "default" else value for key, value in entry.items()}
     value = entry.get("value")
     value = entry.get("default") if value is None else value
-    given = next((one for one in list_at(arguments, "parameters") if one.get("name") == name), None)
+    argument = next((one for one in list_at(arguments, "parameters") if one.get("name") == name), None)
     source = entry.get("valueFrom")
-    if given is not None:
-        if given.get("value") is not None:
-            value, source = given["value"], None
-        elif given.get("valueFrom"):
-            source = given["valueFrom"]
+    if argument is not None:
+        if argument.get("value") is not None:
+            value, source = argument["value"], None
+        elif argument.get("valueFrom"):
+            source = argument["valueFrom"]
         elif value is None and source is None:
             raise ExpressionError(ABSENT.format(name))
     reference = (source or {}).get("configMapKeyRef")
@@ -130,12 +130,12 @@ def config_map_value(what: str, source: Mapping[str, Any], globals_: Scope, libr
 
 def _fill_artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = str(entry["name"])
-    given = next((one for one in list_at(arguments, "artifacts") if one.get("name") == name), None)
-    if given is not None:
+    argument = next((one for one in list_at(arguments, "artifacts") if one.get("name") == name), None)
+    if argument is not None:
         kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
-        if not given.get("from producer") and "archive" in entry:
+        if not argument.get("from producer") and "archive" in entry:
             kept["archive"] = entry["archive"]
-        return {**{key: value for key, value in given.items() if key != "from producer"}, **kept, "name": name}
+        return {**{key: value for key, value in argument.items() if key != "from producer"}, **kept, "name": name}
     if any(entry.get(place) for place in LOCATIONS) or entry.get("optional"):
         return dict(entry)
     raise ExpressionError(f"inputs.artifacts.{name} was not supplied")
@@ -151,16 +151,16 @@ def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
 
     Raises ExpressionError when an expression fails, or when an absent output stands in a longer text.
     """
-    given = task.get("arguments") or {}
+    arguments = task.get("arguments") or {}
     parameters = []
-    for entry in list_at(given, "parameters"):
+    for entry in list_at(arguments, "parameters"):
         filled = dict(entry)
         if _is_only_absent(entry.get("value"), scope):
             filled["value"] = None
         else:
             filled = substitute(filled, scope, strict=True)
         parameters.append(filled)
-    return {"parameters": parameters, "artifacts": list_at(given, "artifacts")}
+    return {"parameters": parameters, "artifacts": list_at(arguments, "artifacts")}
 
 
 def resolve_artifacts(task: Mapping[str, Any], scope: Scope, known: Artifacts) -> list[dict[str, Any]]:

@@ -69,8 +69,8 @@ def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any
     except ExpressionError as error:
         raise ExpressionError(f"unable to evaluate expression '{text}': {error}") from None
     if not isinstance(found, bool):
-        shown = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
-        raise ExpressionError(f"unable to cast expression result '{shown}' to bool")
+        printed = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
+        raise ExpressionError(f"unable to cast expression result '{printed}' to bool")
     return found
 
 

@@ -21,9 +21,9 @@ class Number(float):
 
     def __new__(cls, text: str) -> "Number":
         """Of those words."""
-        made = super().__new__(cls, text)
-        made.text = text
-        return made
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
 
 
 def read_json(text: str, exact: bool = False, floats: bool = False) -> Any:
@@ -48,8 +48,8 @@ def _parse_int(digits: str) -> int | float:
 def _refuse_constant(word: str) -> Any:
     """NaN and Infinity, which are no JSON."""
     at = 1 if word[0] == "-" else 0
-    said = "in numeric literal" if at else "looking for beginning of value"
-    raise ExpressionError(f"invalid character {_quote_character(word[at])} {said}")
+    where = "in numeric literal" if at else "looking for beginning of value"
+    raise ExpressionError(f"invalid character {_quote_character(word[at])} {where}")
 
 
 def _check_nesting(text: str) -> None:

@@ -33,9 +33,9 @@ def compile_pattern(pattern: str) -> Any:
             raise re2.error("invalid escape sequence: \\C")
         return re2.compile(_bytes(pattern), options)
     except re2.error as error:
-        said = error.args[0] if error.args else error
-        said = said.decode(errors="replace") if isinstance(said, bytes) else said
-        where, _, what = str(said).rpartition(": ")
+        why = error.args[0] if error.args else error
+        why = why.decode(errors="replace") if isinstance(why, bytes) else why
+        where, _, what = str(why).rpartition(": ")
         raise ExpressionError(f"error parsing regexp: {where or what}: `{what if where else pattern}`") from None
 
 
@@ -57,30 +57,30 @@ def find_all(pattern: str, text: str, count: int = -1) -> list[str]:
 
 def replace_all(pattern: str, text: str, new: str, literal: bool = False) -> str:
     """The text with `new` for what it finds; `$1` and `${name}` in it are groups, unless it is `literal`."""
-    given, pieces, place, length = _bytes(text), list[bytes](), 0, len(text)
-    for match in _iterate_matches(pattern, given):
+    data, pieces, place, length = _bytes(text), list[bytes](), 0, len(text)
+    for match in _iterate_matches(pattern, data):
         piece = _bytes(new if literal else _GROUP.sub(lambda one, match=match: _group_text(match, one), new))
         length = check_length(length + len(piece))
-        pieces += (given[place : match.start()], piece)
+        pieces += (data[place : match.start()], piece)
         place = match.end()
-    return _text(b"".join([*pieces, given[place:]]))
+    return _text(b"".join([*pieces, data[place:]]))
 
 
 def split(pattern: str, text: str, count: int = -1) -> list[str]:
     """The parts between matches, at most `count`; a negative count means all."""
     if count == 0:
         return []
-    given, parts, place, end = _bytes(text), list[str](), 0, 0
-    if pattern and not given:
+    data, parts, place, end = _bytes(text), list[str](), 0, 0
+    if pattern and not data:
         return [""]
-    for match in _iterate_matches(pattern, given):
+    for match in _iterate_matches(pattern, data):
         if count > 0 and len(parts) == count - 1:
             break
         end = match.start()
         if match.end():
-            parts.append(_text(given[place:end]))
+            parts.append(_text(data[place:end]))
         place = match.end()
-    return parts if end == len(given) else [*parts, _text(given[place:])]
+    return parts if end == len(data) else [*parts, _text(data[place:])]
 
 
 def _iterate_matches(pattern: str, text: bytes, count: int = -1) -> Iterator[Any]:
@@ -123,5 +123,5 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def _text(given: bytes) -> str:
-    return given.decode(errors="replace")
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -134,17 +134,17 @@ def tags(value: Any) -> list[str]:
     return found
 
 
-def for_each_text(value: Any, seen: Callable[[str], None]) -> None:
+def for_each_text(value: Any, visit: Callable[[str], None]) -> None:
     """Call `seen` for every text in it."""
     if isinstance(value, str):
-        seen(value)
+        visit(value)
     elif isinstance(value, dict | Mapping):
         for key, inner in value.items():
-            for_each_text(key, seen)
-            for_each_text(inner, seen)
+            for_each_text(key, visit)
+            for_each_text(inner, visit)
     elif isinstance(value, list | tuple):
         for inner in value:
-            for_each_text(inner, seen)
+            for_each_text(inner, visit)
 
 
 def names_read(value: Any) -> set[str]:

@@ -89,6 +89,6 @@ def _holds(constraint: _Constraint, have: Version) -> bool:
     }[operator]
 
 
-def _caret_count(wanted: Version, told: int) -> int:
+def _caret_count(wanted: Version, parts: int) -> int:
     """How many numbers `^` keeps: up to the first that is not 0."""
-    return min(next((at + 1 for at, number in enumerate(wanted[:3]) if number), 3), told)
+    return min(next((at + 1 for at, number in enumerate(wanted[:3]) if number), 3), parts)

@@ -28,15 +28,15 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
             if called.task.get("inline") and called.task.get("template"):
                 yield "inline", False, Problem((*called.where, "template"), "has no effect beside inline; keep one")
             if called.task.get("inline") and at.inline:
-                said = "an inline template inside an inline template; name one of them"
-                yield "inline", False, Problem((*called.where, "inline"), said)
+                message = "an inline template inside an inline template; name one of them"
+                yield "inline", False, Problem((*called.where, "inline"), message)
     for _, hook, where in hooks(spec):
         template = called_template(hook, spec, library)
         known = {str(one.get("name")): None for one in list_at(spec, "templates")}
         if template is None:
             wanted = str(hook.get("template"))
-            said = f"there is no template {wanted!r}{nearest_hint(wanted, known)}"
-            yield "hook", True, Problem((*where, "template"), said)
+            message = f"there is no template {wanted!r}{nearest_hint(wanted, known)}"
+            yield "hook", True, Problem((*where, "template"), message)
             continue
         given = {one.get("name") for one in list_at(hook.get("arguments"), "parameters")}
         if where[1] == "hooks":
@@ -64,16 +64,16 @@ def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[
         for index, entry in enumerate(list_at(called.task.get("arguments"), kind)):
             here, name = (*called.where, "arguments", kind, index), str(entry.get("name"))
             if name not in wanted:
-                said = f"{template.get('name') or 'the template'} has no input {name!r}{nearest_hint(name, wanted)}"
-                yield "argument", False, Problem((*here, "name"), said)
+                message = f"{template.get('name') or 'the template'} has no input {name!r}{nearest_hint(name, wanted)}"
+                yield "argument", False, Problem((*here, "name"), message)
                 continue
             value, enum = entry.get("value"), wanted[name].get("enum")
             if isinstance(value, Mapping | list):
-                said = "a map or list arrives as an empty string; write it as JSON in quotes"
-                yield "argument", False, Problem((*here, "value"), said)
+                message = "a map or list arrives as an empty string; write it as JSON in quotes"
+                yield "argument", False, Problem((*here, "value"), message)
             elif kind == "parameters" and enum and "{{" not in str(value) and str(value) not in map(str, enum):
-                said = f"{value!r} is not in the input's enum: {', '.join(map(str, enum))}"
-                yield "enum", False, Problem((*here, "value"), said)
+                message = f"{value!r} is not in the input's enum: {', '.join(map(str, enum))}"
+                yield "enum", False, Problem((*here, "value"), message)
 
 
 def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:

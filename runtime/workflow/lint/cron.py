@@ -50,8 +50,8 @@ def problems(source: Mapping[str, Any]) -> Iterator[Problem]:
     if not schedules:
         yield Problem(("spec", "schedules"), "is empty; give it a schedule such as 0 3 * * *")
     for index, text in enumerate(schedules):
-        if said := _schedule_mistake(text):
-            yield Problem(("spec", "schedules", index), f"{text!r} {said}")
+        if mistake := _schedule_mistake(text):
+            yield Problem(("spec", "schedules", index), f"{text!r} {mistake}")
 
 
 def _schedule_mistake(text: str) -> str:

@@ -128,11 +128,11 @@ def _container_findings(at: TemplateAt) -> Iterator[RawFinding]:
         command = list_at(container, "command")
         first = str(command[0]) if command else ""
         if first and "{{" not in first and " " not in first and shutil.which(first) is None:
-            said = f"{first}: no such program on this machine; an image may bring it (run --path)"
-            yield "here", False, Problem((*at.where, kind, "command"), said)
+            message = f"{first}: no such program on this machine; an image may bring it (run --path)"
+            yield "here", False, Problem((*at.where, kind, "command"), message)
         if len(command) == 1 and " " in str(command[0]) and not str(command[0]).startswith("{{"):
-            said = f"{command[0]!r} is a single word; list each word separately, or use [sh, -c, ...]"
-            yield "command", True, Problem((*at.where, kind, "command"), said)
+            message = f"{command[0]!r} is a single word; list each word separately, or use [sh, -c, ...]"
+            yield "command", True, Problem((*at.where, kind, "command"), message)
     script = template.get("script")
     if script is not None:
         source = str(script.get("source") or "")
@@ -265,8 +265,8 @@ def _metric_findings(holder: Mapping[str, Any], where: Where) -> Iterator[RawFin
 def _account_findings(holder: Mapping[str, Any], where: Where) -> Iterator[RawFinding]:
     name = str(holder.get("serviceAccountName") or "default")
     if name != "default" and "{{" not in name:
-        said = f"the service account {name!r} must exist in the cluster; it has no effect on this machine"
-        yield "cluster", False, Problem((*where, "serviceAccountName"), said)
+        message = f"the service account {name!r} must exist in the cluster; it has no effect on this machine"
+        yield "cluster", False, Problem((*where, "serviceAccountName"), message)
 
 
 def _enum_findings(at: TemplateAt) -> Iterator[RawFinding]:
@@ -303,8 +303,8 @@ def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
                 exported[name] = str(at.template.get("name"))
         for called in tasks(at):
             if str(called.task.get("name") or "")[:1].isdigit():
-                said = f"{called.task['name']!r} begins with a digit, which depends cannot name"
-                yield "name", False, Problem((*called.where, "name"), said)
+                message = f"{called.task['name']!r} begins with a digit, which depends cannot name"
+                yield "name", False, Problem((*called.where, "name"), message)
 
 
 def _unused_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:

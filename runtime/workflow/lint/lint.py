@@ -77,8 +77,8 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
     if kind == "CronWorkflow":
         return _cron_findings(document, library, others)
     if kind and kind != parse.KIND:
-        said = f"{kind} is no workflow, so it is not checked"
-        return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, False)]
+        message = f"{kind} is no workflow, so it is not checked"
+        return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, False)]
     return _workflow_findings(document, library, others)
 
 
@@ -91,8 +91,8 @@ def _cron_findings(document: Document, library: Library, others: Mapping[str, Do
     lines = {("spec", *path[2:]): line for path, line in document.lines.items() if path[:2] == prefix}
     found = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
     found = [one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in found]
-    said = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
-    return [_to_finding(document, Problem(("kind",), said), RUNS_HERE, True), *own, *found]
+    message = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
+    return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, True), *own, *found]
 
 
 def _workflow_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
@@ -112,8 +112,8 @@ def _workflow_findings(document: Document, library: Library, others: Mapping[str
 
 
 def _to_finding(document: Document, problem: Problem, code: str, error: bool) -> Finding:
-    said = f"{problem.of}: {problem.message}" if problem.of else problem.message
-    return Finding(document.line(problem.where), problem.where, problem.only or code, error, said, document.file)
+    message = f"{problem.of}: {problem.message}" if problem.of else problem.message
+    return Finding(document.line(problem.where), problem.where, problem.only or code, error, message, document.file)
 
 
 def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:

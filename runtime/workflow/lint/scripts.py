@@ -25,8 +25,8 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
             read = _RESULT.fullmatch(str(called.task.get("withParam") or "").strip())
             if read and (producer := others.get(read[1])):
                 script = (called_template(producer, spec, library) or {}).get("script") or {}
-                if said := _output_mistake(script):
-                    yield "items", False, Problem((*called.where, "withParam"), f"{read[1]} {said}")
+                if mistake := _output_mistake(script):
+                    yield "items", False, Problem((*called.where, "withParam"), f"{read[1]} {mistake}")
 
 
 def _output_mistake(script: Mapping[str, Any]) -> str:

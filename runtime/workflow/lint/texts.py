@@ -259,8 +259,8 @@ def _order_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -
             if parts[0] != "tasks" or len(parts) < 3 or parts[1] not in every:
                 continue
             if not ancestors.is_ancestor(own, parts[1]):
-                said = f"reads {name}, but does not wait for {parts[1]}; add it to depends"
-                yield "order", True, Problem(called.where, said)
+                message = f"reads {name}, but does not wait for {parts[1]}; add it to depends"
+                yield "order", True, Problem(called.where, message)
             elif tag.startswith("=") and parts[2:4] == ["outputs", "parameters"] and len(parts) == 5 and "?" not in tag:
                 template = called_template(every[parts[1]], spec, library) or {}
                 declared = {str(one.get("name")) for one in list_at(template, "outputs", "parameters")}

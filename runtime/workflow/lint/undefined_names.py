@@ -57,8 +57,8 @@ def findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
             else:
                 continue
             for name, line in names:
-                said = f"line {line}: {name} is read, but nothing here defines it"
-                yield "script", False, Problem(script.where, said)
+                message = f"line {line}: {name} is read, but nothing here defines it"
+                yield "script", False, Problem(script.where, message)
 
 
 def _inline_script(container: Mapping[str, Any], where: Where) -> _Script | None:

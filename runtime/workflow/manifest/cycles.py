@@ -23,8 +23,8 @@ def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
             way = _path_back(called, began, own, library)
             if way:
                 names = " -> ".join("/".join(filter(None, one)) for one in [began, *way])
-                said = f"{names}: calls itself forever; give one of them a when"
-                yield Problem(("spec", "templates", index, *where), said)
+                message = f"{names}: calls itself forever; give one of them a when"
+                yield Problem(("spec", "templates", index, *where), message)
 
 
 def _path_back(start: TemplateId, end: TemplateId, own: Templates, library: Library) -> list[TemplateId]:

@@ -115,8 +115,8 @@ def problems(container: Mapping[str, Any], library: Library, where: Where) -> It
                     yield error.problem((*where, "env", index, "valueFrom", field))
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
         if not is_known_field(path):
-            said = f"{path} is not known on this machine"
-            yield Problem((*where, "env", index, "valueFrom", "fieldRef"), said, only="here")
+            message = f"{path} is not known on this machine"
+            yield Problem((*where, "env", index, "valueFrom", "fieldRef"), message, only="here")
     for index, source in enumerate(list_at(container, "envFrom")):
         for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
             if source.get(field) and "{{" not in str(source[field]):

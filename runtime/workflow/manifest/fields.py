@@ -67,8 +67,8 @@ def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(("metadata", "name"), f"has {len(name)} characters; at most 63 are allowed")
     for key, value in (metadata.get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) or len(str(value)) > 63:
-            said = f"{value!r} is not a valid label value; use letters, digits, -, _ and ."
-            yield Problem(("metadata", "labels", key), said, only="cluster")
+            message = f"{value!r} is not a valid label value; use letters, digits, -, _ and ."
+            yield Problem(("metadata", "labels", key), message, only="cluster")
 
 
 def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
@@ -250,8 +250,8 @@ def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
     timeout = template.get("timeout")
     if timeout:
         if kind in ("steps", "dag"):
-            said = "is not allowed in steps and dag templates; set it in the templates they run"
-            yield Problem((*where, "timeout"), said)
+            message = "is not allowed in steps and dag templates; set it in the templates they run"
+            yield Problem((*where, "timeout"), message)
         elif str(timeout).isdigit():
             yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
 

@@ -84,8 +84,8 @@ def _check_objects(documents: Iterable[Document]) -> None:
     for one in documents:
         if _kind(one) not in KINDS:
             raise ManifestError(f"{_kind_location(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
-        for where, said in _object_mistakes(one.value):
-            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted_path(where)}: {said}")
+        for where, mistake in _object_mistakes(one.value):
+            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted_path(where)}: {mistake}")
 
 
 def _kind_location(document: Document) -> str:

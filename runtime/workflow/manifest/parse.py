@@ -173,8 +173,8 @@ def _pod_problems(
         own = (defaults.get(str(place[-1])) or {}).get("command")
         image = str(container.get("image") or "")
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
-            said = f"is required; or set what its image runs: --image {image}=COMMAND"
-            yield Problem((*place, "command"), said, only="here")
+            message = f"is required; or set what its image runs: --image {image}=COMMAND"
+            yield Problem((*place, "command"), message, only="here")
     for side in ("inputs", "outputs"):
         for index, entry in enumerate(list_at(template, side, "artifacts")):
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))

@@ -30,8 +30,8 @@ def read_python(path: Path) -> list[Document]:
 
 
 def _run_python(path: Path, *command: str) -> str:
-    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        said = ended.stderr.strip().splitlines()
-        raise ReadError(f"{path}: {said[-1] if said else f'ended with exit code {ended.returncode}'}")
-    return ended.stdout
+    process = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if process.returncode:
+        errors = process.stderr.strip().splitlines()
+        raise ReadError(f"{path}: {errors[-1] if errors else f'ended with exit code {process.returncode}'}")
+    return process.stdout

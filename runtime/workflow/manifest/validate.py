@@ -80,8 +80,8 @@ def _reference_problems(spec: Mapping[str, Any], library: Library) -> Iterator[P
             yield Problem(("spec", "templates"), "has no effect with a workflowTemplateRef; remove one of them")
         if library.merged_spec(spec) is None:
             kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
-            said = f"there is no {kind} {reference.get('name')!r}; provide it: --with FILE"
-            yield Problem(("spec", "workflowTemplateRef"), said, only="here")
+            message = f"there is no {kind} {reference.get('name')!r}; provide it: --with FILE"
+            yield Problem(("spec", "workflowTemplateRef"), message, only="here")
 
 
 class _Walk:

@@ -28,7 +28,7 @@ def is_secret(volume: Mapping[str, Any]) -> bool:
     return any(one.get("secret") for one in [volume, *list_at(volume, "projected", "sources")])
 
 
-def volume_files(volume: Mapping[str, Any], shown: VolumeSources) -> Iterator[tuple[str, str]]:
+def volume_files(volume: Mapping[str, Any], pod_sources: VolumeSources) -> Iterator[tuple[str, str]]:
     """Names and texts of what a ConfigMap, a Secret, the pod itself or a projection shows."""
     sources = list_at(volume, "projected", "sources") or [volume]
     for source in sources:
@@ -37,21 +37,21 @@ def volume_files(volume: Mapping[str, Any], shown: VolumeSources) -> Iterator[tu
             if given is None:
                 continue
             name = given.get(key) or given.get("name")
-            values = shown.library.values(kind, {"name": name, "optional": given.get("optional")})
+            values = pod_sources.library.values(kind, {"name": name, "optional": given.get("optional")})
             items = {str(item["key"]): str(item["path"]) for item in list_at(given, "items")}
             for one, text in values.items():
                 if not items or one in items:
                     yield items.get(one, one), text
         for item in list_at(source, "downwardAPI", "items"):
-            yield str(item["path"]), _downward_value(item, shown)
+            yield str(item["path"]), _downward_value(item, pod_sources)
 
 
-def _downward_value(item: Mapping[str, Any], shown: VolumeSources) -> str:
+def _downward_value(item: Mapping[str, Any], sources: VolumeSources) -> str:
     """The text of a downwardAPI item."""
     if item.get("fieldRef"):
-        return shown.facts.get(str(item["fieldRef"].get("fieldPath")), "")
+        return sources.facts.get(str(item["fieldRef"].get("fieldPath")), "")
     reference = item.get("resourceFieldRef") or {}
-    named = (one for one in shown.containers if one.get("name") == reference.get("containerName"))
+    named = (one for one in sources.containers if one.get("name") == reference.get("containerName"))
     return resource_value(reference, next(named, {}))
 
 
@@ -76,8 +76,8 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
         for item in list_at(volume, "downwardAPI", "items"):
             path = str((item.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
             if path not in VOLUME_ONLY_FIELDS and not is_known_field(path):
-                said = f"{path} is not known on this machine"
-                yield Problem((*where, index, "downwardAPI"), said, only="here")
+                message = f"{path} is not known on this machine"
+                yield Problem((*where, index, "downwardAPI"), message, only="here")
         if any(not _is_file(item) for item in _volume_items(volume)):
             yield Problem((*where, index), "each of its items needs a key and a path, both strings")
             continue

@@ -98,8 +98,8 @@ def read(path: Path) -> list[Document]:
     """The documents of a file (several between `---`). Raises ReadError."""
     try:
         with path.open("rb") as file:
-            given = file.read(MAX_BYTES + 1)
-        text = given.decode()
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -125,8 +125,8 @@ def read_text(text: str, file: str = "") -> list[Document]:
                 found.append(Document(value, file, dict(_line_numbers(node, ())), list(_repeated_keys(node, ()))))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        said = " ".join(str(error.problem or error.context or error).split())
-        raise ReadError(f"{file}:{line}: not YAML: {said}" if file else f"line {line}: not YAML: {said}") from None
+        why = " ".join(str(error.problem or error.context or error).split())
+        raise ReadError(f"{file}:{line}: not YAML: {why}" if file else f"line {line}: not YAML: {why}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ReadError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     finally:

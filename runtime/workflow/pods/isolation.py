@@ -91,8 +91,8 @@ def plan_root(
     owners = {} if private else _mentioned_owners(words, declared)
     trusted = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
     mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
-    kept = {os.path.normpath(path) for path in keep} | trusted
-    maker = _Planner(own, kept, _private_entries(changed))
+    kept_paths = {os.path.normpath(path) for path in keep} | trusted
+    maker = _Planner(own, kept_paths, _private_entries(changed))
     maker.add_folder("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
@@ -155,10 +155,12 @@ def _private_entries(private: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def _kept_entries(folder: str, kept: set[str]) -> set[str]:
+def _kept_entries(folder: str, kept_paths: set[str]) -> set[str]:
     """Entries of a private folder that are kept or lead to something kept."""
     prefix = folder.rstrip("/") + "/"
-    return {path.removeprefix(prefix).split("/")[0] for path in kept if path.startswith(prefix) and path != prefix}
+    return {
+        path.removeprefix(prefix).split("/")[0] for path in kept_paths if path.startswith(prefix) and path != prefix
+    }
 
 
 def _folder_entries(folder: str) -> dict[str, str]:

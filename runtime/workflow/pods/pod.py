@@ -83,7 +83,7 @@ class Pod:
     def start_request(
         self,
         template: Mapping[str, Any],
-        told: ContainerCommand,
+        container_command: ContainerCommand,
         folders: Folders,
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
@@ -96,12 +96,12 @@ class Pod:
         `staged`: where several containers find the folders from which each mounts its own. `sandbox`: its walls.
         Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
         """
-        command = list(told.command)
-        environment = {**told.environment, MARK_VARIABLE: str(self.folder)}
+        command = list(container_command.command)
+        environment = {**container_command.environment, MARK_VARIABLE: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
         known = list(filter(None, folders))
         folder = folders.begin(template.get("container") or template.get("script") or {}, command)
-        words = [*command, *told.environment.values()]
+        words = [*command, *container_command.environment.values()]
         root = self._make_root(template, words, folder, [*known, self._run_folder], mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = has_namespaces()
@@ -180,7 +180,7 @@ class Pod:
             elif place.exists():
                 inputs[path] = (str(place), False)
         absent = _missing_working_dirs(template) if has_namespaces() else []
-        made = isolation.plan_root(
+        plan = isolation.plan_root(
             self.folder / "root",
             _declared_paths(template, folder),
             {**mounts, **inputs},
@@ -190,13 +190,13 @@ class Pod:
             absent,
             private_folders() if sandbox else (),
         )
-        Path(made.root).mkdir(parents=True, exist_ok=True)
-        for place in map(made.host_path, absent):
+        Path(plan.root).mkdir(parents=True, exist_ok=True)
+        for place in map(plan.host_path, absent):
             if not place.exists():
                 place.mkdir(parents=True)
         facts = {"cwd": folder, "sandbox": sandbox is not None}
-        atomic.replace(self.folder / "plan.json", json.dumps({**facts, "plan": made._asdict()}))
-        return made
+        atomic.replace(self.folder / "plan.json", json.dumps({**facts, "plan": plan._asdict()}))
+        return plan
 
     def forget_secrets(self) -> None:
         """Remove the Secrets of an ended pod, in volumes and in variables of its containers."""

@@ -94,8 +94,8 @@ class PodLauncher:
         return PodEnded(self._clock.now(), node.name, 0, result=go_json(found))
 
     def _data_failure(self, node: Node, why: str) -> PodEnded:
-        said = f"unable to process data template: unable to process data {why}"
-        return PodEnded(self._clock.now(), node.name, 64, said=said)
+        message = f"unable to process data template: unable to process data {why}"
+        return PodEnded(self._clock.now(), node.name, 64, said=message)
 
     async def load_inputs(self, node: Node, ending: web.Ending) -> None:
         """Load a pod's input artifacts; `ending` may end the downloads. Raises ArtifactError."""

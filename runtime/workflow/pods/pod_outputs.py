@@ -92,8 +92,8 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
     found = PodOutputs({}, {})
     if not outputs:
         return found
-    made = json.loads((folder / "plan.json").read_text())
-    root = _PodRoot(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
+    plan = json.loads((folder / "plan.json").read_text())
+    root = _PodRoot(isolation.Plan(**plan["plan"]), plan["cwd"], plan["sandbox"])
     said = missing_parameter = missing_artifacts = ""
     try:
         for entry in outputs.get("parameters") or []:
@@ -127,8 +127,8 @@ def _read_text(place: Path) -> str | None:
     if not place.is_file():
         raise FileNotFoundError(place)
     with place.open("rb") as file:
-        given = file.read(PARAMETER_BYTES + 1)
-    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
+        data = file.read(PARAMETER_BYTES + 1)
+    return None if len(data) > PARAMETER_BYTES else data.decode(errors="replace")
 
 
 def _is_own_path(plan: isolation.Plan, place: Path) -> bool:

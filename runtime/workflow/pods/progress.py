@@ -54,11 +54,11 @@ class Progress:
         root = pod_folder(self._engine, node, self._folder) / "root"
         for path in (PROGRESS_FILE, os.path.realpath(PROGRESS_FILE)):
             try:
-                said = _REPORT.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
+                reported = _REPORT.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
             except OSError:
                 continue
-            if said and 0 < int(said[2]) >= int(said[1]):
-                return int(said[1]), int(said[2])
+            if reported and 0 < int(reported[2]) >= int(reported[1]):
+                return int(reported[1]), int(reported[2])
         return 0, 1
 
 

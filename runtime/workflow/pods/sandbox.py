@@ -41,15 +41,17 @@ class Sandbox:
     writable: tuple[str, ...] = ()
     """Folders of this machine that pods write to besides their own."""
 
-    def spawner_request(self, run: Path, told: Path, shown: Sequence[Path], several: bool) -> dict[str, Any]:
+    def spawner_request(
+        self, run: Path, pod_folder: Path, read_folders: Sequence[Path], several: bool
+    ) -> dict[str, Any]:
         """The sandbox of a pod of that run, for the spawner: views of the machine's paths, outer ones first.
 
-        `shown`: folders that it may read. `several`: each container gets its own sandbox, from `podrun`. `told` is the
-        only folder of the pod's that it sees as it is. Makes the folders that the pod may write to.
+        `pod_folder` is the only folder of the pod's that it sees as it is; it may read `read_folders`. `several`: each
+        container gets its own sandbox, from `podrun`. Makes the folders that the pod may write to.
         """
         hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
-        readable = [*interpreter_paths([*private_folders(), *ALWAYS_PRIVATE]), *map(str, shown), str(run)]
-        writable = [*self.writable, *(str(run / name) for name in SHARED), str(told)]
+        readable = [*interpreter_paths([*private_folders(), *ALWAYS_PRIVATE]), *map(str, read_folders), str(run)]
+        writable = [*self.writable, *(str(run / name) for name in SHARED), str(pod_folder)]
         for path in writable:
             os.makedirs(path, exist_ok=True)
         views = [(path, "hidden") for path in hidden] + [(path, "shown") for path in readable]

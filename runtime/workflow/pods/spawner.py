@@ -245,8 +245,8 @@ def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
         os._exit(code if code >= 0 else 128 - code)
     except (OSError, ValueError) as error:
-        said = f"{error.filename or 'sandbox'}: {error.strerror}" if isinstance(error, OSError) else f"pod: {error}"
-        os.write(beginning, said.encode(errors="replace"))
+        message = f"{error.filename or 'sandbox'}: {error.strerror}" if isinstance(error, OSError) else f"pod: {error}"
+        os.write(beginning, message.encode(errors="replace"))
     finally:
         os._exit(1)
 

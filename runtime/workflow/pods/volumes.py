@@ -65,7 +65,7 @@ def resolve_mounts(
     Raises MissingObjectError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
     """
     known = {str(volume.get("name")): volume for volume in volumes}
-    shown = VolumeSources(library, facts, containers)
+    sources = VolumeSources(library, facts, containers)
     every = PodMounts({})
     for container in containers:
         found: dict[str, Mount] = {}
@@ -74,7 +74,7 @@ def resolve_mounts(
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
             if path.startswith(MACHINE_FOLDERS) or name not in known:
                 continue
-            folder, fixed = _volume_folder(known[name], pod, claims, shown)
+            folder, fixed = _volume_folder(known[name], pod, claims, sources)
             below = str(mount.get("subPath") or "")
             source = folder.resolve() if below in ("", ".") else resolve_inside(folder, below)
             if not source.exists():
@@ -83,7 +83,7 @@ def resolve_mounts(
     return every
 
 
-def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: VolumeSources) -> tuple[Path, bool]:
+def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, sources: VolumeSources) -> tuple[Path, bool]:
     """Make a volume's folder; returns (folder, whether it is read-only)."""
     if volume.get("hostPath"):
         return Path(str(volume["hostPath"].get("path"))), False
@@ -94,17 +94,17 @@ def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Vo
     above = pod / (SECRETS_FOLDER if is_secret(volume) else "volumes")
     above.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = resolve_inside(above, str(volume["name"]))
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
-    if made:
+    if is_new:
         try:
-            _write_files(folder, volume, shown)
+            _write_files(folder, volume, sources)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise BadPathError(f"volume {volume['name']}: {error.filename} is both a file and a folder") from None
     return folder, not any(isinstance(volume.get(kind), Mapping) for kind in ("emptyDir", "ephemeral"))
 
 
-def _write_files(folder: Path, volume: Mapping[str, Any], shown: VolumeSources) -> None:
+def _write_files(folder: Path, volume: Mapping[str, Any], sources: VolumeSources) -> None:
     """Write the files as the kubelet does: below ..data, with a link for each name at the top.
 
     Only this user can enter a Secret's folder, and its files are read-only, unless the manifest gives them a mode.
@@ -116,7 +116,7 @@ def _write_files(folder: Path, volume: Mapping[str, Any], shown: VolumeSources) 
     if secret:
         folder.chmod(0o700)
     mode = given.get("defaultMode", 0o400 if secret else 0o644)
-    for name, text in volume_files(volume, shown):
+    for name, text in volume_files(volume, sources):
         top = name.split("/")[0]
         if top.startswith(".."):
             raise BadPathError(f"volume {volume['name']}: {name!r}: a file's name does not begin with ..")

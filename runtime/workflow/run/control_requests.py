@@ -57,11 +57,11 @@ def refuse_request(path: Path, why: str) -> None:
 
 def take_refusal(path: Path) -> str:
     """Remove and return the reason why a request was refused; empty when it was carried out."""
-    said = path.with_suffix(".refused")
-    if not said.exists():
+    refusal = path.with_suffix(".refused")
+    if not refusal.exists():
         return ""
-    why = said.read_text()
-    said.unlink()
+    why = refusal.read_text()
+    refusal.unlink()
     return why
 
 

@@ -117,10 +117,10 @@ async def _execute(
 ) -> RunResult:  # fmt: skip
     folder = run_folder.ensure_folder(options.runs.absolute(), options.name, source, options.sandbox)
     with run_folder.lock(folder):
-        given = run_folder.RunInputs(
+        inputs = run_folder.RunInputs(
             options.library, tuple(options.path), options.variables, options.sandbox, options.work_dir
         )
-        run_folder.write_inputs(folder, source, given)
+        run_folder.write_inputs(folder, source, inputs)
         executor = _Executor(manifest, options, folder, runner or ProcessRunner())
         await executor.run(signals)
         if executor.has_failed and await asyncio.to_thread(executor.lost_nodes):
@@ -321,9 +321,9 @@ class _Executor:
             self._logs.paths.discard(log)
             if asking:
                 asking.cancel()
-        ended = await self._launch.collect_end(node)
+        end = await self._launch.collect_end(node)
         faults.point("executor.after_exit", node=node.name)
-        self._record(ended)
+        self._record(end)
         del self._watched[node.name]
 
     async def _probe_readiness(self, node: Node, probe: Mapping[str, Any]) -> None:

@@ -99,12 +99,12 @@ def read_inputs(folder: Path) -> RunInputs:
     known = folder / "beside.json"
     if not known.exists():
         return RunInputs()
-    given = json.loads(known.read_text())
-    path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
-    shut = given.get("sandbox")
+    inputs = json.loads(known.read_text())
+    path, variables = tuple(map(Path, inputs["path"])), tuple(inputs.get("variables", ()))
+    shut = inputs.get("sandbox")
     sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None
-    work_dir = Path(given["work_dir"]) if given.get("work_dir") else None
-    return RunInputs(Library.from_objects(given["objects"], given["images"]), path, variables, sandbox, work_dir)
+    work_dir = Path(inputs["work_dir"]) if inputs.get("work_dir") else None
+    return RunInputs(Library.from_objects(inputs["objects"], inputs["images"]), path, variables, sandbox, work_dir)
 
 
 def _make_private(path: Path) -> Path:

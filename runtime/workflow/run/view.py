@@ -100,18 +100,20 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
     Names take at most two fifths of the width, which leaves the rest to log lines.
     """
     steps = _shown_steps(engine)
-    shown = steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
+    rows_shown = (
+        steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
+    )
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=2, no_wrap=True)
     grid.add_column(no_wrap=True, max_width=max(12, width * 2 // 5), overflow="ellipsis")
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     grid.add_column(justify="right", no_wrap=True)
-    for node in shown:
+    for node in rows_shown:
         mark, style = MARKS[node.phase]
         line = Text(_status_line(engine, node, folder), overflow="ellipsis", no_wrap=True)
         title = Text(_title(node, engine), overflow="ellipsis")
         grid.add_row(Text(f" {mark}", style), title, line, _duration_text(node, engine.now))
-    if len(shown) < len(steps):
+    if len(rows_shown) < len(steps):
         ended = sum(one.phase.fulfilled for one in steps)
         grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
     return grid
@@ -122,7 +124,7 @@ class _PlainView:
 
     def __init__(self) -> None:
         self._seen: dict[str, Phase] = {}
-        self._said: dict[str, tuple[float, str]] = {}
+        self._lines: dict[str, tuple[float, str]] = {}
 
     def show(self, engine: Engine, folder: Path) -> None:
         """Print what is new."""
@@ -135,11 +137,11 @@ class _PlainView:
                 self._print(engine, node, line if node.phase.fulfilled else "started")
                 if node.phase.bad:
                     _print_log_tail(engine, node, folder)
-                self._said[node.name] = (now, line)
-            elif node.phase is Phase.RUNNING and now - self._said[node.name][0] >= PLAIN_EVERY_S:
-                line, said = _status_line(engine, node, folder), self._said[node.name][1]
-                self._said[node.name] = (now, line or said)
-                if line and line != said:
+                self._lines[node.name] = (now, line)
+            elif node.phase is Phase.RUNNING and now - self._lines[node.name][0] >= PLAIN_EVERY_S:
+                line, last_line = _status_line(engine, node, folder), self._lines[node.name][1]
+                self._lines[node.name] = (now, line or last_line)
+                if line and line != last_line:
                     self._print(engine, node, line)
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:

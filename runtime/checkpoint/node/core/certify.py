@@ -21,7 +21,7 @@ class Certification:
         """Iterations between two states that are compared; 0: none is."""
         self._compared: dict[int, Pin] = {}
         """By local rank: the state that is compared, or will be once its digest is known."""
-        self._told: set[Pin] = set()
+        self._reported: set[Pin] = set()
         """Those whose evidence is on its way."""
         self._certified: dict[int, Pin] = {}
         """By local rank: the newest certified state."""
@@ -58,8 +58,8 @@ class Certification:
             if pin.flaw:
                 self._drop(self._compared.pop(local_rank))
                 changed = True
-            elif pin.digest and pin not in self._told:
-                self._told.add(pin)
+            elif pin.digest and pin not in self._reported:
+                self._reported.add(pin)
                 self._tx.act(ReportEvidence(pin.identity, pin.location))
                 changed = True
         return changed
@@ -98,5 +98,5 @@ class Certification:
         self._certified[local_rank] = pin
 
     def _drop(self, pin: Pin) -> None:
-        self._told.discard(pin)
+        self._reported.discard(pin)
         self._segments.unpin(pin)

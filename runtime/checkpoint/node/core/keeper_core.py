@@ -69,15 +69,15 @@ class KeeperCore:
         self.segments = segments = Segments(tx)
         self._digests = DigestQueue(tx, segments)
         self._reads = PeerReads(tx, segments, options.node)
-        self._sent = SentCopies(tx, segments, self._reads)
+        self._sent_copies = SentCopies(tx, segments, self._reads)
         self._received = ReceivedCopies(tx, segments)
-        self._staging = Staging(tx, segments, self._sent)
+        self._staging = Staging(tx, segments, self._sent_copies)
         self._queue = PersistQueue(tx, segments, options, key_of)
-        self._restore = RoundRestore(tx, segments, options, self._sent)
+        self._restore = RoundRestore(tx, segments, options, self._sent_copies)
         self._certification = Certification(tx, segments)
         self._parts = (
-            self._restore, self._sent, self._queue, self._reads, segments, self._received, self._staging, self._digests,
-            self._certification,
+            self._restore, self._sent_copies, self._queue, self._reads, segments, self._received, self._staging,
+            self._digests, self._certification,
         )  # fmt: skip
         self.table: dict[type, Rule] = {
             # Questions
@@ -106,7 +106,7 @@ class KeeperCore:
             events.CheckEnded: Rule({N, K, C}, self._restore.end_check),
             events.FetchEnded: Rule({N, K, C}, self._end_fetch),
             events.PutEnded: Rule({N, K, C}, self._queue.end_put),
-            events.PeerCopyEnded: Rule({N, K, C}, self._sent.end_copy),
+            events.PeerCopyEnded: Rule({N, K, C}, self._sent_copies.end_copy),
         }
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -156,7 +156,7 @@ class KeeperCore:
 
     def _begin_round(self, event: events.BeginRound) -> None:
         self.phase = Phase.KEEPING
-        for part in (self._staging, self._sent, self._queue, self.segments, self._certification, self._restore):
+        for part in (self._staging, self._sent_copies, self._queue, self.segments, self._certification, self._restore):
             part.begin(event.seat)
         self._tx.answer(event.ticket)
 
@@ -167,7 +167,7 @@ class KeeperCore:
         self.segments.supersede_earlier(event.local_rank)
         slot = segment.table.find(identity)
         if segment.sharded and slot is not None:
-            self._sent.send(event.local_rank, segment, slot)
+            self._sent_copies.send(event.local_rank, segment, slot)
         if stages == _ALL_COPIED:
             self.segments.supersede_copies(identity.round)
         self._thinned = event.thinned
@@ -190,7 +190,7 @@ class KeeperCore:
         self.phase = Phase.CLOSED
         self._restore.end_round()
         self._staging.close(Phase.CLOSED)
-        self._sent.close()
+        self._sent_copies.close()
         self._received.close(Phase.CLOSED)
         self._reads.close()
         self._queue.close()

@@ -21,15 +21,15 @@ from everstep.runtime.protocol.messages import Restore, Seat
 
 PARALLEL = 4
 """Shards that are fetched at once: a single connection is slower than a network."""
-_OVERWRITTEN = "what this round started from is no longer held: load it before the first save"
+_OVERWRITTEN = "the state that this round started from is no longer in memory: load it before the first save"
 _ROUND_ENDED = "the round ended while its state was fetched"
 
 
 class RoundRestore:
     """The restore of the present round."""
 
-    def __init__(self, tx: Transaction, segments: Segments, options: KeeperOptions, sent: SentCopies) -> None:
-        self._tx, self._segments, self._options, self._sent = tx, segments, options, sent
+    def __init__(self, tx: Transaction, segments: Segments, options: KeeperOptions, sent_copies: SentCopies) -> None:
+        self._tx, self._segments, self._options, self._sent_copies = tx, segments, options, sent_copies
         self._shards: list[ShardRestore] = []
         self._cancelled: list[ShardRestore] = []
         """Of earlier rounds, with work under way."""
@@ -145,7 +145,7 @@ class RoundRestore:
         if self._stages.get(local_rank, 0) < self._needed_stages:
             self._pins[local_rank] = self._segments.pin(pin.segment, pin.slot, Reader.START)
             if shard.reader is not None:
-                self._sent.send(local_rank, pin.segment, pin.slot)
+                self._sent_copies.send(local_rank, pin.segment, pin.slot)
         self._segments.unpin(pin)
 
     def _answer_waiting(self) -> bool:

@@ -194,7 +194,7 @@ class ShardRestore:
                 self._step(Stage.PLACE)
                 return
             if not any(refusal.covers(source) for refusal in self.refused):
-                self._refused_in_pass.append(self._refuse_memory("it is no longer held"))
+                self._refused_in_pass.append(self._refuse_memory("it is no longer in memory"))
         unreachable = [refusal for refusal in self._refused_in_pass if refusal.flaw is not Flaw.DAMAGED]
         self._refused += [refusal for refusal in self._refused_in_pass if refusal.flaw is Flaw.DAMAGED]
         self._refused_in_pass = []

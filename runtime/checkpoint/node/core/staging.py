@@ -31,8 +31,8 @@ class _Waiting:
 class Staging:
     """The stages of one node's workers."""
 
-    def __init__(self, tx: Transaction, segments: Segments, sent: SentCopies) -> None:
-        self._tx, self._segments, self._sent = tx, segments, sent
+    def __init__(self, tx: Transaction, segments: Segments, sent_copies: SentCopies) -> None:
+        self._tx, self._segments, self._sent_copies = tx, segments, sent_copies
         self._announced: list[tuple[int, Segment]] = []
         """Tickets whose segment has no file yet."""
         self._writing: dict[int, tuple[Segment, int]] = {}
@@ -48,7 +48,7 @@ class Staging:
 
     def announce(self, event: Announce) -> None:
         """Find or make the worker's segment."""
-        copied = self._sent.has_peer
+        copied = self._sent_copies.has_peer
         segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, copied)
         self._announced.append((event.ticket, segment))
 
@@ -93,7 +93,7 @@ class Staging:
             raise KeeperError(f"worker {question.local_rank} has announced no state to stage")
         waiting.waited_s += now - waiting.since if waiting.allocating else 0.0
         waiting.since, waiting.allocating = now, bool(segment.table.absent())
-        if self._sent.is_busy(question.local_rank):
+        if self._sent_copies.is_busy(question.local_rank):
             return False
         self._abandon(question.local_rank)
         slot = segment.table.acquire(self._segments.identify(segment, question.iteration))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.images.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
+from supply.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
 
 DEBIAN = re.compile(r"debian:([a-z]+)-slim@sha256:\w+")
 BASE = "debian:bookworm-slim@sha256:none"
@@ -100,7 +100,7 @@ class Builder:
         lost = self.folder / "lost"
         lost.mkdir(exist_ok=True)
         lines = [f"mount -t tmpfs lost {lost}", f"mkdir {lost}/layer"]
-        lines += self._overlay(self._layers(name), "root", lost / "layer")
+        lines += self._overlay(self.layers(name), "root", lost / "layer")
         mounts = [Mount(str(shared), SHARED, "rw")] if shared else []
         return self._process(lines, settings(self.stages, name), words, mounts)
 
@@ -128,7 +128,7 @@ class Builder:
                 self.cache.mkdir(parents=True, exist_ok=True)
                 mounts.append(Mount(str(self.cache), one["target"], "rw"))
             elif one["type"] == "bind" and one.get("from") and not lines:
-                lines += self._overlay(self._layers(one["from"]), "other")
+                lines += self._overlay(self.layers(one["from"]), "other")
                 mounts.append(Mount(f"{self.folder}/other{one['source']}", one["target"]))
             else:
                 raise ContainerfileError(f"RUN --mount={one}: only type=cache, and once type=bind with from")
@@ -136,7 +136,7 @@ class Builder:
         if own := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE"):
             mounts.append(Mount(own, CERTIFICATES))
             passed["PIP_CERT"] = CERTIFICATES
-        lines += self._overlay(self._layers(name)[1:], "root", self._layer(name))
+        lines += self._overlay(self.layers(name)[1:], "root", self._layer(name))
         ended = self._process(lines, held, ["/bin/sh", "-c", instruction.rest], mounts, passed)
         if ended.code:
             raise ContainerfileError(f"{name}: RUN {instruction.rest}: ended with {ended.code}:\n{ended.text[-4000:]}")
@@ -151,8 +151,8 @@ class Builder:
             f'target={shlex.quote(root + target)}; [ -d "$source" ] && source=$source/. && target=$target/',
             'mkdir -p "${target%/*}"; cp --archive --no-preserve=ownership "$source" "$target"; done',
         ]
-        lines = self._overlay(self._layers(origin), "other") if origin else []
-        lines += self._overlay(self._layers(name)[1:], "root", self._layer(name))
+        lines = self._overlay(self.layers(origin), "other") if origin else []
+        lines += self._overlay(self.layers(name)[1:], "root", self._layer(name))
         ended = _run_to_end(_in_namespaces([*lines, *script], ["true"]))
         if ended.code:
             raise ContainerfileError(f"{name}: COPY {instruction.rest}: {ended.text}")
@@ -183,7 +183,7 @@ class Builder:
     def _layer(self, name: str) -> Path:
         return self.folder / re.sub("[:@]", "-", name) / "layer"
 
-    def _layers(self, name: str) -> list[str]:
+    def layers(self, name: str) -> list[str]:
         """Those that a stage consists of, the uppermost first."""
         found = [str(self._layer(name))]
         while name in self.stages:
@@ -197,7 +197,7 @@ class Builder:
         lines = [f"root={shlex.quote(f'{self.folder}/{at}')}", 'mkdir -p "$root"']
         if upper:
             lines.append(f"mkdir -p {upper.parent}/work")
-            options += f",upperdir={upper},workdir={upper.parent}/work"
+            options += f",upperdir={upper},workdir={upper.parent}/work,redirect_dir=off,metacopy=off"  # Whole files.
         return [*lines, f'mount -t overlay overlay -o {options} "$root"']
 
     def _process(

@@ -1,0 +1,70 @@
+"""Tells the master what the keeper has found: persisted shards, sources that could not restore, digests of a state."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from everstep.runtime.agent.background import Background
+from everstep.runtime.agent.client import MasterClient
+from everstep.runtime.agent.dependencies import Dependencies
+from everstep.runtime.agent.evidence import EvidenceReports
+from everstep.runtime.agent.talk import unrestored_message
+from everstep.runtime.protocol.messages import Holding, Persisted, Refusal, Seat
+
+_COMMIT_TRIES = 24
+_COMMIT_PAUSE_S = 0.5
+"""Between two reports of the same shard, until its checkpoint is committed."""
+
+
+class KeeperReports:
+    """Makes the node's keeper, and reports what it calls back with. The callbacks come in any thread."""
+
+    def __init__(
+        self,
+        node: str,
+        client: MasterClient,
+        background: Background,
+        seat: Callable[[], Seat | None],
+        run_in_thread: Callable[..., asyncio.Future[Any]],
+        dependencies: Dependencies,
+    ) -> None:
+        """`seat` returns the seat of the round that runs; None between rounds."""
+        self._node, self._client, self._background, self._seat = node, client, background, seat
+        self._run_in_thread, self._say = run_in_thread, dependencies.say
+        self._loop = asyncio.get_running_loop()
+        self._unrestored_round = 0
+        """The last round in which failed sources were reported."""
+        self.pending = set[asyncio.Task[None]]()
+        """Reports of persisted shards that have no answer yet."""
+        self.evidence = EvidenceReports(
+            node, client, background, seat, lambda certified: self.keeper.note_certified(certified)
+        )
+        self.keeper = dependencies.make_keeper(self._on_persisted, self.on_unrestored, self.evidence.send)
+
+    def on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
+        """Report failed sources to the master, once per round. Called in any thread."""
+        self._loop.call_soon_threadsafe(self._report_unrestored, refusals)
+
+    def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
+        if (seat := self._seat()) is not None and self._unrestored_round < seat.round:
+            self._unrestored_round = seat.round
+            message = unrestored_message(self._node, seat.round, refusals)
+            self._background.start(self._client.report_unrestored(message))
+
+    def _on_persisted(self, holding: Holding) -> None:
+        """Report a persisted shard. Called in a thread of the keeper."""
+        self._loop.call_soon_threadsafe(self._start_report, holding)
+
+    def _start_report(self, holding: Holding) -> None:
+        task = self._background.start(self._report_persisted(holding))
+        self.pending.add(task)
+        task.add_done_callback(self.pending.discard)
+
+    async def _report_persisted(self, holding: Holding) -> None:
+        """Report until the checkpoint is committed, and tell the keeper so."""
+        for _ in range(_COMMIT_TRIES):
+            if manifest := await self._client.report_persisted(Persisted(self._node, holding)):
+                await self._run_in_thread(self.keeper.note_commit, holding, manifest)
+                return
+            await asyncio.sleep(_COMMIT_PAUSE_S)
+        self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
