@@ -13,7 +13,12 @@ from everstep.steps.entry import StepError
 
 TINY = "tiny"
 """A model of about 5 million random weights that needs no files."""
-TINY_SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
+TINY_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
 """Its Llama config, but for the vocabulary."""
 MANIFEST = "everstep-model.json"
 """The last file of a finished model in the store."""

@@ -238,7 +238,8 @@ def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
 
 def test_what_the_shell_does_before_the_launcher_is_known() -> None:
     launch = parse_launch(["sh", "-c", "cd /w && A=1 B=2 torchrun a.py"], {})
-    assert launch and launch.before == "cd /w && A=1 && B=2"
+    assert launch
+    assert launch.before == "cd /w && A=1 && B=2"
 
 
 def test_a_role_runs_its_own_command(tmp_path: Path) -> None:
