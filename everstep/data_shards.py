@@ -33,11 +33,11 @@ def shards(
 ) -> Iterator[Shard]:
     """Yield shards of `items` (files, ranges, or their number) until the job's workers have done all of them.
 
-    A shard is done when the loop asks for the next one. With a Checkpointer, it counts from the newest saved iteration
-    on, or from the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job
-    restores an earlier iteration, the shard comes again. Workers wait until the shards of other workers are done, since
-    these may come back. `shuffle` orders shards by (seed, epoch). Every worker must pass the same items; `name`
-    distinguishes several queues of one job. Without an agent, ranks take turns.
+    A shard is done when the loop asks for the next one. With a Checkpointer it counts with the newest saved iteration,
+    or the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job goes back
+    behind that iteration, the shard comes again. Workers wait for the end of shards that others are doing, as these may
+    come back. `shuffle` orders them by (seed, epoch). Every worker must give the same items; `name` tells two queues of
+    one job apart. Without an agent, ranks take turns.
 
     Raises ValueError for an invalid name; LinkError if workers pass different numbers of items.
     """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job import data_queues, fault_policy, replicas
+from everstep.runtime.job import checkpoints, data_queues, fault_policy, replicas
 from everstep.runtime.job.events import (
     DataShardAsked,
     DeletionDue,
@@ -26,23 +26,19 @@ from everstep.runtime.job.events import (
     ShardStored,
     StacksDumped,
     StopRequested,
+    Survey,
     Tick,
     WorkerExited,
 )
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
-from everstep.runtime.job.on_stored import (
-    on_deletion_due,
-    on_evidence_given,
-    on_manifest_written,
-    on_restore_failed,
-    on_shard_stored,
-    record_survey,
-)
+from everstep.runtime.job.on_evidence import handle_evidence
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
+    Committed,
     DataShardEnded,
     DataShardTaken,
     DesiredChanged,
+    Forgotten,
     JobReopened,
     JobResult,
     NodeAppeared,
@@ -51,10 +47,13 @@ from everstep.runtime.job.records import (
     NodeLeaving,
     NodeStrayed,
     NodeTested,
+    PassedOver,
     Reason,
+    ShardPersisted,
+    StoreSurveyed,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import round_number
+from everstep.runtime.job.state import restore_point, round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
@@ -74,7 +73,38 @@ def _on_opened(tx: Transaction, event: Opened) -> None:
     if ended and ended.result is not JobResult.SUCCEEDED:
         tx.record(JobReopened(time=tx.now))
     if tx.state.phase is not JobPhase.ENDED:
-        record_survey(tx, event.survey)
+        _record_survey(tx, event.survey)
+
+
+def _record_survey(tx: Transaction, seen: Survey) -> None:
+    """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
+    state = tx.state
+    known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
+    refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
+    unjournaled = tuple(
+        stored
+        for stored in seen.unjournaled
+        if stored.key not in known
+        and not any(r.covers(shard) for r in (*state.refused, *refused) for shard in stored.shards)
+    )
+    if unjournaled or seen.rounds > max(round_number(state), state.rounds_before):
+        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=seen.rounds))
+    if refused:
+        tx.record(PassedOver(time=tx.now, refusals=tuple(refused)))
+
+
+def _on_restore_failed(tx: Transaction, event: RestoreFailed) -> None:
+    report, current = event.unrestored, round_number(tx.state)
+    tx.require_node(report.node)
+    tx.mark_alive(report.node)
+    point = restore_point(tx.state)
+    refusals = tuple(r for r in report.refusals if (r.round, r.iteration) == point and r not in tx.state.refused)
+    if report.round != current or tx.state.phase is JobPhase.ENDED or not refusals:
+        return  # Another node has reported it before.
+    tx.record(PassedOver(time=tx.now, refusals=refusals, round=current))
+    _record_survey(tx, event.survey)
+    if tx.state.phase is JobPhase.RUNNING:
+        tx.break_round(Reason.DAMAGED, checkpoints.refusal_summary(refusals))
 
 
 def _on_joined(tx: Transaction, event: Joined) -> None:
@@ -187,6 +217,32 @@ def _on_node_finished(tx: Transaction, event: NodeFinishedRound) -> None:
         tx.record(NodeFinished(time=tx.now, node=report.node, round=report.round))
 
 
+def _on_shard_stored(tx: Transaction, event: ShardStored) -> None:
+    node, shard = event.persisted.node, event.persisted.holding
+    tx.require_node(node)
+    tx.mark_alive(node)
+    if not shard.key or not 0 <= shard.shard < shard.shards or not 0 < shard.round <= round_number(tx.state):
+        raise Refused(f"{node} persisted no shard of this job: {shard.key!r} of round {shard.round}")
+    key = shard.round, shard.iteration
+    checkpoint = tx.state.checkpoints.get(key)
+    if checkpoint is None and key <= tx.state.forgotten:
+        return
+    if checkpoint is None or shard.shard not in checkpoint.shards:
+        tx.record(ShardPersisted(time=tx.now, holding=shard))
+
+
+def _on_manifest_written(tx: Transaction, event: ManifestWritten) -> None:
+    tx.committing.discard((event.round, event.iteration))
+    tx.record(Committed(time=tx.now, round=event.round, iteration=event.iteration, key=event.key))
+
+
+def _on_deletion_due(tx: Transaction, event: DeletionDue) -> None:
+    point = restore_point(tx.state)
+    forgotten = tuple(key for key in event.checkpoints if key in tx.state.checkpoints and key != point)
+    if forgotten:
+        tx.record(Forgotten(time=tx.now, places=forgotten))
+
+
 def _on_data_shard_asked(tx: Transaction, event: DataShardAsked) -> None:
     request = event.request
     node = tx.require_node(request.node)
@@ -295,11 +351,11 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     HeartbeatSeen: _on_heartbeat,
     WorkerExited: _on_worker_exited,
     NodeFinishedRound: _on_node_finished,
-    ShardStored: on_shard_stored,
-    RestoreFailed: on_restore_failed,
-    EvidenceGiven: on_evidence_given,
-    ManifestWritten: on_manifest_written,
-    DeletionDue: on_deletion_due,
+    ShardStored: _on_shard_stored,
+    RestoreFailed: _on_restore_failed,
+    EvidenceGiven: handle_evidence,
+    ManifestWritten: _on_manifest_written,
+    DeletionDue: _on_deletion_due,
     DataShardAsked: _on_data_shard_asked,
     LeaveAnnounced: _on_leave_announced,
     StacksDumped: _on_stacks_dumped,

@@ -176,9 +176,9 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """After scaling, nodes that have not joined for this long are given up; 0: never."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
-    """When nodes that were given up fail the role. None: never, as long as the minimum remains."""
+    """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
     template: dict[str, Any] = {}
-    """How its pods differ from the train step's pod, as a pod template; empty: not at all."""
+    """What its pods have otherwise than the train step's own (see `pod_template`); empty: nothing."""
 
     @property
     def most(self) -> int:
@@ -201,7 +201,7 @@ class Patience(msgspec.Struct, frozen=True):
     replacement_wait_s: float = 10.0
     """After a loss, how long survivors wait for the replacement before they continue with fewer nodes."""
     cooldown_s: float = 30.0
-    """After a change of membership, how long a running round is not broken only to add nodes."""
+    """After a change of membership, how long a running round is not broken just to grow."""
     silence_s: float = 30.0
     """How long a node may send no heartbeat before it is lost."""
     leave_s: float = 20.0
@@ -280,8 +280,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     keep_every: int = 0
     """Also keep the newest checkpoint of each iteration that is a multiple of this; 0: none."""
     certify_interval: int = 0
-    """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
-    comparison; every complete state may be restored."""
+    """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
+    complete state is."""
 
 
 def problems(spec: JobSpec) -> list[str]:
