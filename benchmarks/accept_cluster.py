@@ -210,6 +210,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     yield from prove({**PROVEN, **cluster_check_and_ui.PROVEN}, options)
     if not options.words:
         yield from unproven()
+        yield from cluster_check_and_ui.unproven()
 
 
 def main() -> None:

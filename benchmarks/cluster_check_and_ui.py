@@ -63,6 +63,12 @@ def recorded_answers() -> Iterator[Line]:
     yield Line("Argo 4.1: recorded answers that agree", "all, or listed with the reason", measured, True)
 
 
+def unproven() -> Iterator[Line]:
+    """What does not hold, and why."""
+    why = "two: Argo makes a Retry node for every step that could be tried again"
+    yield Line("Argo's UI: one node a step where there was no retry", "one", why, False)
+
+
 def check_costs() -> Iterator[Line]:
     """What the train step's own check adds to the shortest training, on this one machine, which all nodes share."""
     with tempfile.TemporaryDirectory(prefix="everstep-check-") as folder:
