@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class PodHold:
 
     async def begin(self) -> None:
         """Make the training's token, and end the pods that an earlier try of the check held. Raises KubeError."""
+        from everstep.runtime.platform.kubernetes import KubeError
         from everstep.runtime.platform.kubernetes.held_pods import held_selector
         from everstep.runtime.platform.kubernetes.platform import shared_token
 
@@ -50,7 +52,9 @@ class PodHold:
         await shared_token(self._api, self.training, self._owner)
         pods, _ = await self._api.retry(lambda: self._api.list("pods", held_selector(self.training)))
         for pod in pods:
-            await self._api.delete("pods", pod["metadata"]["name"], pod["metadata"]["uid"], 0)
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            with suppress(KubeError):  # It has ended meanwhile, or ends at its deadline.
+                await self._api.retry(lambda name=name, uid=uid: self._api.delete("pods", name, uid, 0))
 
     async def hold(self, job: str, verdicts: "Sequence[Verdict]", nodes: int, min_nodes: int) -> None:
         """Learn where the machines stand, and hold the pods of `nodes` fit ones, the first in rank order.
@@ -58,6 +62,7 @@ class PodHold:
         None is held for a training that will not start: with fewer than `min_nodes` fit ones.
         """
         from everstep.runtime.diagnosis.report import host_order
+        from everstep.runtime.platform.kubernetes import KubeError
         from everstep.runtime.platform.kubernetes.held_pods import hold
         from everstep.runtime.platform.kubernetes.pods import NODE, selector
 
@@ -68,12 +73,19 @@ class PodHold:
         if not self.training or len(fit) < min(min_nodes, len(verdicts)) or await self._is_crowded():
             return
         chosen = sorted(fit, key=lambda node: order.index(fit[node]) if fit[node] in order else 0)[:nodes]
+        change = hold(self.training, time.time() + self.hold_s)
         for pod in pods:
-            node = pod["metadata"]["labels"][NODE]
-            if node in chosen:
-                await self._api.patch("pods", pod["metadata"]["name"], hold(self.training, time.time() + self.hold_s))
-                self.nodes.add(node)
-        self._say(f"{len(self.nodes)} checked pods wait {self.hold_s:g} s to become the training's")
+            node, name = pod["metadata"]["labels"][NODE], pod["metadata"]["name"]
+            if node not in chosen:
+                continue
+            try:
+                await self._api.retry(lambda name=name: self._api.patch("pods", name, change))
+            except KubeError as error:
+                self._say(f"{node} does not wait for the training: {error}")
+                continue
+            self.nodes.add(node)
+        count = f"{len(self.nodes)} checked pod{'' if len(self.nodes) == 1 else 's'}"
+        self._say(f"held for the training for {self.hold_s:g} s: {count}")
 
     async def _is_crowded(self) -> bool:
         """Whether a step of the Workflow finds no room on any machine, so that nothing may be held."""

@@ -114,7 +114,8 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
     affinity = {**step.get("affinity", {}), **training.get("affinity", {})}
     affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
     placement = {key: training[key] for key in ("nodeSelector", "tolerations") if key in training}
-    variables = {one["name"]: one for one in (*(own.get("env") or ()), *(main.get("env") or ()))}
+    given = [one for one in main.get("env") or () if "{{" not in str(one.get("value"))]  # Argo has filled in no other.
+    variables = {one["name"]: one for one in (*(own.get("env") or ()), *given)}
     mounts = [*(own.get("volumeMounts") or ()), *(main.get("volumeMounts") or ())]
     container = {**own, "resources": resources, "command": ["python", "-m", MODULE], "env": list(variables.values())}
     volumes = [*(step.get("volumes") or ()), *(training.get("volumes") or ())]

@@ -192,7 +192,7 @@ def test_fit_pods_wait_for_the_training_and_become_its_agents(tmp_path: Path) ->
     hosts, api, said = checked(config, 2, meanwhile=take)
     assert hosts == {"machine-0": False, "machine-1": False}
     assert sorted(api.pods) == sorted(["step", *started]), "the spare one is gone"
-    assert "1 checked pods wait 60 s to become the training's" in said
+    assert "held for the training for 60 s: 1 checked pod" in said
     assert len(api.secrets) == 2, "of the check, and of the training"
     assert f"{started[0]}: {ExitCode.BAD_INPUT}" in said, "the agent ran, in the pod's process"
 

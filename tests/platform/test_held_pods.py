@@ -16,7 +16,7 @@ from everstep.runtime.platform.kubernetes.pods import JOB as JOB_LABEL
 from everstep.runtime.platform.kubernetes.pods import digest, pod_of
 from everstep.runtime.protocol.handover import NodeStart
 from tests.platform.pod_api import PodApi
-from tests.platform.test_kubernetes_platform import JOB, NODE, OWNER, TEMPLATE, no_wait, request, tell
+from tests.platform.test_kubernetes_platform import JOB, NODE, OWNER, POD, TEMPLATE, no_wait, request, tell
 
 CHECK = "u-check-01234567"
 NOW = 1000.0
@@ -139,6 +139,22 @@ def test_a_taken_pod_is_no_longer_held() -> None:
         (after,) = server.pods.values()
         assert HELD not in after["metadata"]["labels"]
         assert UNTIL not in after["metadata"]["annotations"]
+
+    tell(story)
+
+
+def test_a_pod_that_may_not_be_taken_is_left_and_another_one_is_created() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        pod = waiting()
+        name = pod["metadata"]["name"]
+        server.pods[name] = pod
+        starts: dict[str, NodeStart] = {}
+        async with taking_platform(server, url, starts) as made:
+            await made.create(request("worker-1-0", avoid_hosts=["machine-1"]))
+            server.refuse = [(403, 'pods "x" is forbidden: User "u" cannot patch')]
+            await made.create(request())
+            assert sorted(server.pods) == sorted([name, POD, POD.replace("worker-0", "worker-1")])
+            assert starts == {}
 
     tell(story)
 

@@ -178,7 +178,7 @@ class KubernetesPlatform:
                     )
                 except KubeError as error:
                     if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
-                        raise
+                        self._say(f"{name}, which was checked, is not taken: {error}")
                     continue
                 await leave_start(name, start_of(pod, wanted, request))
                 self._say(f"{request.name} is the pod that was checked on {pod['spec']['nodeName']}")
