@@ -10,7 +10,7 @@ import pytest
 
 from everstep.runtime.job.spec import Resources
 from everstep.runtime.platform import NodeRequest
-from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform
+from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, PodRules
 from everstep.runtime.platform.kubernetes.held_pods import HELD, LEAST_S, UNTIL, hold, is_suitable
 from everstep.runtime.platform.kubernetes.pods import JOB as JOB_LABEL
 from everstep.runtime.platform.kubernetes.pods import digest, pod_of
@@ -99,7 +99,7 @@ async def taking_platform(server: PodApi, url: str, starts: dict[str, NodeStart]
 
     async with (
         KubeApi(Access(url, server.namespace), no_wait) as api,
-        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, leave_start=leave) as made,
+        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(leave_start=leave)) as made,
     ):
         yield made
 
