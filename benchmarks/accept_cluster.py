@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks import lost_machine
+from benchmarks import cluster_check_and_ui, lost_machine
 from benchmarks.acceptance import Cases, Line, has_passed, is_asked, judge, line_of, parse_options, prove, run_tests
 from benchmarks.lost_machine import BUDGET_S
 from tests.cluster.faults import FAULTS
@@ -178,14 +178,14 @@ def unproven() -> Iterator[Line]:
     yield Line("check: matmul, memory, copies and NCCL on each GPU", "a faulty one is named", f"{never}: no GPU", False)
     yield Line("an error moves its pod to the other machine, on a real cluster", "tests pass", never, False)
     yield Line("one power cut leaves one copy, on a real cluster", "tests pass", never, False)
-    yield Line("pods that were checked become the training's", "no second scheduling", "not built", False)
-    yield Line("train's own check is on by default", "on, <= 10 s", "off: --network-check", False)
     yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
                "never run: its documents' schema only", False)  # fmt: skip
 
 
 ON_A_CLUSTER = "cluster: all that only a real one shows"
 LOST = "lost machine: its cable is pulled 10 times; frozen for 10 s; a blip of 3 s (two network namespaces)"
+COSTS = "check: cost of train's own"
+ANSWERS = "Argo 4.1: recorded answers that agree"
 IMAGES = "images: each stage of templates/Containerfile is made on a Debian root file system, and its steps run"
 
 
@@ -194,7 +194,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     if is_asked(ON_A_CLUSTER, options.words):
         yield from cluster_starts()
         cases = run_tests(["tests/cluster"], 0)  # one after the other, because they measure
-        for promise, words in CLUSTER.items():
+        for promise, words in {**CLUSTER, **cluster_check_and_ui.ON_A_CLUSTER}.items():
             yield line_of(promise, words, cases)
         yield from faults(cases)
         yield from stopped_runs(cases)
@@ -203,14 +203,20 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
             yield Line(f"lost machine: {what}", budget, measured, holds)
     if is_asked(IMAGES, options.words):
         yield line_of(IMAGES, ["test_images.py"], run_tests(["tests/images"], 0))
-    yield from prove(PROVEN, options)
+    if is_asked(COSTS, options.words):
+        yield from cluster_check_and_ui.check_costs()
+    if is_asked(ANSWERS, options.words):
+        yield from cluster_check_and_ui.recorded_answers()
+    yield from prove({**PROVEN, **cluster_check_and_ui.PROVEN}, options)
     if not options.words:
         yield from unproven()
+        yield from cluster_check_and_ui.unproven()
 
 
 def main() -> None:
     """Measure and print."""
-    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, LOST, IMAGES, *PROVEN])))
+    known = [ON_A_CLUSTER, LOST, COSTS, ANSWERS, IMAGES, *PROVEN, *cluster_check_and_ui.PROVEN]
+    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), known)))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,15 @@ C = TypeVar("C")
 
 
 def parameters(config: Any) -> dict[str, str]:
-    """Each field of a pipeline's config, and `store`, as workflow parameters: `arguments=parameters(config)`."""
-    values = {entry.name.replace("_", "-"): str(getattr(config, entry.name)) for entry in dataclasses.fields(config)}
-    return {**values, "store": "runs/store"}
+    """Each field of a pipeline's config, and `store`, as workflow parameters: `arguments=parameters(config)`.
+
+    Those that differ from their defaults come first, as Argo's UI lists them in this order.
+    """
+    fields = sorted(dataclasses.fields(config), key=lambda entry: getattr(config, entry.name) == entry.default)
+    return {
+        **{entry.name.replace("_", "-"): str(getattr(config, entry.name)) for entry in fields},
+        "store": "runs/store",
+    }
 
 
 def parameter(name: str) -> str:

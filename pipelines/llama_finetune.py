@@ -15,24 +15,34 @@ class Config:
 
     corpus: Annotated[str, everstep.LocalFile.TEXT] = ""
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
-    text_key: str = "text"
-    """Key of the text in each line of .jsonl files."""
-    tokenizer: Annotated[str, everstep.LocalFile.TOKENIZER] = ""
-    """A tokenizer.json or a Hugging Face directory; empty: the model's own; for tiny, one is trained on the corpus."""
     model: Annotated[str, everstep.LocalFile.MODEL] = "tiny"
     """tiny (a few million random weights), smollm2 (135 million trained ones), a directory of a Llama, or s3://..."""
-    script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
-    """Your own training script instead of steps/train/llama.py: any that torchrun runs (docs/scripts.md)."""
-    script_args: str = ""
-    """Arguments of the script, as in a shell; the pipeline fills in {dataset}, {iterations}, ..."""
-    evaluate_script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
-    """Your own evaluation script; without one, only a Llama is measured."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
     """With fewer healthy nodes the training waits, then gives up."""
+    iterations: int = 200
+    """Optimizer steps."""
+    sequence_length: int = 96
+    """Tokens per sample."""
+    global_batch: int = 8
+    """Samples per iteration over all nodes, whatever their number."""
+    script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
+    """Your own training script instead of steps/train/llama.py: any that torchrun runs (docs/scripts.md)."""
+    script_args: str = ""
+    """Arguments of the script, as in a shell; the pipeline fills in {dataset}, {iterations}, ..."""
+    tokenizer: Annotated[str, everstep.LocalFile.TOKENIZER] = ""
+    """A tokenizer.json or a Hugging Face directory; empty: the model's own; for tiny, one is trained on the corpus."""
+    text_key: str = "text"
+    """Key of the text in each line of .jsonl files."""
+    evaluate_script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
+    """Your own evaluation script; without one, only a Llama is measured."""
     job_spec: Annotated[str, everstep.LocalFile.JOB_SPEC] = ""
     """YAML file of the training's roles and policies; `nodes` is then the number of machines to check."""
+    network_check: str = "auto"
+    """Check each node with a healthy one when it joins the training: True, False, auto (on a cluster)."""
+    hold_s: float = 120.0
+    """On a cluster: seconds that checked pods wait to become the training's nodes; 0: they end with the check."""
     check_spare: int = 1
     """On a cluster: machines to check beyond `nodes`, so that training can avoid an unfit one."""
     exclude_straggler: bool = False
@@ -45,14 +55,6 @@ class Config:
     """MB/s; a pair below it is a faulty link."""
     min_channels: int = 2
     """With fewer working pairs a machine is faulty."""
-    network_check: bool = False
-    """Check each node with a healthy one when it joins the training."""
-    iterations: int = 200
-    """Optimizer steps."""
-    sequence_length: int = 96
-    """Tokens per sample."""
-    global_batch: int = 8
-    """Samples per iteration over all nodes, whatever their number."""
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
@@ -69,6 +71,7 @@ class Config:
                 box_pairs=self.box_pairs,
                 min_bandwidth=self.min_bandwidth,
                 min_channels=self.min_channels,
+                hold_s=self.hold_s,
             )
         )
         everstep.check_step(self._training())
@@ -88,6 +91,9 @@ class Config:
             iterations=self.iterations,
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
+            network_check=self.network_check,
+            exclude_straggler=self.exclude_straggler,
+            switchbox_check=self.switchbox_check,
         )
 
 
@@ -114,6 +120,8 @@ def build(config: Config) -> Workflow:
                 box_pairs=everstep.parameter("box_pairs"),
                 min_bandwidth=everstep.parameter("min_bandwidth"),
                 min_channels=everstep.parameter("min_channels"),
+                training="train",
+                hold_s=everstep.parameter("hold_s"),
             )
             trained = train.task(
                 dataset=tokens.uri,
@@ -128,7 +136,13 @@ def build(config: Config) -> Workflow:
                 sequence_length=everstep.parameter("sequence_length"),
                 global_batch=everstep.parameter("global_batch"),
                 avoid_hosts=health.avoid_hosts,
+                host_order=health.host_order,
                 network_check=everstep.parameter("network_check"),
+                exclude_straggler=everstep.parameter("exclude_straggler"),
+                switchbox_check=everstep.parameter("switchbox_check"),
+                box_pairs=everstep.parameter("box_pairs"),
+                min_bandwidth=everstep.parameter("min_bandwidth"),
+                min_channels=everstep.parameter("min_channels"),
             )
             score = evaluate.task(
                 checkpoint=trained.checkpoint,

@@ -284,6 +284,7 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         "step": step,
         "summary": result.summary,
         "seconds": round(seconds, 3),
+        "ended": round(time.time(), 3),
         "facts": dict(result.facts),
         "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
         "environment": _environment(),

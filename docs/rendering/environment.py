@@ -49,6 +49,7 @@ INTERNAL = {
     "EVERSTEP_HOST": "Name of the pod's machine.",
     "EVERSTEP_HOST_IP": "Address of the machine, as in a topology.",
     "EVERSTEP_ZONE": "Failure domain of the machine, from the pod's label `topology.kubernetes.io/zone`.",
+    "EVERSTEP_TRAINING_TOKEN": "A checked pod: the token of the job that it may become a node of, from its Secret.",
     "EVERSTEP_POD": "Name of a step's own pod on a cluster.",
     "EVERSTEP_POD_MARK": "Marks the processes of a local run's pod.",
     "EVERSTEP_CLONE": "Marks the processes of a git clone.",

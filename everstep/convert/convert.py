@@ -53,7 +53,7 @@ def convert(text: str, file: str) -> Conversion:
     for path in _IGNORED:
         fields.skip(*path)
     job = read(fields)
-    more: list[str] = []
+    more = fields.notes
     arguments = _arguments(job, fields, more)
     lost = [
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"

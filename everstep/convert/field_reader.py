@@ -21,6 +21,8 @@ class Fields:
         """Raises ConvertError."""
         self._document = document
         self._read = set[FieldPath]()
+        self.notes = list[str]()
+        """What was carried over otherwise than it stands, one line each."""
         for path, line in document.repeated:
             raise ConvertError(f"{document.file}:{line}: {path_text(path)}: appears twice")
 
@@ -72,6 +74,10 @@ class Fields:
         if value is not None and not isinstance(value, list):
             raise self.wrong(f"{value!r} is not a list", *path)
         return len(value or ())
+
+    def note(self, what: str, *path: str | int) -> None:
+        """Add to `notes` what became of that field."""
+        self.notes.append(f"{self._document.file}:{self._document.line(path)}: {path_text(path)}: {what}")
 
     def wrong(self, what: str, *path: str | int) -> ConvertError:
         """The error at that field."""

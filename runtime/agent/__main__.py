@@ -26,6 +26,7 @@ from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
+from everstep.runtime.diagnosis.switchbox import SwitchboxError
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
@@ -85,11 +86,14 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
         host, _, port = (master.address if master else urlsplit(settings.master).netloc).rpartition(":")
         return host.strip("[]"), node_check_port(int(port))
 
-    checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
+    patience_s, box = settings.connect_s, settings.box
+    checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, patience_s, box)
     try:
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:
         ending = Ending(ExitCode.TRY_AGAIN, str(error))
+    except SwitchboxError as error:
+        ending = Ending(ExitCode.BAD_INPUT, str(error))
     if not agent.status.seat:
         print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
     return ending

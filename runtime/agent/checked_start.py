@@ -1,4 +1,4 @@
-"""Checks the node before its agent joins. While the agent runs, the node is a partner for the checks of later nodes."""
+"""Checks the node before its agent joins, beside its imports. Later the node is a partner for the checks of others."""
 
 import asyncio
 
@@ -10,18 +10,19 @@ from everstep.runtime.exit_codes import ExitCode
 
 
 async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
-    """Run the check, then the agent. Exit code `unfit` if the check excludes this node.
+    """Run the check and the agent, which joins when the check says so. Exit code `unfit` if it excludes this node.
 
     Raises NoQuorumError if too few nodes came to be checked.
     """
+    admitted = asyncio.Event()
     checking = asyncio.create_task(checked.run())
-    notice = asyncio.create_task(agent.shutdown.wait_for_notice())
+    running = asyncio.create_task(agent.run(admitted))
     try:
-        await asyncio.wait([checked.verdict, checking, notice], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([checked.verdict, checking, running], return_when=asyncio.FIRST_COMPLETED)
         if checking.done() and not checked.verdict.done():
             checking.result()  # Raises if the check itself failed.
         if not checked.verdict.done():
-            return Ending(128 + agent.shutdown.signal, "asked to stop during its check")
+            return running.result()  # Asked to stop, or its job has ended.
         try:
             verdict = checked.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
@@ -29,8 +30,9 @@ async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> End
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
         agent.status.checked_s = verdict.best_s or 0.0
-        return await agent.run()
+        admitted.set()
+        return await running
     finally:
-        for task in (checking, notice):
+        for task in (checking, running):
             task.cancel()
-        await asyncio.gather(checking, notice, return_exceptions=True)
+        await asyncio.gather(checking, running, return_exceptions=True)

@@ -114,10 +114,13 @@ class AgentLifecycle:
         await self._link.close()
         self.keeper.close()
 
-    async def run(self) -> Ending:
-        """Run until there is a reason to leave; then end the workers and flush telemetry."""
+    async def run(self, admitted: asyncio.Event | None = None) -> Ending:
+        """Run until there is a reason to leave; then end the workers and flush telemetry.
+
+        `admitted`: the node may join; None: at once.
+        """
         parts = [
-            self._run_rounds,
+            lambda: self._run_rounds(admitted),
             self._poll_directives,
             self._sender.run,
             lambda: self._shutdown.leave_without_master(self._client),
@@ -157,10 +160,12 @@ class AgentLifecycle:
             pass
         return ending
 
-    async def _run_rounds(self) -> None:
+    async def _run_rounds(self, admitted: asyncio.Event | None) -> None:
         while True:
             for line in await self._workers.wait_until_ready(self._settings.plain):
                 self._dependencies.note(line)
+            if admitted is not None:
+                await admitted.wait()
             burial = asyncio.create_task(self._clear_last_round())
             since = self._loop.time()
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec, add_box_flags, box_of
 from everstep.runtime.store.code import is_code_address
 
 _EXAMPLE = """\
@@ -91,6 +92,8 @@ class Settings:
     """The script is known to show progress, so it hangs if it shows none. False: known once it has shown some."""
     unfit: int | None = None
     """Check the node before it joins, and end with this exit code if it is unfit; None: no check."""
+    box: SwitchboxSpec | None = None
+    """With that check: the links between this machine's own devices."""
     cpus: Sequence[Sequence[int]] = ()
     """Logical CPUs of each local rank's worker; empty: all."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -130,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
     )
+    add_box_flags(flags)
     flags.add_argument("--has-beacon", action="store_true", help="the script is known to show its progress")
     flags.add_argument("--any-script", action="store_true", help="the script need not use everstep: tell if not")
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
@@ -188,6 +192,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         has_beacon=options.has_beacon,
         any_script=options.any_script,
         unfit=options.network_check,
+        box=box_of(options),
         notice_s=options.notice,
         grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),

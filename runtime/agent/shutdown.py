@@ -39,10 +39,6 @@ class Shutdown:
             self.signal = signum
             self._given.set()
 
-    async def wait_for_notice(self) -> None:
-        """Wait for the first signal."""
-        await self._given.wait()
-
     async def leave_on_notice(
         self, client: MasterClient, talk: MasterDialogue, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
     ) -> NoReturn:

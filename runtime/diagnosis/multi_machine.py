@@ -22,7 +22,7 @@ from everstep.runtime.diagnosis.messages import Arrive, Over
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
-from everstep.runtime.job.topology import order_by_switch
+from everstep.runtime.job.topology import order_by_place
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token_gate import TokenGate, listen
 from everstep.runtime.system.cpus import usable_cpus
@@ -174,7 +174,7 @@ async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) ->
             )
     came = [node for node in nodes if node not in missing]
     if options.topology:
-        came = order_by_switch(came, lambda node: options.topology.get(coordinator.address(node), ""))
+        came = order_by_place(came, lambda node: (options.topology.get(coordinator.address(node), ""),))
     return came
 
 

@@ -1,13 +1,21 @@
 """The output of a check, for people and as JSON. Pure but for the table, which needs rich and a terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement, Round
 from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, nodes_with, usable_count
+from everstep.runtime.job.topology import order_by_place
 
 VERSION = 2
 _COLOURS = {Health.HEALTHY: "green", Health.STRAGGLER: "yellow", Health.UNDECIDED: "magenta", Health.FAULTY: "red"}
+
+
+class Place(NamedTuple):
+    """Where a machine stands; empty: unknown."""
+
+    zone: str = ""
+    switch: str = ""
 
 
 def round_line(round_: Round) -> str:
@@ -73,8 +81,21 @@ def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
     return "  ".join(words)
 
 
-def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int) -> dict[str, Any]:
-    """The whole result for JSON: seconds, 3600 for a failure; each node's times are its best of all rounds."""
+def host_order(verdicts: Sequence[Verdict], places: Mapping[str, Place]) -> list[str]:
+    """The usable machines in rank order: those of a zone, then of a switch, side by side. Empty: all are this one."""
+    usable = list(dict.fromkeys(one.host for one in verdicts if one.host not in avoided_hosts(verdicts)))
+    if not places:
+        return []
+    return order_by_place(usable, lambda host: places.get(host, Place()))
+
+
+def json_report(
+    verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int, places: Mapping[str, Place] = {}
+) -> dict[str, Any]:
+    """The whole result for JSON: seconds, 3600 for a failure; each node's times are its best of all rounds.
+
+    `places`: of hosts.
+    """
     best, first = _best_times(rounds), _first_measurements(rounds)
     return {
         "version": VERSION,
@@ -97,6 +118,7 @@ def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes:
                 "avoid": one.avoid,
                 "reason": one.reason,
                 **{field: round(seconds, 4) for field, seconds in best.get(one.node, {}).items()},
+                **{name: part for name, part in places.get(one.host, Place())._asdict().items() if part},
                 **({"links": dict(first[one.node].links)} if one.node in first and first[one.node].links else {}),
             }
             for one in verdicts
@@ -105,6 +127,7 @@ def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes:
         "stragglers": nodes_with(verdicts, Health.STRAGGLER),
         "undecided": nodes_with(verdicts, Health.UNDECIDED),
         "avoid_hosts": avoided_hosts(verdicts),
+        "host_order": host_order(verdicts, places),
     }
 
 

@@ -4,6 +4,7 @@ As `--switchbox-check` of DLRover: each pair GPU - switch box - GPU is measured.
 faulty link, and a machine with fewer than `min_channels` working pairs is a faulty node.
 """
 
+import argparse
 import math
 import re
 from collections.abc import Mapping
@@ -65,6 +66,23 @@ def parse_switchbox(pairs: str, min_bandwidth: float, min_channels: int) -> Swit
     if not 1 <= min_channels <= len(found):
         raise SwitchboxError(f"--min-channels {min_channels}: must be from 1 to {len(found)}, the --box-pairs given")
     return SwitchboxSpec(tuple(found), min_bandwidth, min_channels)
+
+
+def box_flags(pairs: str, min_bandwidth: float, min_channels: int) -> list[str]:
+    """The flags that tell a node's process to check the links between its machine's own devices."""
+    return ["--box-pairs", pairs, "--min-bandwidth", f"{min_bandwidth}", "--min-channels", f"{min_channels}"]
+
+
+def add_box_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those flags to the parser of a node's process."""
+    parser.add_argument("--box-pairs", default="", help="pairs of CUDA devices whose links are checked, too")
+    parser.add_argument("--min-bandwidth", type=float, default=0.0, help="MB/s; a pair below it is a faulty link")
+    parser.add_argument("--min-channels", type=int, default=0, help="with fewer working pairs the node is faulty")
+
+
+def box_of(flags: argparse.Namespace) -> SwitchboxSpec | None:
+    """What these flags ask for; None if they were not given. Raises SwitchboxError."""
+    return parse_switchbox(flags.box_pairs, flags.min_bandwidth, flags.min_channels) if flags.box_pairs else None
 
 
 def missing_devices(box: SwitchboxSpec, there: int) -> str:

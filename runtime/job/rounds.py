@@ -21,7 +21,7 @@ from everstep.runtime.job.records import Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
 from everstep.runtime.job.state import State, next_round, round_number
-from everstep.runtime.job.topology import order_by_switch, switches
+from everstep.runtime.job.topology import order_by_place, switches
 from everstep.runtime.protocol.messages import Member, Round
 
 MAX_LISTED = 16
@@ -183,20 +183,26 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
 
 
 def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
-    """The members of a round formed now, per role in rank order: the lowest indices, sorted by the topology."""
-    switch_by_ip = switches(spec.topology)
+    """The members of a round formed now, per role in rank order: the lowest indices, sorted by the topology.
 
-    def switch_of(node: NodeState) -> str:
-        return switch_by_ip.get(node.ip, "")
+    Nodes that came by themselves keep the order of their indices, but for switches that the spec names.
+    """
+    switch_by_ip, is_placed = switches(spec.topology), spec.placement is Placement.PLATFORM
+    turn = {host: number for number, host in enumerate(spec.host_order)}
 
-    first: str | None = None
+    def place_of(node: NodeState) -> tuple[str, ...]:
+        switch = switch_by_ip.get(node.ip, "")
+        return (node.zone, switch, node.host) if is_placed else (switch,)
+
+    first: tuple[str, ...] | None = None
     chosen: dict[str, Sequence[NodeState]] = {}
     for role, asked in spec.roles.items():
         waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
         members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
+        members = sorted(members, key=lambda node: turn.get(node.host, len(turn))) if turn else members
         if first is None:
-            first = switch_of(members[0]) if members else None
-        chosen[role] = order_by_switch(members, switch_of, first)
+            first = place_of(members[0]) if members else None
+        chosen[role] = order_by_place(members, place_of, first)
     return chosen
 
 

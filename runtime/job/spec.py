@@ -264,7 +264,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     placement: Placement = Placement.PLATFORM
     topology: tuple[str, ...] = ()
     """Lines `access-switch pod-switch ip`, as in DLRover's `topology_config`: nodes under one access switch get
-    adjacent ranks, those of rank 0's switch first. Empty: ranks follow the nodes' indices."""
+    adjacent ranks, those of rank 0's switch first. So do nodes of one zone, and of one machine, without such lines."""
+    host_order: tuple[str, ...] = ()
+    """Machines in rank order, as a check found them; others follow. Nodes prefer to run on them. Empty: ranks follow
+    the nodes' indices."""
     hang: Hang = Hang()
     oom: Oom = Oom()
     stragglers: StragglerPolicy = StragglerPolicy.REPORT

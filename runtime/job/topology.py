@@ -1,4 +1,4 @@
-"""Rank order by network topology: nodes under one access switch get adjacent ranks.
+"""Rank order by network topology: nodes of one zone, under one access switch, on one machine get adjacent ranks.
 
 Lines `asw-0 psw-0 192.168.0.0` (access switch, pod switch, the node's IP): the key `topology_config` of DLRover's
 ConfigMap `node-topology-config`.
@@ -36,11 +36,16 @@ def switches(lines: Iterable[str]) -> dict[str, str]:
     return switch_by_ip
 
 
-def order_by_switch(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:
-    """The nodes in rank order: first those under the switch `first` (default: that of the first node), then the others
-    by switch in the given order. Nodes without a known switch ("") form a group of their own.
+def order_by_place(
+    nodes: Sequence[T], place_of: Callable[[T], tuple[str, ...]], first: tuple[str, ...] | None = None
+) -> list[T]:
+    """The nodes in rank order: those of one place side by side, at each level of the place (zone, switch, machine).
+
+    Places follow each other as their first nodes do, those of `first` (default: the first node's) before all others.
+    Nodes of an unknown place ("") form a place of their own.
     """
-    groups: dict[str, list[T]] = {first: []} if first is not None else {}
-    for node in nodes:
-        groups.setdefault(switch_of(node), []).append(node)
-    return [node for group in groups.values() for node in group]
+    seen: dict[tuple[str, ...], int] = {}
+    for place in [*([first] if first is not None else []), *map(place_of, nodes)]:
+        for level in range(len(place)):
+            seen.setdefault(place[: level + 1], len(seen))
+    return sorted(nodes, key=lambda node: [seen[place_of(node)[: level + 1]] for level in range(len(place_of(node)))])

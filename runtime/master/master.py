@@ -206,6 +206,7 @@ def _request_factory(
             node.extra,
             avoided,
             node.not_on,
+            brain.spec.host_order,
         )
 
     return request

@@ -34,6 +34,8 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """Machines that it must not run on."""
     not_on: str = ""
     """A machine that it had better not run on; empty: none."""
+    prefer_hosts: Sequence[str] = ()
+    """Machines that it had better run on."""
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A run's steps and their dependencies: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -137,10 +137,22 @@ def _with_node(
 
 
 def _without_workflow(run: Run) -> list[Step]:
-    result = [
-        Step(name, name, "Succeeded", seconds=_float_or_none(summary.get("seconds")))
-        for name, summary in sorted(run.steps.items(), key=lambda item: str(item[0]))
-    ]
+    idle = "Omitted" if run.phase in ("Succeeded", "Failed", "Error") else "Pending"
+    found = {name: Step(name, "", idle, after) for name, after in run.graph.items()}
+    for name, summary in sorted(run.steps.items(), key=lambda item: str(item[0])):
+        seconds, end = _float_or_none(summary.get("seconds")), _float_or_none(summary.get("ended"))
+        begin = None if end is None or seconds is None else end - seconds
+        after = found[name].after if name in found else ()
+        found[name] = Step(name, name, "Succeeded", after, begin, end, seconds)
+    for failed in _failed_steps(run):
+        found[failed.name] = replace(failed, after=found[failed.name].after if failed.name in found else ())
+    if run.graph and run.own:
+        after = _leaves([step for name, step in found.items() if name != run.own])
+        found[run.own] = Step(run.own, run.own, "Succeeded", after)
+    return list(found.values())
+
+
+def _failed_steps(run: Run) -> Iterator[Step]:
     for failure in run.failures:
         name = str(failure.get("displayName") or "")
         if name and name != run.name:
@@ -149,8 +161,7 @@ def _without_workflow(run: Run) -> list[Step]:
             message = str(failure.get("message") or "")
             if attempts and message in NOT_TRIED_AGAIN:
                 message = str(attempts[-1].get("message") or message)
-            result.append(Step(name, template, str(failure.get("phase") or "Failed"), message=message))
-    return result
+            yield Step(name, template, str(failure.get("phase") or "Failed"), message=message)
 
 
 def draw(run_steps: list[Step], *, across: bool) -> Drawing:

@@ -71,10 +71,14 @@ def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
     """One sentence for the reader: what to do now."""
     codes = {step.exit_code for step in steps if step.phase in ("Failed", "Error")}
     again = f"run the pipeline again with --name {run.name}: it continues at the unfinished step"
+    if run.on_cluster:
+        again = f"`argo retry {run.name}` continues at the unfinished step"
     if phase == "Succeeded":
         return "All steps are done."
     if phase in ("Running", "Pending"):
         return "The run has not ended; this page shows its state so far."
+    if phase != "Succeeded" and any(job.result == "stopped" for job in run.jobs.values()):
+        return f"The run was stopped, and its nodes ended: {again}."
     if "1" in codes:
         return f"The training's own error: fix the script or its data, then {again}."
     if "2" in codes:

@@ -57,8 +57,12 @@ class Run:
     """Argo's `workflow.failures`: displayName, message, templateName, phase, podName, finishedAt."""
     workflow: Mapping[str, Any] = field(default_factory=dict)
     """Argo's Workflow, or empty."""
+    graph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The tasks that each task follows; used without a Workflow."""
+    on_cluster: bool = False
+    """Argo ran it on a cluster."""
     steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per step: summary, facts, seconds."""
+    """Per step: summary, facts, seconds, and when it ended."""
     jobs: Mapping[str, History] = field(default_factory=dict)
     """Per job, by its name without the workflow's uid: `train`."""
     logs: Mapping[str, str] = field(default_factory=dict)
@@ -83,14 +87,15 @@ def read_run(
     failures: tuple[Mapping[str, Any], ...] = (),
     folder: Path | None = None,
     own: str = "",
+    graph: Mapping[str, tuple[str, ...]] = {},
 ) -> Run:
     """Read the run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have.
 
-    `own`: the step that writes the page.
+    `own`: the step that writes the page. `graph`: the tasks that each task follows, where there is no folder.
     """
     notes: list[str] = []
-    workflow = _workflow(folder, notes)
-    steps = _steps(store, name, notes)
+    workflow = {} if graph and folder is None else _workflow(folder, notes)
+    steps, on_cluster = _steps(store, name, notes), folder is None and bool(uid and phase)
     uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
     jobs: dict[str, History] = {}
     if uid:
@@ -105,6 +110,8 @@ def read_run(
         duration_s=duration_s,
         failures=failures,
         workflow=workflow,
+        graph=graph,
+        on_cluster=on_cluster,
         steps=steps,
         jobs=jobs,
         logs=_logs(folder, workflow),

@@ -6,7 +6,8 @@ Nothing secret ever stands in it: the store's credentials are named by `secretKe
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def for_argo(
     Raises NotForAClusterError when a pod could not start or its store could not be reached.
     """
     copied = copy.deepcopy(dict(manifest))
-    spec = copied["spec"]
+    spec = copied["spec"] = without_empty_parameters(copied["spec"])
     if all(held.get("image") == own_image for one in all_templates(spec) for held in containers_of(one)):
         spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
@@ -80,6 +81,40 @@ def for_argo(
         annotations[TITLE] = f"{title} · {name}"
     metadata["annotations"] = {**annotations, DIGEST: spec_digest(spec)}
     return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
+
+
+def without_empty_parameters(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec without the workflow parameters that are empty: what refers to them gets the empty text at once.
+
+    One that is also named otherwise than as `{{workflow.parameters.NAME}}` stays: in an expression, for instance.
+    """
+    arguments = spec.get("arguments") or {}
+    given = arguments.get("parameters") or []
+    left, kept = {key: value for key, value in spec.items() if key != "arguments"}, list(given)
+    for one in given:
+        if one.get("value") != "" or one.keys() - {"name", "value"}:
+            continue
+        reference = re.compile(rf"{{{{\s*workflow\.parameters\.{re.escape(one['name'])}\s*}}}}")
+        changed = _map_texts(left, lambda text, reference=reference: reference.sub("", text))
+        if not _names_parameter(json.dumps(changed), one["name"]):
+            left, kept = changed, [other for other in kept if other is not one]
+    return {
+        key: {**arguments, "parameters": kept} if key == "arguments" else left[key]
+        for key in spec
+    }  # fmt: skip
+
+
+def _names_parameter(text: str, name: str) -> bool:
+    """Whether that parameter, or all of them, are named."""
+    return bool(re.search(rf"workflow\.parameters(\.{re.escape(name)}(?![\w-])|[^.\w]|$)", text))
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_texts(inside, change) for key, inside in value.items()}
+    return [_map_texts(inside, change) for inside in value] if isinstance(value, list) else value
 
 
 def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:

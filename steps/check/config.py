@@ -27,6 +27,10 @@ class Config:
     """On a cluster: machines to check beyond nodes, if there are more."""
     job_spec: str = ""
     """On a cluster: the training's YAML file, whose largest role says what the pods request."""
+    training: str = ""
+    """On a cluster: the task of the training whose nodes the checked pods become; empty: they end with the check."""
+    hold_s: float = 120.0
+    """On a cluster: seconds that they wait for it, then they end; 0: they end with the check."""
     timeout: float = 300.0
     """Seconds for a node's part in one round; a node that takes longer (it hangs) is faulty."""
     exclude_straggler: bool = False
@@ -57,6 +61,7 @@ class Config:
         require_count("--check-spare", self.check_spare, 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
+        require_number("--hold-s", self.hold_s)
         require_count("--min-channels", self.min_channels, 0)
         require_number("--min-bandwidth", self.min_bandwidth)
         if not 0 < self.timeout <= MOST:

@@ -1,29 +1,34 @@
 """The check of the machines that can train: pods as the training's, one a machine, made through the same platform.
 
-The step's pod coordinates. Each try of the step makes pods of its own; they end with their coordinator.
+The step's pod coordinates. Each try of the step makes pods of its own; they end with their coordinator, but for those
+that are held for the training (see `hold`).
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.check.config import Config
+from everstep.steps.check.hold import PodHold
 from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
     from everstep.runtime.diagnosis.coordinator import Coordinator
     from everstep.runtime.diagnosis.evidence import Round
+    from everstep.runtime.diagnosis.report import Place
     from everstep.runtime.diagnosis.verdicts import Verdict
-    from everstep.runtime.job.spec import Resources
+    from everstep.runtime.job.spec import Resources as NodeResources
     from everstep.runtime.platform.kubernetes import Access, KubernetesPlatform
 
 MODULE = "everstep.runtime.diagnosis.pod_node"
 HOST_TOPOLOGY = "kubernetes.io/hostname"
-TRAIN = ("everstep/step", "train")
-"""Label of the training's template."""
+STEP = "everstep/step"
+"""Label of each step's template."""
+Resources = Mapping[str, Mapping[str, Any]]
+"""`requests` and `limits` of a container."""
 START_S = 300.0
 """How long the pods may take to start; those that come later are not checked."""
 LAST_PLACED_S = 10.0
@@ -34,6 +39,15 @@ LOOK_S = 1.0
 DISMISS_S = 10.0
 
 
+class MachineCheck(NamedTuple):
+    """What a check of machines found."""
+
+    verdicts: "list[Verdict]"
+    rounds: "list[Round]"
+    places: "Mapping[str, Place]"
+    """Of the machines."""
+
+
 async def check_machines(
     config: Config,
     pod: str,
@@ -41,8 +55,8 @@ async def check_machines(
     say: Callable[[str], None],
     on_round: "Callable[[Round], None]",
     look_s: float = LOOK_S,
-) -> "tuple[list[Verdict], list[Round]]":
-    """Check the machines of the pods that start. Returns a verdict for each, whose host is the machine, and the rounds.
+) -> MachineCheck:
+    """Check the machines of the pods that start; a verdict's host is the machine.
 
     Raises StepError if no pod starts, KubeError.
     """
@@ -66,15 +80,18 @@ async def check_machines(
         job = f"{owner.uid}-{config.task}-{own['metadata']['uid'][:8]}"
         credentials = credentials_of(await shared_token(api, job, owner), job, tls=True)
         workflow = await api.retry(lambda: api.get("workflows", owner.name))
-        template = node_template(template_of(own), workflow, job)
+        held = PodHold(api, owner, f"{owner.uid}-{config.training}", config.hold_s if config.training else 0.0, say)
+        template = held.template_of(node_template(template_of(own), workflow, job))
+        await held.begin()
         listener = listen(address, 0)
         place = f"[{address}]" if ":" in address else address
         async with (
             serve_coordinator(coordinator, listener, TokenGate(credentials)),
             KubernetesPlatform(api, job, owner, template, say=say) as platform,
         ):
-            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s)
-            return await check.run(), rounds
+            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, held)
+            verdicts = await check.run()
+            return MachineCheck(verdicts, rounds, held.places)
 
 
 def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str) -> dict[str, Any]:
@@ -86,21 +103,47 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
 
     spec = {**(workflow.get("status") or {}).get("storedWorkflowTemplateSpec", {}), **workflow["spec"]}
     templates = spec.get("templates") or list(((workflow.get("status") or {}).get("storedTemplates") or {}).values())
-    label, value = TRAIN
-    training = next(
-        (one for one in templates if ((one.get("metadata") or {}).get("labels") or {}).get(label) == value), {}
-    )
-    resources = (training.get("container") or {}).get("resources") or step["containers"][0].get("resources") or {}
+    training, own_template = _template_of(templates, "train"), _template_of(templates, "check")
+    own, main = step["containers"][0], training.get("container") or {}
+    resources = own.get("resources") or {}
+    if main.get("resources"):
+        declared = (own_template.get("container") or {}).get("resources")
+        resources = _with_changes(main["resources"], declared, resources) if declared else main["resources"]
     name, _, digest = selector(job).partition("=")
     apart = [{"labelSelector": {"matchLabels": {name: digest}}, "topologyKey": HOST_TOPOLOGY}]
     affinity = {**step.get("affinity", {}), **training.get("affinity", {})}
     affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
     placement = {key: training[key] for key in ("nodeSelector", "tolerations") if key in training}
-    container = {**step["containers"][0], "resources": resources, "command": ["python", "-m", MODULE]}
-    return {**step, **placement, "containers": [container], "affinity": affinity}
+    given = [one for one in main.get("env") or () if "{{" not in str(one.get("value"))]  # Argo has filled in no other.
+    variables = {one["name"]: one for one in (*(own.get("env") or ()), *given)}
+    mounts = [*(own.get("volumeMounts") or ()), *(main.get("volumeMounts") or ())]
+    container = {**own, "resources": resources, "command": ["python", "-m", MODULE], "env": list(variables.values())}
+    volumes = [*(step.get("volumes") or ()), *(training.get("volumes") or ())]
+    spec = {**step, **placement, "affinity": affinity, "volumes": volumes}
+    return {**spec, "containers": [{**container, "volumeMounts": mounts}]}
 
 
-def requested_resources(config: Config) -> "Resources":
+def _template_of(templates: Sequence[Mapping[str, Any]], step: str) -> Mapping[str, Any]:
+    """The first template of that step; empty: there is none."""
+    labels = (((one.get("metadata") or {}).get("labels") or {}, one) for one in templates)
+    return next((one for given, one in labels if given.get(STEP) == step), {})
+
+
+def _with_changes(wanted: Resources, declared: Resources, actual: Resources) -> dict[str, dict[str, Any]]:
+    """The wanted resources, changed as the cluster changed the declared ones of this pod into the actual ones: it may
+    have a podSpecPatch for all pods."""
+    from everstep.runtime.job.spec_values import quantity
+
+    found = {kind: dict(wanted.get(kind) or {}) for kind in ("requests", "limits")}
+    for kind, amounts in found.items():
+        before = {**(declared.get("limits") or {}), **(declared.get(kind) or {})}  # The API adds missing requests.
+        for name, amount in (actual.get(kind) or {}).items():
+            if quantity(before.get(name, 0)) != quantity(amount):
+                amounts[name] = amount
+    return found
+
+
+def requested_resources(config: Config) -> "NodeResources":
     """What the largest role of the job spec requests for a node; nothing without a job spec. Raises StepError."""
     from everstep.runtime.job.spec import Resources
     from everstep.steps.train.config import Config as Train
@@ -123,6 +166,7 @@ class _Check:
         job: str,
         address: str,
         look_s: float,
+        held: PodHold,
     ) -> None:
         self._config = config
         self._platform = platform
@@ -130,6 +174,7 @@ class _Check:
         self._job = job
         self._address = address
         self._look_s = look_s
+        self._held = held
         self._gone: dict[str, str] = {}
         """Nodes whose pods have ended, and why."""
 
@@ -142,24 +187,27 @@ class _Check:
             came = await self._gather(names)
             verdicts = await self._coordinator.check(came)
             await self._coordinator.wait_until_dismissed(came, DISMISS_S)
+            await self._held.hold(self._job, verdicts, self._config.nodes, self._config.min_nodes)
             return verdicts
         finally:
             watching.cancel()
             for node in await self._platform.observe():
+                if node.name in self._held.nodes:
+                    continue
                 with suppress(OSError):  # They end without a coordinator, and with the workflow.
                     await self._platform.delete(node.name, node.uid)
 
     async def _create(self, names: Sequence[str]) -> None:
-        from everstep.runtime.diagnosis.pod_node import box_flags, node_arguments
+        from everstep.runtime.diagnosis.pod_node import node_arguments
+        from everstep.runtime.diagnosis.switchbox import box_flags
         from everstep.runtime.platform import NodeRequest
 
         config, resources = self._config, requested_resources(self._config)
         box = box_flags(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else []
         for name in names:
-            arguments = node_arguments(self._address, name, box)
-            await self._platform.create(
-                NodeRequest(name, "check", "", {"EVERSTEP_JOB": self._job}, arguments, resources)
-            )
+            arguments = node_arguments(self._address, name, box, self._held.training, self._held.hold_s)
+            variables = {"EVERSTEP_JOB": self._job, "EVERSTEP_STORE": config.store}
+            await self._platform.create(NodeRequest(name, "check", "", variables, arguments, resources))
 
     async def _watch_ends(self) -> None:
         async for end in self._platform.node_ends():

@@ -15,7 +15,7 @@ from everstep.steps.entry import Result, StepError
 if TYPE_CHECKING:
     from everstep.runtime.diagnosis.evidence import Round
     from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
-    from everstep.runtime.diagnosis.verdicts import Verdict
+    from everstep.steps.check.machines import MachineCheck
 
 
 def run(config: Config) -> Result:
@@ -34,7 +34,7 @@ def run(config: Config) -> Result:
         parse_switchbox(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
     )
     try:
-        verdicts, rounds = asyncio.run(_check(config, box, on_round))
+        verdicts, rounds, places = asyncio.run(_check(config, box, on_round))
     except SwitchboxError as error:
         raise StepError(str(error)) from None
     except MeasurementError as error:
@@ -45,19 +45,17 @@ def run(config: Config) -> Result:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
     report.print_verdicts(sys.stderr, verdicts, rounds)
-    told = report.json_report(verdicts, rounds, config.min_nodes)
+    told = report.json_report(verdicts, rounds, config.min_nodes, places)
     path = _write(config, told)
     if usable_count(verdicts) < min(config.min_nodes, len(verdicts)):  # Several nodes may share a machine.
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
         short = f"{usable_count(verdicts)} of {len(verdicts)} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
-    outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
+    outputs = {name: json.dumps(told[name]) for name in ("avoid_hosts", "host_order")}
     return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
 
 
-async def _check(
-    config: Config, box: "SwitchboxSpec | None", on_round: "Callable[[Round], None]"
-) -> "tuple[list[Verdict], list[Round]]":
+async def _check(config: Config, box: "SwitchboxSpec | None", on_round: "Callable[[Round], None]") -> "MachineCheck":
     """The cluster's machines in a pod that Argo made; else processes of this machine."""
     if pod := os.environ.get("EVERSTEP_POD"):
         from everstep.runtime.platform.kubernetes import Access
@@ -65,11 +63,13 @@ async def _check(
 
         return await check_machines(config, pod, Access.of_this_pod(os.environ), _print_line, on_round)
     from everstep.runtime.diagnosis.single_machine import check_one_machine
+    from everstep.steps.check.machines import MachineCheck
 
     hosts = [f"local-{index}" for index in range(config.nodes)]
-    return await check_one_machine(
+    verdicts, rounds = await check_one_machine(
         hosts, timeout_s=config.timeout, exclude_straggler=config.exclude_straggler, box=box, on_round=on_round
     )
+    return MachineCheck(verdicts, rounds, {})
 
 
 def _print_line(text: str) -> None:

@@ -10,13 +10,13 @@ from everstep.steps.template import StepTask, step_task, step_template
 
 @cache
 def template() -> Container:
-    """Outputs: `avoid_hosts`, and the verdict as an artifact."""
+    """Outputs: `avoid_hosts`, `host_order`, and the verdict as an artifact."""
     return step_template(
         "check",
         Config,
         title="Check the nodes",
         description="Rounds of matrix products and all-reduces in small groups; names machines for training to avoid.",
-        outputs=("avoid_hosts",),
+        outputs=("avoid_hosts", "host_order"),
         artifacts=("verdict.json",),
         cpu=1,
         memory="2Gi",
@@ -26,5 +26,5 @@ def template() -> Container:
 
 
 def task(name: str = "check", **arguments: object) -> StepTask:
-    """A task with the outputs `avoid_hosts` (JSON list) and the artifact `verdict`."""
+    """A task with the outputs `avoid_hosts` and `host_order` (JSON lists of machines) and the artifact `verdict`."""
     return step_task(template(), name, arguments)

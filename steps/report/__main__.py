@@ -32,6 +32,7 @@ def run(config: Config) -> Result:
         failures=parse_failures(_resolved_or_empty(config.failures)),
         folder=folder,
         own=config.task,
+        graph=parse_graph(config.graph),
     )
     page = Path(config.outputs) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,17 @@ def parse_failures(text: str) -> tuple[dict[str, Any], ...]:
         except ValueError:
             return ()
     return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def parse_graph(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse the tasks that each task follows. Unreadable: empty."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {name: tuple(map(str, after)) if isinstance(after, list) else () for name, after in value.items()}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Config:
     """Argo's workflow.failures: a JSON list of failed nodes, quoted or not."""
     duration: str = ""
     """Argo's workflow.duration: seconds."""
+    graph: str = ""
+    """JSON: the tasks that each task of the run follows. Empty: as workflow.json says."""
 
     def check(self) -> None:
         """Raise StepError if the duration is not a number; a variable that Argo left unresolved counts as absent."""

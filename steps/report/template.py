@@ -1,15 +1,20 @@
-"""The report as an exit handler: its arguments contain Argo's variables of the ended workflow."""
+"""The report as an exit handler: its arguments contain Argo's variables of the ended workflow, and its graph."""
 
+import json
+import re
 from functools import cache
 
-from hera.workflows import Container, Workflow
+from hera.workflows import DAG, Container, Task, Workflow
 
 from everstep.steps.report.config import Config
 from everstep.steps.template import step_template
 
+MOST_TASKS = 200
+"""A graph with more of them is not drawn."""
+
 
 @cache
-def template() -> Container:
+def template(graph: str = "") -> Container:
     """The template. It has no inputs: an exit handler is called without arguments."""
     return step_template(
         "report",
@@ -23,14 +28,32 @@ def template() -> Container:
             "status": "{{workflow.status}}",
             "failures": "{{workflow.failures}}",
             "duration": "{{workflow.duration}}",
+            "graph": graph,
         },
         memory="1Gi",
     )
 
 
 def on_exit(workflow: Workflow) -> None:
-    """Let the workflow end with its report, whatever happens. Call it inside `with Workflow(...)`."""
-    handler = template()
-    if handler not in workflow.templates:
+    """Let the workflow end with its report, whatever happens. Call it inside `with Workflow(...)`, after its DAG.
+
+    On a cluster the report's pod may not read the workflow: it is told which task follows which.
+    """
+    handler = template(graph_of(workflow))
+    if handler.name not in {getattr(one, "name", None) for one in workflow.templates}:
         workflow.templates.append(handler)
     workflow.on_exit = handler.name
+
+
+def graph_of(workflow: Workflow) -> str:
+    """JSON: the tasks that each task of the entrypoint's DAG follows; empty without a DAG, or for too large a one."""
+    entry = next((one for one in workflow.templates if getattr(one, "name", "") == workflow.entrypoint), None)
+    tasks = [one for one in entry.tasks if isinstance(one, Task)] if isinstance(entry, DAG) else []
+    if not 0 < len(tasks) <= MOST_TASKS:
+        return ""
+    names = {one.name for one in tasks}
+    follows = {}
+    for task in tasks:
+        words = [*re.findall(r"[A-Za-z0-9_-]+", task.depends or ""), *(task.dependencies or ())]
+        follows[task.name] = [word for word in dict.fromkeys(words) if word in names]
+    return json.dumps(follows, separators=(",", ":"))

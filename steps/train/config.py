@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.job.spec import KEEP_LAST
@@ -17,9 +17,13 @@ from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
 from everstep.steps.train.script import COMMAND, script_arguments, script_variables, split_arguments
 
+if TYPE_CHECKING:
+    from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
+
 LLAMA = Path(__file__).with_name("llama.py")
 COMMAND_SCRIPT = Path(__file__).with_name("command.py")
 PERSIST_EVERY = 50
+BOX_PAIRS = "0:1 2:4 3:5 6:7"
 MOST_RATE, MOST_BYTES = 1e6, 1e18
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -37,6 +41,17 @@ def _facts_of(dataset: str, flag: str) -> dict[str, Any]:
         raise StepError(f"{flag} {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StepError(f"{flag} {dataset}/dataset.json: not a dataset; make it again") from None
+
+
+def _host_names(flag: str, text: str) -> tuple[str, ...]:
+    """Raises StepError."""
+    try:
+        hosts = json.loads(text or "[]")
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise StepError(f"{flag} {text}: must be a JSON list of names, like '[\"local-1\"]'")
+    return tuple(hosts)
 
 
 @dataclass(frozen=True)
@@ -91,10 +106,19 @@ class Config:
     certify_interval: int = 0
     """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
     comparison."""
-    network_check: bool = False
-    """Check each node with a healthy one before it joins; an unfit one is replaced on another host."""
+    network_check: str = "auto"
+    """True: check each node with a healthy one before it joins; an unfit one is replaced on another host. auto: where a
+    node has a pod of its own, so not where all share this machine."""
     exclude_straggler: bool = False
-    """With --network-check: also replace a node more than twice as slow as the median."""
+    """With that check: replace a node that is more than twice as slow as the median, too."""
+    switchbox_check: bool = False
+    """With that check: measure the links between each node's own CUDA devices, too."""
+    box_pairs: str = BOX_PAIRS
+    """Switch box pairs, DEVICE:DEVICE."""
+    min_bandwidth: float = 10000.0
+    """MB/s; a pair below it is a faulty link."""
+    min_channels: int = 2
+    """With fewer working pairs the node is faulty."""
     gang: str = "none"
     """On a cluster: the scheduler that admits min-nodes nodes together or not at all: none, volcano, koordinator,
     coscheduling or kueue."""
@@ -108,6 +132,8 @@ class Config:
     """On a cluster: TLS between master, agents and peers; False where the network itself encrypts."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as the check step prints it."""
+    host_order: str = "[]"
+    """JSON list of hosts in rank order, as the check step prints it."""
     taint_hosts: bool = False
     """On a cluster: taint avoided hosts everstep/unfit:NoSchedule for all pods; needs the right to do so."""
     job: str = ""
@@ -135,6 +161,7 @@ class Config:
         if unusable := [f"{flag} {name!r}" for flag, name in names.items() if not _JOB.fullmatch(name)]:
             raise StepError(f"{unusable[0]}: use letters, digits and . _ -")
         self.hosts_to_avoid()
+        self.hosts_in_order()
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
@@ -182,8 +209,7 @@ class Config:
         require_number("--learning-rate", self.learning_rate, MOST_RATE)
         for name in ("persist_bytes_per_s", "state_bytes"):
             require_number(f"--{name.replace('_', '-')}", getattr(self, name), MOST_BYTES)
-        if self.exclude_straggler and not self.network_check:
-            raise StepError("--exclude-straggler: only --network-check finds stragglers; give it, too")
+        self._check_node_check()
         if self.certify_interval and self.checkpoint_overhead:
             raise StepError("--certify-interval: needs states at known iterations; leave --checkpoint-overhead out")
         if self.certify_interval and self.persist_interval % self.certify_interval:
@@ -201,15 +227,41 @@ class Config:
         if self.checkpoint_overhead and self.persist_interval != PERSIST_EVERY:
             raise StepError("--checkpoint-overhead and --persist-interval: give only one of them")
 
+    def _check_node_check(self) -> None:
+        if self.network_check.lower() not in ("auto", "true", "false"):
+            raise StepError(f"--network-check {self.network_check}: use auto, True or False")
+        off = self.network_check.lower() == "false"
+        for flag, is_given in (
+            ("exclude-straggler", self.exclude_straggler),
+            ("switchbox-check", self.switchbox_check),
+        ):
+            if is_given and off:
+                raise StepError(f"--{flag}: part of --network-check; do not switch that off")
+        self.switchbox()
+
+    def checks_nodes(self, *, in_pods: bool) -> bool:
+        """Whether each node is checked before it joins."""
+        choice = self.network_check.lower()
+        return in_pods if choice == "auto" else choice == "true"
+
+    def switchbox(self) -> "SwitchboxSpec | None":
+        """The links within each node to measure. Raises StepError."""
+        from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
+
+        if not self.switchbox_check:
+            return None
+        try:
+            return parse_switchbox(self.box_pairs, self.min_bandwidth, self.min_channels)
+        except SwitchboxError as error:
+            raise StepError(str(error)) from None
+
     def hosts_to_avoid(self) -> tuple[str, ...]:
         """The hosts of `avoid_hosts`. Raises StepError if it is not a JSON list of names."""
-        try:
-            hosts = json.loads(self.avoid_hosts or "[]")
-        except ValueError:
-            hosts = None
-        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-            raise StepError(f"--avoid-hosts {self.avoid_hosts}: must be a JSON list of names, like '[\"local-1\"]'")
-        return tuple(hosts)
+        return _host_names("--avoid-hosts", self.avoid_hosts)
+
+    def hosts_in_order(self) -> tuple[str, ...]:
+        """The hosts of `host_order`. Raises StepError if it is not a JSON list of names."""
+        return _host_names("--host-order", self.host_order)
 
     def _check_dataset(self, model: dict[str, Any]) -> None:
         """`model` is the config.json of the model's directory; empty for tiny."""

@@ -54,6 +54,7 @@ class Flags(Protocol):
     @property
     def certify_interval(self) -> int: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
+    def hosts_in_order(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
 
 
@@ -77,6 +78,7 @@ def job_of(config: Flags) -> "JobSpec":
             roles,
             patience,
             config.hosts_to_avoid(),
+            host_order=config.hosts_in_order(),
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             certify_interval=config.certify_interval,
@@ -87,7 +89,7 @@ def job_of(config: Flags) -> "JobSpec":
     except SpecError as error:
         raise StepError("; ".join(error.problems)) from None
     avoided = dict.fromkeys([*spec.avoid_hosts, *config.hosts_to_avoid()])
-    return _replace(spec, avoid_hosts=tuple(avoided))
+    return _replace(spec, avoid_hosts=tuple(avoided), host_order=config.hosts_in_order() or spec.host_order)
 
 
 def ranks(spec: "JobSpec") -> int:

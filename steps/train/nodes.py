@@ -19,16 +19,22 @@ from msgspec.structs import replace
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform.gang import Gang
+from everstep.runtime.protocol.handover import encode_start, start_key
+from everstep.runtime.store import open_store
 from everstep.steps.train.memory import shared_memory_bytes
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
     from everstep.runtime.platform import Platform
     from everstep.runtime.platform.kubernetes import Access, Scheduling
+    from everstep.runtime.platform.kubernetes.platform import LeaveStart
+    from everstep.runtime.protocol.handover import NodeStart
     from everstep.steps.train.config import Config
 
 UNFIT_EXIT_CODE = 201
 """Exit code of a node that fails its check, if the spec lists none for faulty hardware."""
+FIRST_CHECK_S = 5.0
+"""When no more nodes have come for so long, those that are there are checked: the others will find a partner."""
 POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Set for the agents before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
@@ -51,6 +57,8 @@ class NodeBackend(NamedTuple):
     """(role, nodes) whenever somebody resizes the job other than by the master's HTTP."""
     release: Callable[[], Awaitable[None]] | None = None
     """Called when the job has ended and its nodes are gone."""
+    has_pods: bool = False
+    """Each node has a pod of its own; else all are processes of this machine."""
 
 
 @asynccontextmanager
@@ -62,7 +70,7 @@ async def node_backend(
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls}
+        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store}
         async with sibling_pods(pod, spec, access, scheduling, shared_memory_bytes(config), **more) as place:
             yield place
         return
@@ -99,10 +107,12 @@ async def sibling_pods(
     *,
     taints: bool = False,
     tls: bool = True,
+    store: str = "",
 ) -> AsyncIterator[NodeBackend]:
     """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
-    `taints`: mark hosts to avoid for everybody. `tls`: between all of them.
+    `taints`: mark hosts to avoid for everybody. `tls`: between all of them. `store`: where pods that were checked and
+    wait for this training look for what to run; empty: none is taken.
     """
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
@@ -138,9 +148,22 @@ async def sibling_pods(
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
         own_templates = {name: role.template for name, role in spec.roles.items()}
-        rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates)
+        leave_start = start_leaver(store, spec.job, credentials.token) if store else None
+        rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates, leave_start)
         async with KubernetesPlatform(api, spec.job, owner, template, rules=rules, say=_print_line) as platform:
-            yield NodeBackend(platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over)
+            yield NodeBackend(
+                platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over, True
+            )
+
+
+def start_leaver(store: str, job: str, token: str) -> "LeaveStart":
+    """Leaves in the store what a pod that was checked is to run."""
+
+    async def leave(pod: str, start: "NodeStart") -> None:
+        key = start_key(job, pod)
+        await asyncio.to_thread(open_store(store).put, key, encode_start(start, key, token))
+
+    return leave
 
 
 @asynccontextmanager
@@ -149,20 +172,24 @@ async def serve_node_checks(config: "Config", place: NodeBackend) -> AsyncIterat
 
     Raises OSError if the port is taken.
     """
-    if not config.network_check:
+    if not config.checks_nodes(in_pods=place.has_pods):
         yield 0, []
         return
     from everstep.runtime.agent.ports import free_port_pair
     from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
+    from everstep.runtime.diagnosis.switchbox import box_flags
 
     spec, patience = place.spec, place.spec.patience
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Other roles come after these.
     nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
-    admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s, config.exclude_straggler)
+    window_s = min(patience.join_window_s, FIRST_CHECK_S)
+    admission = Admission(nodes, least, window_s, patience.join_timeout_s, config.exclude_straggler)
     unfit = next(iter(spec.hardware_exit_codes), UNFIT_EXIT_CODE)
     port = free_port_pair(random.Random())
     async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _print_line):
-        yield port, [f"--network-check={unfit}"]
+        box = config.switchbox()
+        links = box_flags(config.box_pairs, config.min_bandwidth, config.min_channels) if box else []
+        yield port, [f"--network-check={unfit}", *links]
 
 
 def _print_line(text: str) -> None:

@@ -106,6 +106,7 @@ def _result(
     outputs = {
         "loss": "" if facts["loss"] is None else f"{facts['loss']:g}",
         "restarts": str(facts["restarts"]),
+        "goodput": "" if (good := goodput_of(store, spec.job)) is None else f"{good:.4f}",
         "tokens_per_second": "" if tokens is None else f"{tokens:g}",
         "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
@@ -275,6 +276,16 @@ def round_counts(store: "Store", job: str) -> dict[str, int]:
     counts = {name: sum(isinstance(record, kind) for record in records) for name, kind in counted.items()}
     passed_over = [r for r in records if isinstance(r, RoundBroken) and r.reason is Reason.DAMAGED]
     return {**counts, "restarts": counts["restarts"] - len(passed_over)}
+
+
+def goodput_of(store: "Store", job: str) -> float | None:
+    """The share of the nodes' seconds that was good, as the report says; None: unknown."""
+    from everstep.runtime.report import read_job
+    from everstep.runtime.report.job_view import view
+
+    history = read_job(store, job).jobs.get(job)
+    span = view(job, history, [], time.time(), draws=False).ledger if history else None
+    return span.goodput if span else None
 
 
 def checkpoint_parameters(store: "Store", checkpoint: str) -> int | None:

@@ -13,6 +13,7 @@ from everstep.steps.train.config import Config
 GAUGES = {
     "loss": "The loss that was reported last",
     "restarts": "Rounds that faults or changes of membership broke",
+    "goodput": "Share of the nodes' seconds in which they trained on, 0 to 1",
     "tokens_per_second": "Tokens trained on a second, from the first reported iteration to the last",
 }
 """Outputs that Argo exports as metrics; empty where the script tells no such thing."""

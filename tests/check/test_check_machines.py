@@ -4,13 +4,19 @@ import asyncio
 import base64
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everstep.runtime.diagnosis.report import host_order
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.platform.kubernetes import Access
-from everstep.runtime.platform.kubernetes.pods import selector
+from everstep.runtime.platform.kubernetes.held_pods import HELD
+from everstep.runtime.platform.kubernetes.pods import NAME, selector
+from everstep.runtime.protocol.handover import NodeStart, encode_start, start_key
+from everstep.runtime.store import open_store
 from everstep.steps.check import Config
 from everstep.steps.check.machines import check_machines, node_template, requested_resources
 from tests.platform.pod_api import PodApi
@@ -43,9 +49,27 @@ def test_pods_request_what_the_training_requests_one_on_each_machine() -> None:
     assert apart == {"labelSelector": {"matchLabels": {name: digest}}, "topologyKey": "kubernetes.io/hostname"}
 
 
+def test_what_a_cluster_changes_in_every_pod_it_changes_in_theirs() -> None:
+    own = {"name": "check", "metadata": {"labels": {"everstep/step": "check"}}, "container": {"resources": {
+        "requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}}}  # fmt: skip
+    patched = {"requests": {"cpu": "10m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    step = {**STEP, "containers": [{**STEP["containers"][0], "resources": patched}]}
+    (container,) = node_template(step, workflow(TRAIN, own), "job")["containers"]
+    assert container["resources"] == {"requests": {"cpu": "10m", "nvidia.com/gpu": "8"}, "limits": {}}
+
+
 def test_without_a_training_they_request_what_the_step_does() -> None:
     (container,) = node_template(STEP, workflow({"name": "main"}), "job")["containers"]
     assert container["resources"] == {"requests": {"cpu": "1"}}
+
+
+def test_they_have_the_variables_and_the_shared_memory_of_the_trainings_pods() -> None:
+    shared = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    mount, variable = {"name": "shm", "mountPath": "/dev/shm"}, {"name": "NCCL_DEBUG", "value": "INFO"}
+    container = {**TRAIN["container"], "env": [variable], "volumeMounts": [mount]}
+    spec = node_template(STEP, workflow({**TRAIN, "volumes": [shared], "container": container}), "job")
+    assert spec["volumes"] == [shared]
+    assert (spec["containers"][0]["env"], spec["containers"][0]["volumeMounts"]) == ([variable], [mount])
 
 
 def test_a_training_by_template_ref_is_found_in_the_status() -> None:
@@ -59,6 +83,10 @@ def test_the_largest_role_of_the_job_spec_says_what_they_request() -> None:
     assert requested_resources(Config(job_spec=spec)).others == {"gpu.example/x": 2}
 
 
+OTHERS = {"step", "tokenize"}
+"""Pods that the check did not make."""
+
+
 class Machines:
     """Runs the pods of the API as processes, each on a machine of its own while there are any."""
 
@@ -68,13 +96,14 @@ class Machines:
         self._machines = [f"machine-{number}" for number in range(machines)]
         self._broken = broken
         self.hosts: dict[str, str] = {}
-        self.processes: list[asyncio.subprocess.Process] = []
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        """By pod."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await self._api.until(lambda: self._api.pods.keys() - self.hosts.keys() - {"step"})
-            for name in list(self._api.pods.keys() - self.hosts.keys() - {"step"}):
+            await self._api.until(lambda: self._api.pods.keys() - self.hosts.keys() - OTHERS)
+            for name in list(self._api.pods.keys() - self.hosts.keys() - OTHERS):
                 self.hosts[name] = host = self._machines.pop(0) if self._machines else ""
                 if host:
                     await self._start(name, host)
@@ -82,25 +111,36 @@ class Machines:
     async def _start(self, name: str, host: str) -> None:
         pod = self._api.pods[name]
         pod["spec"]["nodeName"] = host
-        self._api.become(name, phase="Running")
+        self._api.become(name, phase="Running", hostIP=f"10.0.0.{host[-1]}")
         (container,) = pod["spec"]["containers"]
         given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-        (secret,) = self._api.secrets.values()
-        token = base64.b64decode(secret["data"]["token"]).decode()
-        variables = {**os.environ, **given, "EVERSTEP_JOB_TOKEN": token, "EVERSTEP_HOST": host}
+        tokens = {
+            one["name"]: base64.b64decode(self._api.secrets[named["name"]]["data"]["token"]).decode()
+            for one in container["env"]
+            if (named := (one.get("valueFrom") or {}).get("secretKeyRef"))
+        }
+        variables = {**os.environ, **given, **tokens, "EVERSTEP_HOST": host, "EVERSTEP_POD": name}
         variables |= {"EVERSTEP_IP": "127.0.0.1", **(self._fault if host == self._broken else {})}
         words = [sys.executable, *container["command"][1:], *container["args"]]
-        self.processes.append(await asyncio.create_subprocess_exec(*words, env=variables))
+        self.processes[name] = await asyncio.create_subprocess_exec(*words, env=variables)
 
 
 def checked(
-    config: Config, machines: int, broken: str = "", fault: dict[str, str] | None = None
+    config: Config,
+    machines: int,
+    broken: str = "",
+    fault: dict[str, str] | None = None,
+    api: PodApi | None = None,
+    meanwhile: Callable[[PodApi], None] = lambda _: None,
 ) -> tuple[dict[str, bool], PodApi, list[str]]:
-    """(whether to avoid each machine, the API afterwards, what was said)."""
-    said: list[str] = []
+    """(whether to avoid each machine, the API afterwards, what was said).
 
-    async def story() -> tuple[dict[str, bool], PodApi]:
-        api = PodApi()
+    `meanwhile`: when the check is over, and before the pods' processes are waited for.
+    """
+    said: list[str] = []
+    api = api or PodApi()
+
+    async def story() -> dict[str, bool]:
         api.workflows["w"] = workflow(TRAIN)
         owner = {"kind": "Workflow", "name": "w", "uid": "u"}
         metadata = {"name": "step", "uid": "0123456789", "ownerReferences": [owner], "labels": {}}
@@ -110,17 +150,18 @@ def checked(
         async with api as url:
             running = asyncio.create_task(there.run())
             try:
-                verdicts, _ = await check_machines(
-                    config, "step", Access(url, "ml"), said.append, lambda _: None, look_s=0.1
-                )
+                found = await check_machines(config, "step", Access(url, "ml"), said.append, lambda _: None, look_s=0.1)
+                said.append(f"in order: {', '.join(host_order(found.verdicts, found.places))}")
+                meanwhile(api)
             finally:
                 running.cancel()
-                for process in there.processes:
-                    await process.wait()
-        return {one.host: one.avoid for one in verdicts}, api
+                for name, process in there.processes.items():
+                    if name not in api.pods and process.returncode is None:
+                        process.terminate()
+                    said.append(f"{name}: {await process.wait()}")
+        return {one.host: one.avoid for one in found.verdicts}
 
-    hosts, api = asyncio.run(story())
-    return hosts, api, said
+    return asyncio.run(story()), api, said
 
 
 @pytest.mark.long
@@ -131,6 +172,53 @@ def test_an_unfit_machine_is_named_and_a_spare_one_was_checked(tmp_path: Path) -
     assert (tmp_path / "check.matmul").exists()
     assert hosts == {"machine-0": False, "machine-1": True, "machine-2": False, "machine-3": False}
     assert list(api.pods) == ["step"], "the pods of the check are gone"
+
+
+@pytest.mark.long
+def test_fit_pods_wait_for_the_training_and_become_its_agents(tmp_path: Path) -> None:
+    """The training's master, played by the test, leaves each what to run; the agent refuses its arguments at once."""
+    config = Config(nodes=1, check_spare=1, training="train", hold_s=60, store=str(tmp_path))
+    started: list[str] = []
+
+    def take(api: PodApi) -> None:
+        (name,) = (name for name, pod in api.pods.items() if HELD in pod["metadata"]["labels"])
+        start = NodeStart(("--node", "worker-0-0", "--slots", "0", "--", "a.py"), {"EVERSTEP_JOB": "u-train"})
+        jobs = {one["metadata"]["annotations"][NAME]: one["data"]["token"] for one in api.secrets.values()}
+        key = start_key("u-train", name)
+        data = encode_start(start, key, base64.b64decode(jobs["u-train"]).decode())
+        open_store(str(tmp_path)).put(key, data)
+        started.append(name)
+
+    hosts, api, said = checked(config, 2, meanwhile=take)
+    assert hosts == {"machine-0": False, "machine-1": False}
+    assert sorted(api.pods) == sorted(["step", *started]), "the spare one is gone"
+    assert "held for the training for 60 s: 1 checked pod" in said
+    assert len(api.secrets) == 2, "of the check, and of the training"
+    assert f"{started[0]}: {ExitCode.BAD_INPUT}" in said, "the agent ran, in the pod's process"
+
+
+@pytest.mark.long
+def test_no_pod_is_held_while_a_step_of_the_run_finds_no_room(tmp_path: Path) -> None:
+    api = PodApi()
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    labels = {"workflows.argoproj.io/workflow": "w"}
+    api.pods["tokenize"] = {
+        "metadata": {"name": "tokenize", "uid": "1", "labels": labels}, "spec": {},
+        "status": {"phase": "Pending", "conditions": [waits]},
+    }  # fmt: skip
+    config = Config(nodes=1, check_spare=0, training="train", hold_s=60, store=str(tmp_path))
+    _, api, _ = checked(config, 1, api=api)
+    assert sorted(api.pods) == ["step", "tokenize"]
+
+
+@pytest.mark.long
+def test_the_verdict_orders_the_machines_by_their_switches() -> None:
+    api = PodApi()
+    lines = "a p 10.0.0.0\nb p 10.0.0.1\na p 10.0.0.2"
+    metadata = {"name": "node-topology-config", "labels": {}}
+    api.configmaps["node-topology-config"] = {"metadata": metadata, "data": {"topology_config": lines}}
+    _, _, said = checked(Config(nodes=3, check_spare=0), 3, api=api)
+    assert "in order: machine-0, machine-2, machine-1" in said
 
 
 @pytest.mark.long

@@ -87,6 +87,9 @@ def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster,
     assert str(tmp_path) not in json.dumps(found["spec"])
     kept = {entry.key for entry in open_store(f"s3://{BUCKET}/{name}", environment=cluster.store).list("")}
     assert any("checkpoints/" in key for key in kept)
+    taken = [key for key in kept if "/starts/" in key]
+    assert len(taken) == layout.NODES, "each checked pod became a node of the training"
+    assert not [one["name"] for one in found["spec"]["arguments"]["parameters"] if one["value"] == ""]
 
 
 def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluster, text: str) -> None:

@@ -111,6 +111,15 @@ def test_a_job_that_tolerates_no_fault_restarts_nothing_and_keeps_its_priority()
     assert {role["restartPolicy"] for role in found["job_spec"]["replicaSpecs"].values()} == {"Never"}
 
 
+def test_a_policy_of_exit_codes_that_names_none_restarts_nothing_and_that_is_said() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    lines = [line for line in text.splitlines() if "exitCodes" not in line]
+    line = lines.index("      restartPolicy: OnNodeFailWithExitCode") + 1
+    found = convert("\n".join(lines).replace("OnNodeFailWithExitCode", "ExitCode", 1), "j.yaml")
+    assert f"j.yaml:{line}: spec.replicaSpecs.launcher.restartPolicy: ExitCode without a rule" in "\n".join(found.notes)
+    assert found.arguments["job_spec"]["replicaSpecs"]["launcher"]["restartPolicy"] == "Never"
+
+
 def test_a_time_limit_is_the_steps_deadline() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text().replace("  priority: normal", "  timeLimit: 3600")
     (template,) = [one for one in workflow_of(convert(text, "j.yaml"))["spec"]["templates"] if one["name"] == "train"]

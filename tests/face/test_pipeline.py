@@ -3,10 +3,13 @@
 import runpy
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+
+import everstep
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = ROOT / "pipelines" / "llama_finetune.py"
@@ -71,6 +74,16 @@ def test_a_model_folder_without_weights_is_refused_by_name(tmp_path: Path) -> No
     assert run.returncode == 2
     assert "no weights in it (*.safetensors)" in run.stderr
     assert run.stderr.strip().count("\n") == 0
+
+
+def test_parameters_that_were_set_come_first() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        corpus: str = ""
+        nodes: int = 2
+        model: str = "tiny"
+
+    assert list(everstep.parameters(Config(model="smollm2"))) == ["model", "corpus", "nodes", "store"]
 
 
 MISTAKEN = """

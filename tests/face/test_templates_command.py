@@ -30,6 +30,18 @@ def test_the_chart_has_what_the_command_prints(capsys: pytest.CaptureFixture[str
     assert (FILES / "steps.yaml").read_text() == rendered(capsys)
 
 
+def test_the_train_step_exports_its_gauges_where_they_are_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    templates = [one["spec"]["templates"][0] for one in yaml.safe_load_all(rendered(capsys))]
+    (train,) = [one for one in templates if one["name"] == "train"]
+    gauges = {one["name"]: one["gauge"]["value"] for one in train["metrics"]["prometheus"]}
+    outputs = {one["name"] for one in train["outputs"]["parameters"]}
+    for name in ("loss", "restarts", "goodput", "tokens_per_second"):
+        flag = name.replace("_", "-")
+        assert gauges.pop(f"everstep_train_{name}") == f"{{{{outputs.parameters.{flag}}}}}"
+        assert flag in outputs
+    assert gauges == {}
+
+
 def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixture[str]) -> None:
     text = rendered(capsys, "--image", "r.example/e:2", "--service-account", "trainer", "--store-secret", "keys")
     for manifest in yaml.safe_load_all(text):

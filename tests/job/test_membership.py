@@ -55,8 +55,24 @@ def test_nodes_under_one_switch_get_adjacent_ranks_those_of_rank_0_first() -> No
     assert [seat and seat.first_rank for seat in ranks] == list(range(6))
 
 
-def _join(name: str, ip: str = "", index: int = -1, address: str = "", number: int = 1) -> Joined:
-    return Joined(Join(name, "worker", name, 1, address or f"{name}:1", 1, ip=ip, index=index, number=number))
+def test_nodes_of_one_zone_get_adjacent_ranks() -> None:
+    world = World(platform({"worker": RoleSpec(4, 4)}))
+    for number in range(4):
+        world.send(_join(f"worker-{number}-0", zone="ab"[number % 2]))
+    assert members(world) == [f"worker-{number}-0" for number in (0, 2, 1, 3)]
+
+
+def test_ranks_follow_the_order_in_which_a_check_named_the_machines() -> None:
+    world = World(platform({"worker": RoleSpec(3, 3)}, host_order=("worker-2-0", "worker-0-0")))
+    for number in range(3):
+        world.send(_join(f"worker-{number}-0"))
+    assert members(world) == ["worker-2-0", "worker-0-0", "worker-1-0"]
+
+
+def _join(name: str, ip: str = "", index: int = -1, address: str = "", number: int = 1, zone: str = "") -> Joined:
+    return Joined(
+        Join(name, "worker", name, 1, address or f"{name}:1", 1, ip=ip, index=index, number=number, zone=zone)
+    )
 
 
 def test_a_role_gets_its_nodes_when_those_it_waits_for_have_joined() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.runtime.job.topology import TopologyError, order_by_switch, switches
+from everstep.runtime.job.topology import TopologyError, order_by_place, switches
 
 LINES = """
 asw-0 psw-0 192.168.0.0
@@ -23,7 +23,13 @@ def test_nodes_under_one_access_switch_come_side_by_side_the_first_nodes_switch_
     topology = switches(LINES.splitlines())
     given = ["192.168.0.1", "10.0.0.1", "192.168.0.0", "192.168.0.5", "192.168.0.4"]
     wanted = ["192.168.0.1", "192.168.0.5", "10.0.0.1", "192.168.0.0", "192.168.0.4"]
-    assert order_by_switch(given, lambda ip: topology.get(ip, "")) == wanted
+    assert order_by_place(given, lambda ip: (topology.get(ip, ""),)) == wanted
+
+
+def test_zones_then_switches_then_machines_lie_side_by_side() -> None:
+    given = [("b", "s", "1"), ("a", "s", "2"), ("b", "t", "3"), ("b", "s", "4"), ("a", "s", "2"), ("b", "s", "1")]
+    wanted = [("b", "s", "1"), ("b", "s", "1"), ("b", "s", "4"), ("b", "t", "3"), ("a", "s", "2"), ("a", "s", "2")]
+    assert order_by_place(given, lambda place: place) == wanted
 
 
 @pytest.mark.parametrize(

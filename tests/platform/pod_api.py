@@ -175,7 +175,9 @@ class PodApi:
         self.bodies.append(body)
         pod = there[name]
         if request.method == "PATCH":
-            self._tell("MODIFIED", {**pod, "spec": {**pod["spec"], **body["spec"]}})
+            if body.get("metadata", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+                return _no(409, "the UID in the precondition does not match")
+            self._tell("MODIFIED", _merged(pod, body))
             return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
@@ -214,6 +216,19 @@ class PodApi:
                     await response.write(line)
         self._streams.remove(stream)
         return response
+
+
+def _merged(before: Object, change: Object) -> Object:
+    """After RFC 7396; a null in a spec stays, as a test looks for it."""
+    merged = dict(before)
+    for key, value in change.items():
+        if isinstance(value, dict) and key in ("metadata", "labels", "annotations", "spec"):
+            merged[key] = _merged(before.get(key) or {}, value)
+        elif value is None and key not in ("schedulingGates",):
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _line(event: Object) -> bytes:

@@ -294,6 +294,16 @@ def test_the_jobs_pods_prefer_machines_apart_then_zones_apart_and_require_neithe
     }
 
 
+def test_machines_that_were_checked_are_preferred() -> None:
+    (wish,) = pod(prefer_hosts=["a", "b"])["spec"]["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert wish["preference"]["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]}
+    ]
+    assert "nodeAffinity" not in pod(prefer_hosts=[str(n) for n in range(101)])["spec"]["affinity"]
+
+
 def test_a_spread_over_machines_that_the_user_wants_stands() -> None:
     wanted = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
     template = {**template_of(STEP), "topologySpreadConstraints": wanted}

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.messages import Member, Round
-from everstep.runtime.report import Run, read_run, render
+from everstep.runtime.report import History, Run, flow, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.report.page import overview
 from everstep.runtime.store import open_store
@@ -112,6 +112,38 @@ def test_without_a_run_folder_the_failures_that_argo_names_are_shown(tmp_path: P
     page = render(read_run(open_store(str(tmp_path)), "r", uid="u", phase="Failed", failures=failures), 0.0)
     parse_page(page)
     assert "main: Error (exit code 3)" in page
+
+
+GRAPH = {"corpus": (), "tokenize": ("corpus",), "train": ("tokenize",), "evaluate": ("train",)}
+
+
+def cluster_run(phase: str, failures: tuple[dict[str, str], ...] = (), jobs: dict[str, History] | None = None) -> Run:
+    """As a report's pod knows it: two steps left a summary."""
+    left = {"corpus": {"seconds": 2.0, "ended": 102.0}, "tokenize": {"seconds": 5.0, "ended": 108.0}}
+    return Run(
+        "ours", "u", phase, failures=failures, steps=left, graph=GRAPH, on_cluster=True, own="report", jobs=jobs or {}
+    )
+
+
+def test_on_a_cluster_the_steps_are_drawn_by_their_edges() -> None:
+    failed = {"displayName": "train", "templateName": "train", "phase": "Failed", "message": "exit 1"}
+    steps = flow.steps(cluster_run("Failed", (failed,)), 200.0)
+    assert [(step.name, step.phase, step.after, step.begin) for step in steps] == [
+        ("corpus", "Succeeded", (), 100.0), ("tokenize", "Succeeded", ("corpus",), 103.0),
+        ("train", "Failed", ("tokenize",), None), ("evaluate", "Omitted", ("train",), None),
+        ("report", "Succeeded", ("evaluate",), None),
+    ]  # fmt: skip
+    assert len(flow.draw(steps, across=True).arrows) == 4
+
+
+def test_of_a_stopped_run_it_says_that_its_nodes_ended_and_how_it_continues() -> None:
+    ended = history(
+        [job.JobEnded(time=150.0, result=job.JobResult.STOPPED, reason="told to stop", error="", exit_code=143)], []
+    )
+    run = cluster_run("Failed", jobs={"train": ended})
+    page = render(run, 200.0)
+    assert "The run was stopped, and its nodes ended: `argo retry ours` continues at the unfinished step." in page
+    assert "--name" not in page
 
 
 def test_a_missing_journal_and_torn_telemetry_are_told(maker: ModuleType, tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ from types import ModuleType
 import pytest
 from hera.workflows import DAG, Workflow
 
-from everstep.steps import report
-from everstep.steps.report.__main__ import parse_failures
+from everstep.runtime.report import read_job
+from everstep.runtime.report.summary import summary
+from everstep.runtime.store import open_store
+from everstep.steps import corpus, model, preprocess, report
+from everstep.steps.report.__main__ import parse_failures, parse_graph
+from everstep.steps.train.run import goodput_of
 from tests.harness import PATIENCE_S
 
 
@@ -49,6 +53,35 @@ def test_failures_are_read_quoted_or_not(text: str) -> None:
 @pytest.mark.parametrize("text", ["", '"null"', "null", "{{workflow.failures}}", "[1]"])
 def test_no_failures_are_none(text: str) -> None:
     assert parse_failures(text) == ()
+
+
+def test_the_trainings_gauge_of_goodput_is_the_reports(maker: ModuleType, tmp_path: Path) -> None:
+    made = maker.full_run(tmp_path)
+    store, job = open_store(str(made.store)), f"{made.uid}-train"
+    good = goodput_of(store, job)
+    assert good == summary(read_job(store, job), 0.0)["jobs"][0]["goodput"]
+    assert good is not None
+    assert 0 < good < 1
+    assert goodput_of(store, "nobody") is None
+
+
+def test_the_handler_is_told_which_task_follows_which() -> None:
+    with Workflow(generate_name="x-", entrypoint="main") as workflow:
+        with DAG(name="main"):
+            first, second = corpus.task(source=""), model.task(model="tiny")
+            third = preprocess.task("tokenize", input=first.uri, tokenizer=second.tokenizer)
+            first >> third  # pyright: ignore[reportUnusedExpression]
+            second >> third  # pyright: ignore[reportUnusedExpression]
+        report.on_exit(workflow)
+    templates = workflow.to_dict()["spec"]["templates"]
+    (handler,) = [one for one in templates if one["name"] == "report"]
+    (graph,) = [word.partition("=")[2] for word in handler["container"]["args"] if word.startswith("--graph=")]
+    assert parse_graph(graph) == {"corpus": (), "model": (), "tokenize": ("corpus", "model")}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "no JSON", '{"a": 1}'])
+def test_a_graph_that_cannot_be_read_has_no_edges(text: str) -> None:
+    assert not any(parse_graph(text).values())
 
 
 def test_the_handler_takes_argos_variables_and_no_inputs() -> None:

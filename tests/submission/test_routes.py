@@ -1,14 +1,16 @@
 """Both ways to an Argo: what is sent, what comes back, and the words for each no."""
 
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3.exceptions import InsecureRequestWarning
 
 from everstep.runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
-from everstep.runtime.submission.argo_server import server_url
+from everstep.runtime.submission.argo_server import ArgoServer, server_url
 from everstep.runtime.submission.route import Trouble
 from tests.submission.clusters import Cluster
 from tests.submission.conftest import Environment, kube_config
@@ -234,6 +236,16 @@ def test_the_server_is_found_by_the_argo_commands_variables(environment: Environ
     assert server_url(environment) == url
 
 
+def test_a_certificate_that_is_not_checked_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"ARGO_SERVER": "argo.example:2746", "ARGO_INSECURE_SKIP_VERIFY": "true"}
+    with warnings.catch_warnings(record=True) as warned:
+        ArgoServer(told, "ml")
+        for _ in range(2):
+            warnings.warn("unverified HTTPS request", InsecureRequestWarning, stacklevel=1)
+    assert warned == []
+    assert capsys.readouterr().err.count("its certificate is not checked") == 1
+
+
 def test_the_link_is_the_pages_of_the_ui(by_server: Environment) -> None:
     route = choose("argo", by_server).route
     assert route
@@ -280,6 +292,25 @@ def test_a_workflow_of_own_steps_is_not_root_and_others_are_as_they_were() -> No
 
     assert spec(ours)["securityContext"]["runAsNonRoot"] is True
     assert "securityContext" not in spec(ours, theirs)
+
+
+def test_empty_parameters_are_left_out_and_what_refers_to_them_is_empty() -> None:
+    parameters = [{"name": name, "value": value} for name, value in (("model", "tiny"), ("script", ""), ("seen", ""))]
+    words = ["--script={{workflow.parameters.script}}", "--model={{ workflow.parameters.model }}"]
+    template = {"name": "main", "container": {"image": "alpine", "args": words}}
+    seen = {"name": "other", "container": {"image": "alpine", "args": ["{{=workflow.parameters.seen == '' ? 1 : 2}}"]}}
+    spec = {"arguments": {"parameters": parameters}, "entrypoint": "main", "templates": [template, seen]}
+    found = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
+    assert [one["name"] for one in found["arguments"]["parameters"]] == ["model", "seen"]
+    assert found["templates"][0]["container"]["args"] == ["--script=", words[1]]
+    assert [one["name"] for one in spec["arguments"]["parameters"]] == ["model", "script", "seen"], "the user's stays"
+
+
+def test_a_parameter_stays_when_all_of_them_are_asked_for() -> None:
+    template = {"name": "main", "container": {"image": "alpine", "args": ["{{workflow.parameters}}"]}}
+    spec = {"arguments": {"parameters": [{"name": "script", "value": ""}]}, "templates": [template]}
+    found = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
+    assert found["arguments"] == spec["arguments"]
 
 
 def test_a_run_that_has_ended_is_kept_for_a_while_unless_the_manifest_says_otherwise() -> None:

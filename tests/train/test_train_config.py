@@ -55,6 +55,11 @@ def test_the_defaults_can_be_run() -> None:
         ({"warmup": -1}, "--warmup -1"),
         ({"avoid_hosts": "local-1"}, "JSON list"),
         ({"avoid_hosts": "[1]"}, "JSON list"),
+        ({"host_order": "local-1"}, "--host-order local-1: must be a JSON list"),
+        ({"network_check": "maybe"}, "--network-check maybe: use auto, True or False"),
+        ({"network_check": "False", "exclude_straggler": True}, "--exclude-straggler: part of --network-check"),
+        ({"network_check": "False", "switchbox_check": True}, "--switchbox-check: part of --network-check"),
+        ({"switchbox_check": True, "box_pairs": "0:0"}, "--box-pairs: device 0"),
         ({"job": "../up"}, "--job"),
         ({"script": "no/such.py"}, "--script no/such.py: no such file"),
         ({"script_args": "--x"}, "give one"),
@@ -64,6 +69,14 @@ def test_the_defaults_can_be_run() -> None:
 )
 def test_bad_input_is_one_line_with_its_flag(changes: dict, words: str) -> None:
     assert words in refusal_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "in_pods", "checks"),
+    [("auto", True, True), ("auto", False, False), ("true", False, True), ("False", True, False)],
+)
+def test_nodes_are_checked_by_default_where_each_has_a_pod_of_its_own(choice: str, in_pods: bool, checks: bool) -> None:
+    assert Config(network_check=choice).checks_nodes(in_pods=in_pods) is checks
 
 
 def test_a_model_directory_without_weights_is_refused(tmp_path: Path) -> None:

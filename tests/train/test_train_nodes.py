@@ -12,7 +12,7 @@ from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeError, Scheduling
 from everstep.runtime.platform.kubernetes.workflow import is_over
 from everstep.steps.train.config import Config
-from everstep.steps.train.nodes import node_backend, scheduling_of, sibling_pods, stop_on_request
+from everstep.steps.train.nodes import node_backend, scheduling_of, serve_node_checks, sibling_pods, stop_on_request
 from tests.platform.pod_api import PodApi
 
 UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
@@ -138,6 +138,31 @@ def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
         with pytest.raises(KubeError, match="no service account here"):
             async with node_backend(Config(), SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
                 pass
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        ({}, ["--network-check=14"]),
+        ({"switchbox_check": True, "box_pairs": "0:1", "min_channels": 1},
+         ["--network-check=14", "--box-pairs", "0:1", "--min-bandwidth", "10000.0", "--min-channels", "1"]),
+        ({"network_check": "False"}, []),
+    ],
+)  # fmt: skip
+def test_pods_check_each_other_before_they_join_unless_that_is_switched_off(
+    flags: dict[str, Any], given: list[str]
+) -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = {**STEP, "status": {"phase": "Running", "podIP": "127.0.0.1"}}
+        async with (
+            server as url,
+            sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place,
+            serve_node_checks(Config(**flags), place) as (_, arguments),
+        ):
+            assert arguments == given
 
     asyncio.run(story())
 

@@ -49,12 +49,10 @@ _RACE = "recorded both with and without the exit code: it is whether the pod's e
 DIFFERENT |= {
     "flow41/sequence-int64": ("phase", "on Argo the counter overflows and nothing ever ends; here there are two items"),
     "mistakes41/pod-resources-limit-below-request": ("refused", _CLUSTER),
-    "pods41/art-http-short": ("outputs", "here the parameters of a pod that never began are listed without a value"),
     "pods41/deadline-from-input": ("outputs", _RACE),
     "pods41/deadline-step-hook-onexit": ("outputs", _RACE),
     "pods41/deadline-template-onexit": ("outputs", _RACE),
     "pods41/deadline-workflow-onexit": ("message", "the kubelet's words or the controller's, whichever comes first"),
-    "pods41/retry-expression-error": ("message", "the words are those of Go's reflection; here they name the function"),
 }
 OF_CLUSTER = [
     "mistakes/init-container-named-init",

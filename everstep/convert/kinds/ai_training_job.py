@@ -47,15 +47,18 @@ def _role(fields: Fields, name: str) -> Role:
             if isinstance(rule, dict) and isinstance(given := rule.get(key), str | int):
                 parts = [part.strip() for part in str(given).split(",")]
                 rule[key] = [int(part) if part.isdecimal() else part for part in parts]
-    _mend_policy(policies)
+    if _mend_policy(policies):
+        fields.note("ExitCode without a rule that names exit codes restarts nothing: Never", *path, "restartPolicy")
     least = fields.count(*path, "minReplicas", default=nodes)
     return Role(name, nodes, least, read_pod(fields, (*path, "template")), policies=policies)
 
 
-def _mend_policy(policies: dict[str, Any]) -> None:
-    """A policy about exit codes alone that no rule names is about none: a job spec says so."""
+def _mend_policy(policies: dict[str, Any]) -> bool:
+    """A policy about exit codes alone that no rule names is about none: a job spec says so. Whether it was one."""
     rules = [policies, *policies.get("faultTolerantPolicy", [])]
     if any(isinstance(rule, dict) and rule.get("exitCodes") for rule in rules):
-        return
-    if policies.get("restartPolicy") == "ExitCode":
-        policies["restartPolicy"] = "Never"
+        return False
+    if policies.get("restartPolicy") != "ExitCode":
+        return False
+    policies["restartPolicy"] = "Never"
+    return True

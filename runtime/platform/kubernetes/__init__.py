@@ -1,11 +1,11 @@
 """Nodes that are pods, created by the train step's pod in its own namespace.
 
 The story begins in `platform` (the Platform of a job). Pure modules: `pods` (what a node's pod looks like, and what an
-ended one says), `scheduling` (what the scheduler is told) and `known_pods` (what the API has said so far). `groups`
-creates the PodGroups that some schedulers need, `api` talks to the API, `workflow` is the owner of everything,
-`switches` reads the network's topology, `sizes` lets somebody resize the job, `taints` marks unfit machines. The few
-requests are plain HTTP with aiohttp, after Kubernetes' API concepts ("Efficient detection of changes", "Resource
-versions").
+ended one says), `scheduling` (what the scheduler is told), `known_pods` (what the API has said so far) and `held_pods`
+(which checked pods become nodes). `groups` creates the PodGroups that some schedulers need, `api` talks to the API,
+`workflow` is the owner of everything, `switches` reads the network's topology, `sizes` lets somebody resize the job,
+`taints` marks unfit machines. The few requests are plain HTTP with aiohttp, after Kubernetes' API concepts ("Efficient
+detection of changes", "Resource versions").
 """
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeApi, KubeError

@@ -11,13 +11,14 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, retry_pauses
+from everstep.runtime.platform.kubernetes.held_pods import adoption, held_selector, is_suitable, start_of
 from everstep.runtime.platform.kubernetes.known_pods import KnownPods
 from everstep.runtime.platform.kubernetes.own_template import with_own_metadata, with_own_template
 from everstep.runtime.platform.kubernetes.pods import (
@@ -26,7 +27,6 @@ from everstep.runtime.platform.kubernetes.pods import (
     Owner,
     has_ended,
     node_of,
-    pod_name,
     pod_of,
     secret_name,
     secret_of,
@@ -41,7 +41,10 @@ from everstep.runtime.platform.kubernetes.scheduling import (
     with_scheduling,
 )
 from everstep.runtime.platform.kubernetes.taints import taint
+from everstep.runtime.protocol.handover import NodeStart
 
+LeaveStart = Callable[[str, NodeStart], Awaitable[None]]
+"""Leaves the pod of that name what to run. Raises OSError."""
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
 
@@ -64,6 +67,8 @@ class PodRules:
     """Unix time at which every pod must have ended: Argo then kills this process, which cannot remove them."""
     own_templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By role: how its pods differ from the template (see `pod_template`)."""
+    leave_start: LeaveStart | None = None
+    """Take checked pods that wait for this job (see `held_pods`), and leave each what to run."""
 
 
 class KubernetesPlatform:
@@ -89,6 +94,9 @@ class KubernetesPlatform:
         self._template = template
         self._rules = rules
         self._say = say
+        self._held: list[dict[str, Any]] | None = None
+        """Checked pods that wait for this job; None: not asked yet."""
+        self._taking = asyncio.Lock()
         self._tainted: set[str] = set()
         self._reasons: dict[str, str] = {}
         """By UID: the last reason given why the pod does not start."""
@@ -138,6 +146,8 @@ class KubernetesPlatform:
         except ValueError as error:
             raise OSError(str(error)) from None
         await self._taint_hosts(request.avoid_hosts)
+        if not own and (pod := await self._take_held(request, manifest)):
+            return self._known.on_created(pod)
         try:
             pod = await self._api.retry(lambda: self._api.create("pods", manifest))
         except KubeError as error:
@@ -150,6 +160,30 @@ class KubernetesPlatform:
                     f"pod {name} already exists and {'has ended' if has_ended(pod) else 'is not ours'}"
                 ) from None
         return self._known.on_created(pod)
+
+    async def _take_held(self, request: NodeRequest, wanted: dict[str, Any]) -> dict[str, Any] | None:
+        """Make a checked pod that waits for this job the node, if one is as the wanted pod. Raises OSError."""
+        leave_start = self._rules.leave_start
+        if leave_start is None or self._rules.ends_at is not None:  # A pod's deadline is given when it is created.
+            return None
+        async with self._taking:
+            if self._held is None:
+                self._held, _ = await self._api.retry(lambda: self._api.list("pods", held_selector(self._job)))
+            for pod in [one for one in self._held if is_suitable(one, wanted, request, time.time())]:
+                self._held.remove(pod)
+                name = pod["metadata"]["name"]
+                try:
+                    await self._api.retry(
+                        lambda name=name, pod=pod: self._api.patch("pods", name, adoption(pod, wanted))
+                    )
+                except KubeError as error:
+                    if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                        self._say(f"{name}, which was checked, is not taken: {error}")
+                    continue
+                await leave_start(name, start_of(pod, wanted, request))
+                self._say(f"{request.name} is the pod that was checked on {pod['spec']['nodeName']}")
+                return await self._api.retry(lambda name=name: self._api.get("pods", name))
+        return None
 
     def _with_deadline(self, pod: dict[str, Any]) -> dict[str, Any]:
         if self._rules.ends_at is None:
@@ -173,7 +207,7 @@ class KubernetesPlatform:
         if pod["metadata"].get("deletionTimestamp") and not force:
             return
         grace_s = 0 if force else GRACE_S
-        where = pod_name(self._job, self._owner, name)
+        where = pod["metadata"]["name"]  # Not `pod_name`: a pod that was checked keeps its own.
         try:
             await self._api.retry(lambda: self._api.delete("pods", where, uid, grace_s))
         except KubeError as error:

@@ -46,6 +46,8 @@ GRACE_S = 10
 """Grace period of a pod that the master no longer needs, in seconds."""
 NOTICE_S = 25
 """Grace period when anybody else ends the pod: the agent has 20 s to hand over its state, then some to exit."""
+MOST_PREFERRED = 100
+"""A longer list of machines to prefer would make each pod's manifest long, and is not given."""
 GATE = "everstep/minimum"
 """Keeps an extra from being placed before the gang, whose room it might take."""
 KUEUE_GATE = "kueue.x-k8s.io/admission"
@@ -267,8 +269,12 @@ def _apart(spec: Mapping[str, Any], request: NodeRequest, job: str) -> dict[str,
     spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": others}
     given = list(spec.get("topologySpreadConstraints") or ())
     own = [] if any(one["topologyKey"] == HOST_LABEL for one in given) else [spread]
+    affinity["podAntiAffinity"] = _with_wish(affinity.get("podAntiAffinity"), wish)
+    if 0 < len(request.prefer_hosts) <= MOST_PREFERRED:
+        term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "In", "values": list(request.prefer_hosts)}]}
+        affinity["nodeAffinity"] = _with_wish(affinity.get("nodeAffinity"), {"weight": 20, "preference": term})
     return {
-        "affinity": {**affinity, "podAntiAffinity": _with_wish(affinity.get("podAntiAffinity"), wish)},
+        "affinity": affinity,
         "topologySpreadConstraints": [*given, *own],
     }
 

@@ -40,6 +40,10 @@ class PodReady(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
+INIT_FAILED = "init: Error"
+"""How the error of a pod begins whose input artifacts could not be loaded: nothing of it has run."""
+
+
 class PodEnded(msgspec.Struct, frozen=True, tag=True):
     """A node's process has ended. `exit_code` is None when it vanished without recording one."""
 

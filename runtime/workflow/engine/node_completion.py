@@ -3,7 +3,7 @@
 from typing import Any
 
 from everstep.runtime.workflow.engine.containers import ContainerExit, verdict
-from everstep.runtime.workflow.engine.events import NodeSet, NodesResumed, PodEnded
+from everstep.runtime.workflow.engine.events import INIT_FAILED, NodeSet, NodesResumed, PodEnded
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, Phase
 from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.expressions import ExpressionError
@@ -227,6 +227,8 @@ def _end_http(engine: Scheduler, node: Node, event: PodEnded) -> None:
 
 
 def _pod_outputs(node: Node, event: PodEnded) -> Outputs:
+    if event.error.startswith(INIT_FAILED):  # Nothing of it has run, so nobody tells of outputs.
+        return Outputs()
     parameters: list[dict[str, Any]] = []
     for entry in list_at(node.spec, "outputs", "parameters"):
         known = entry["name"] in event.parameters

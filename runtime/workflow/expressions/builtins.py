@@ -19,6 +19,7 @@ from everstep.runtime.workflow.expressions.values import go_json, go_pretty_json
 
 def as_int(value: Any) -> int:
     """Argo's asInt: of a text or a number. Raises ExpressionError."""
+    _refuse_nil(value)
     try:
         return check_int64(int(value) if not isinstance(value, str) else int(value, 10))
     except (ValueError, TypeError, OverflowError):
@@ -27,10 +28,17 @@ def as_int(value: Any) -> int:
 
 def as_float(value: Any) -> float:
     """Argo's asFloat."""
+    _refuse_nil(value)
     try:
         return float(value)
     except (ValueError, TypeError):
         raise ExpressionError(f"invalid operation: float({go_text(value)})") from None
+
+
+def _refuse_nil(value: Any) -> None:
+    """Raises ExpressionError: Go's reflection cannot call a function of Argo's own with nil."""
+    if value is None:
+        raise ExpressionError("reflect: call of reflect.Value.Type on zero Value")
 
 
 def from_json(text: str) -> Any:

@@ -8,7 +8,7 @@ from everstep.runtime import faults
 from everstep.runtime.net import web
 from everstep.runtime.workflow.artifacts import artifacts
 from everstep.runtime.workflow.engine.engine import Engine
-from everstep.runtime.workflow.engine.events import Event, PodEnded, PodLoading, PodStarted
+from everstep.runtime.workflow.engine.events import INIT_FAILED, Event, PodEnded, PodLoading, PodStarted
 from everstep.runtime.workflow.engine.nodes import Node
 from everstep.runtime.workflow.manifest.library import MissingObjectError
 from everstep.runtime.workflow.pods.clock import Clock
@@ -88,7 +88,7 @@ class Starter:
                 await self._launch.load_inputs(node, ending)
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
-            said = f"init: Error (exit code 64): {error}"
+            said = f"{INIT_FAILED} (exit code 64): {error}"
             self._record(PodEnded(self._clock.now(), node.name, None, error=said))
         finally:
             self._changed()
