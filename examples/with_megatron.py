@@ -7,6 +7,7 @@ python pipelines/llama_finetune.py --script examples/with_megatron.py --script-a
 import argparse
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     options = parser.parse_args()
 
+    np.random.seed(0)  # Its state is saved, too.
     job = everstep.init()  # Before Megatron's groups, which then divide this process group.
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tensor_parallel)
     group: Any = parallel_state.get_data_parallel_group()
