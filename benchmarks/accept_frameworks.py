@@ -72,6 +72,9 @@ TRAINERS = {
         f"{OWN}::a_framework_goes_on::fsdp",
     ),
     "Lightning: Trainer and Fabric, killed once, the same state and loss": (f"{RELEASED}/test_lightning.py",),
+    "recipes: parts with state_dict as torchtitan has them, killed once, the same state": (
+        f"{OWN}::a_framework_goes_on::recipe",
+    ),
     "two models: an actor and a critic; TRL's DPOTrainer; killed once, the same state": (
         f"{OWN}::a_framework_goes_on::two_models", f"{RELEASED}/test_trl.py",
     ),
