@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from msgspec.structs import replace
 
-from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
+from everstep.runtime.checkpoint.errors import ApartError, DamagedError, PassedOverError, RestoreError
 from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, Digests, check_head
 from everstep.runtime.checkpoint.shard.fetch import describe, refusal
@@ -209,7 +209,7 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """Like `read_whole`, from open shards. Raises ApartError if each rank saved a state of its own."""
     every = {path for shard in shards for path in shard.name_by_path}
     if own := sorted(every - set(shards[0].name_by_path)):
-        raise RestoreError(
+        raise ApartError(
             f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that"
         )
     saved, layout = shards[0].saved, shards[0].layout
