@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics test-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -97,6 +97,10 @@ test-images: $(READY)  ## the images of templates/Containerfile, made from Debia
 
 test-metrics: $(READY)  ## metrics, alert rules and dashboard before a real Prometheus (built by Go: 6 minutes the first time)
 	$(BIN)/python -m pytest -rs tests/prometheus
+
+FRAMEWORKS ?= tests/frameworks
+test-frameworks: $(READY)  ## users' frameworks, each in an environment of its own in ~/.cache (FRAMEWORKS=FILES: of it only that)
+	$(BIN)/python -m pytest -rs $(FRAMEWORKS) --junit-xml=.pytest_cache/frameworks.xml -o junit_family=xunit1
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job

@@ -53,20 +53,51 @@ FORMATS = {
     ),
     "frameworks: FSDP1 and a Hugging Face Trainer under DDP": (f"{FRAMEWORKS}::fsdp1", f"{FRAMEWORKS}::trainer"),
 }  # fmt: skip
-PROVEN = {**DATA, **FORMATS}
+MEGATRON, RELEASED = "tests/checkpoint/test_megatron.py", "tests/frameworks"
+OWN = "tests/survival/test_own_scripts.py"
+TRAINERS = {
+    "Megatron-core: a small GPT goes on with tensor 2 -> 1, pipeline 2 -> 1, the same loss": (
+        f"{MEGATRON}::other_tensor_and_pipeline", f"{MEGATRON}::never_stopped", f"{MEGATRON}::more_replicas",
+    ),
+    "Megatron-core: a worker killed with tensor parallel 2, the same weights and loss": (
+        f"{OWN}::a_framework_goes_on::megatron",
+    ),
+    "DeepSpeed: ZeRO 1, 2 and 3 on CPUs, killed once, the same state and loss": (
+        f"{RELEASED}/test_deepspeed.py::bit_for_bit",
+    ),
+    "DeepSpeed: ZeRO 1, 2 and 3 at other numbers of ranks, by its universal checkpoint": (
+        f"{RELEASED}/test_deepspeed.py::another_number",
+    ),
+    "Hugging Face Trainer with fsdp=True, killed once, the same state and loss": (
+        f"{OWN}::a_framework_goes_on::fsdp",
+    ),
+    "Lightning: Trainer and Fabric, killed once, the same state and loss": (f"{RELEASED}/test_lightning.py",),
+    "recipes: parts with state_dict as torchtitan has them, killed once, the same state": (
+        f"{OWN}::a_framework_goes_on::recipe",
+    ),
+    "two models: an actor and a critic; TRL's DPOTrainer; killed once, the same state": (
+        f"{OWN}::a_framework_goes_on::two_models", f"{RELEASED}/test_trl.py",
+    ),
+}  # fmt: skip
+STEPS = {
+    "tokenizers: CharLevel and Tiktoken in the store, the table from a file": (
+        "tests/preprocess/test_tiktoken_tables.py", "tests/preprocess/test_preprocess.py::tiktoken_table",
+    ),
+    "own steps: a step of a dataclass and a function": ("tests/face/test_own_step.py",),
+    "sweep: withItems, early stop by loss, the best checkpoint": (
+        "tests/docs/test_examples.py::sweep", "tests/train/test_train_config.py::reachable",
+    ),
+}  # fmt: skip
+PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS}
 """Promise -> the tests that prove it, in the words of `acceptance.prove`."""
 NOT_BUILT = (
     "data: the real torchdata, webdataset and datasets packages",
     "TensorFlow parameter servers: TF_CONFIG, seed 000's four experiments",
     "Horovod elastic and Paddle: discovery from the round, ssh keys",
-    "Megatron-LM, megatron-core: save_checkpoint(..., replica_count=), other parallel sizes",
-    "DeepSpeed: ZeRO 1-3, universal checkpoint",
-    "Hugging Face Trainer with fsdp or deepspeed",
-    "PyTorch Lightning, torchtitan, TorchTune, verl, TRL",
+    "Hugging Face Trainer with deepspeed",
+    "torchtitan, TorchTune and verl themselves",
     "DISK for FsdpShardCheckpointer: a directory that torch reads",
     "convert: each seed's job on the two-node cluster",
-    "tokenizers CharLevel and Tiktoken in the pipeline's store",
-    "own steps: everstep.step, sweeps",
     "docs: one page per origin, run by a test",
 )
 MANY = 10**6

@@ -1,8 +1,8 @@
 """Everstep: training pipelines that survive.
 
-In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`. In a training script: `init`, `batches`,
-`loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`. Importing this package costs nothing; each
-name imports its module when it is first used.
+In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`; in a step of your own `step`, `progress`.
+In a training script: `init`, `batches`, `loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`.
+Importing this package costs nothing; each name imports its module when it is first used.
 """
 
 from importlib import import_module
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.reentry import main
+    from everstep.steps.own import progress, step
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report, track
 
 __version__ = VERSION
 __all__ = [
     "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
-    "__version__", "batches", "check_step", "init", "loader", "main", "parameter", "parameters", "phase", "report",
-    "results", "shards", "submit", "track",
+    "__version__", "batches", "check_step", "init", "loader", "main", "parameter", "parameters", "phase",
+    "progress", "report", "results", "shards", "step", "submit", "track",
 ]  # fmt: skip
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
@@ -32,7 +33,8 @@ _DATA = {
     **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
 }
 _SCRIPT = {"LocalFile": "everstep.local_files", "main": "everstep.reentry", "results": "everstep.job_results"}
-_MODULES = {**_PIPELINE, **_DATA, **_SCRIPT}
+_STEP = dict.fromkeys(("progress", "step"), "everstep.steps.own")
+_MODULES = {**_STEP, **_PIPELINE, **_DATA, **_SCRIPT}
 """Where a name is, if not in `everstep.training`."""
 
 

@@ -23,6 +23,7 @@ from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, assemble_state, open_shards, verify_shards
 from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
+from everstep.runtime.checkpoint.worker.checkpointer import RankState
 from everstep.session import Checkpointer, Checkpoints
 from everstep.torch_files import FileWriter
 
@@ -39,8 +40,11 @@ class StorageType(Enum):
     DISK = 1
 
 
-class _Flash:
-    """What both checkpointers share."""
+class FlashCheckpoints:
+    """What these checkpointers share, and those of frameworks whose ranks hold states of their own."""
+
+    _per_rank = False
+    """Does each rank save a state of its own, although no tensor is sharded?"""
 
     def __init__(self, checkpoint_dir: str) -> None:
         """Call it on every rank. Raises StoreError."""
@@ -55,7 +59,7 @@ class _Flash:
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
         """Save `state_dict` as of `step`. Training waits for one copy in memory. Call it on every rank."""
-        state = {"path": str(path), "saved": state_dict}
+        state = (RankState if self._per_rank else dict)(path=str(path), saved=state_dict)
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(state, self._checkpoints)
         disk = StorageType(storage_type) is StorageType.DISK
@@ -89,7 +93,7 @@ class _Flash:
                 print(f"everstep: {one.folder} is skipped: {error}", file=sys.stderr)
 
 
-class DdpCheckpointer(_Flash):
+class DdpCheckpointer(FlashCheckpoints):
     """Checkpoints of a state that is the same on every rank."""
 
     def save_checkpoint(
@@ -108,7 +112,7 @@ class DdpCheckpointer(_Flash):
         return assemble_state(shards)[0]["saved"] if shards else {}
 
 
-class FsdpShardCheckpointer(_Flash):
+class FsdpShardCheckpointer(FlashCheckpoints):
     """Checkpoints of FSDP's SHARDED_STATE_DICT; with FSDP1, torch.distributed.checkpoint reads the state."""
 
     def get_storage_reader(self, resuming_path: str = "") -> "DcpReader | None":

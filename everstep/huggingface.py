@@ -5,23 +5,22 @@
     trainer.train(resume_from_checkpoint=checkpoints.resume())
 
 Every optimizer step is staged. Weights, optimizer, schedule, the Trainer's own state and the random number generators
-are restored bit for bit; the Trainer itself skips the batches that are done. Works for one process and for DDP.
+are restored bit for bit; the Trainer itself skips the batches that are done. Works for one process, for
+DDP, and for FSDP2 (`fsdp=True`), where each rank keeps its own part.
 """
 
 import json
-import random
 import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from safetensors.torch import save_file
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
+from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
 from everstep.session import Checkpointer, Checkpoints
@@ -38,11 +37,12 @@ class EverstepCallback(TrainerCallback):
         """Under `everstep launch` the agent keeps the checkpoints; otherwise the store `directory` does, or
         EVERSTEP_STORE."""
         self._checkpoints = Checkpoints(directory)
+        self._checkpoints.session.loop = None
         self._every = every
         self._model: Any = None
         self._checkpointer: Checkpointer | None = None
         self._state: dict[str, Any] = {}
-        self._random = _RandomState()
+        self._random = RandomState()
         self._unsettled = False
         self._logs = False
         """Will this step be logged before anything else happens?"""
@@ -68,12 +68,15 @@ class EverstepCallback(TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Raises StateError for settings whose state this callback cannot keep."""
-        if args.fsdp or args.deepspeed:
-            kind = "fsdp" if args.fsdp else "deepspeed"
+        if args.deepspeed:
             raise StateError(
-                f"TrainingArguments({kind}=...): EverstepCallback keeps what is the same on every rank; "
-                "leave that out, or write the loop with everstep.Checkpointer"
+                "TrainingArguments(deepspeed=...): EverstepCallback does not keep an engine's state; use fsdp=True, or "
+                "write the loop with everstep.deepspeed.DeepSpeedCheckpointer"
             )
+        settings = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
+        version = settings.get("version", 2)
+        if args.fsdp and int(version) != 2:
+            raise StateError(f"fsdp_config version {version}: EverstepCallback keeps FSDP2 alone; leave it out")
         self._model = kwargs["model"]
 
     def on_train_begin(
@@ -142,39 +145,3 @@ class EverstepCallback(TrainerCallback):
 def _trainer_state(state: TrainerState) -> dict[str, Any]:
     """The state as the Trainer writes it to trainer_state.json."""
     return json.loads(json.dumps(asdict(state)))
-
-
-class _RandomState:
-    """The random state of Python, numpy and torch, as a state to checkpoint."""
-
-    def __init__(self) -> None:
-        self._saved: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        version, numbers, gauss = random.getstate()
-        numpy = np.random.get_state(legacy=False)
-        keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-        state = {
-            "python": [version, list(numbers), gauss],
-            "numpy": {**numpy, "state": {"key": keys, "pos": int(numpy["state"]["pos"])}},
-            "torch": torch.get_rng_state(),
-        }
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict
-        self.put_back()
-
-    def put_back(self) -> None:
-        """Set the random state to what it was when the restored state was saved."""
-        saved = self._saved
-        version, numbers, gauss = saved["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        numpy = saved["numpy"]
-        keys = numpy["state"]["key"].numpy().astype(np.uint32)
-        np.random.set_state({**numpy, "state": {"key": keys, "pos": numpy["state"]["pos"]}})
-        torch.set_rng_state(saved["torch"])
-        if "cuda" in saved:
-            torch.cuda.set_rng_state(saved["cuda"])

@@ -1,4 +1,4 @@
-"""Train once for each learning rate, side by side, and name the best: tokens -> train and evaluate per rate -> best."""
+"""Try learning rates, stop most of them early by their loss: tokens -> try -> keep -> train -> best -> evaluate."""
 
 from dataclasses import dataclass
 
@@ -17,27 +17,52 @@ class Config:
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
     rates: str = "1e-3,3e-3,1e-2"
     """Learning rates to compare."""
+    try_iterations: int = 25
+    """Optimizer steps with each rate, after which most are given up."""
+    keep: int = 2
+    """Rates, those with the lowest losses, that are trained in full."""
     iterations: int = 100
-    """Optimizer steps of each training."""
+    """Optimizer steps of a full training."""
+    warmup: int = 5
+    """Of these, steps of linear warm-up."""
+    seed: int = 0
+    """Decides the random weights and the order of the data."""
     parallelism: int = 1
     """Steps that run at the same time."""
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
         corpus.Config(source=self.corpus).check()
+        if self.keep < 1:
+            raise BadInput(f"--keep {self.keep}: at least 1 rate must be trained in full")
+        if self.try_iterations > self.iterations:
+            raise BadInput(
+                f"--try-iterations {self.try_iterations}: more than --iterations {self.iterations}; lower it"
+            )
+        for rate in self.each_rate():
+            train.Config(learning_rate=rate, iterations=self.try_iterations, warmup=self.warmup, seed=self.seed).check()
+
+    def each_rate(self) -> list[float]:
+        """The rates as numbers. Raises BadInput."""
         try:
-            rates = [float(rate) for rate in self.rates.split(",")]
+            return [float(rate) for rate in self.rates.split(",")]
         except ValueError:
             raise BadInput(f"--rates {self.rates}: give numbers, like 1e-3,3e-3") from None
-        for rate in rates:
-            train.Config(learning_rate=rate, iterations=self.iterations).check()
 
 
 @script(image="python:3.11-slim")
-def choose(rates: str, scores: list, models: list):  # Runs in a pod of its own: it sees nothing of this file.
-    """Print the rate of the lowest perplexity."""
-    score, rate, model = min(zip(map(float, scores), rates.split(","), models, strict=True))
-    print(f"best learning rate {rate}: perplexity {score:.1f}, model {model}")
+def keep_best(rates: str, losses: list, keep: int):  # Runs in a pod of its own: it sees nothing of this file.
+    """Print the rates of the lowest losses, as JSON."""
+    import json
+
+    pairs = sorted(zip(map(float, losses), rates.split(","), strict=True))
+    print(json.dumps([rate for loss, rate in pairs if loss == loss][:keep]))  # A loss may be no number.
+
+
+@script(image="python:3.11-slim")
+def choose(checkpoints: list, losses: list):
+    """Print the checkpoint of the lowest loss."""
+    print(min(zip(map(float, losses), checkpoints, strict=True))[1])
 
 
 def build(config: Config) -> Workflow:
@@ -51,29 +76,36 @@ def build(config: Config) -> Workflow:
         with DAG(name="main"):
             text = corpus.task(source=everstep.parameter("corpus"))
             tokens = preprocess.task("tokenize", input=text.uri)
-            text >> tokens
-            scores = []
-            for number, rate in enumerate(config.rates.split(",")):
-                trained = train.task(
-                    f"train-{number}",
-                    dataset=tokens.uri,
-                    nodes=1,
-                    learning_rate=rate,
-                    iterations=everstep.parameter("iterations"),
-                )
-                score = evaluate.task(f"evaluate-{number}", checkpoint=trained.checkpoint, validation=tokens.validation)
-                tokens >> trained >> score
-                scores.append(score)
-            best = choose(
-                name="best",
+            settings = {
+                "dataset": tokens.uri,
+                "nodes": 1,
+                "warmup": everstep.parameter("warmup"),
+                "seed": everstep.parameter("seed"),
+            }
+            # One job for each rate, named by `task`.
+            tried = train.task(
+                "try",
+                task="try-{{item}}",
+                learning_rate="{{item}}",
+                iterations=everstep.parameter("try_iterations"),
+                **settings,
+            )
+            tried.with_items = config.rates.split(",")
+            kept = keep_best(
+                name="keep",
                 arguments={
                     "rates": everstep.parameter("rates"),
-                    "scores": [score.perplexity for score in scores],
-                    "models": [score.model for score in scores],
+                    "losses": tried.loss,
+                    "keep": everstep.parameter("keep"),
                 },
             )
-            for score in scores:
-                score >> best
+            trained = train.task(
+                task="rate-{{item}}", learning_rate="{{item}}", iterations=everstep.parameter("iterations"), **settings
+            )
+            trained.with_param = kept.result
+            best = choose(name="best", arguments={"checkpoints": trained.checkpoint, "losses": trained.loss})
+            score = evaluate.task(checkpoint=best.result, validation=tokens.validation)
+            text >> tokens >> tried >> kept >> trained >> best >> score
         report.on_exit(workflow)
     return workflow
 

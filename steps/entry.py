@@ -173,9 +173,14 @@ def main(
     config_type: type[C],
     run: Callable[[C], Result],
     parse: Callable[[type[C], str, str], C] = flags.parse,
+    module: str = "",
 ) -> NoReturn:
-    """Run a step as a process: parse and check the flags, work, write outputs and summary, exit."""
-    config = parse(config_type, f"python -m everstep.steps.{step}", _help(step, config_type))
+    """Run a step as a process: parse and check the flags, work, write outputs and summary, exit.
+
+    `module`: what `python -m` runs it by, if it is not one of `everstep.steps`.
+    """
+    command = f"python -m {module or f'everstep.steps.{step}'}"
+    config = parse(config_type, command, _help(command, config_type))
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminate)
     started = time.time()
@@ -185,9 +190,9 @@ def main(
         require_writable(config)
         result = run(config)
         _write(step, config, result, time.time() - started)
-    except StepError as error:
+    except BadInput as error:
         print(f"{step}: {error}", file=sys.stderr)
-        sys.exit(error.code)
+        sys.exit(error.code if isinstance(error, StepError) else ExitCode.BAD_INPUT)
     except Terminated:
         print(f"{step}: asked to stop", file=sys.stderr)
         sys.exit(TERMINATED)
@@ -242,8 +247,8 @@ def disk_error_line(error: OSError, store: str) -> str | None:
     return None
 
 
-def _help(step: str, config_type: type[Any]) -> str:
-    example = f"python -m everstep.steps.{step} --store runs/store --outputs /tmp/out"
+def _help(command: str, config_type: type[Any]) -> str:
+    example = f"{command} --store runs/store --outputs /tmp/out"
     return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nexample:\n  {example}"
 
 

@@ -96,8 +96,11 @@ def step_template(
     deadline_s: int | None = None,
     account: str = "",
     gauges: Mapping[str, str] = {},
+    module: str = "",
+    image: str = IMAGE,
 ) -> Container:
-    """The template that runs `python -m everstep.steps.<step>` with a flag for each field of `config`.
+    """The template that runs `python -m everstep.steps.<step>`, or another `module`, with a flag for each field of
+    `config`.
 
     `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a /dev/shm.
     `account`: suffix of its service account's name, if the step needs rights that others must not have.
@@ -118,8 +121,8 @@ def step_template(
     files += [Artifact(name=_flag(_stem(n)), path=f"{OUTPUTS}/{n}", archive=NoneArchiveStrategy()) for n in artifacts]
     return Container(
         name=step,
-        image=IMAGE,
-        command=["python", "-m", f"everstep.steps.{step}"],
+        image=image,
+        command=["python", "-m", module or f"everstep.steps.{step}"],
         args=arguments,
         inputs=inputs,
         outputs=files,

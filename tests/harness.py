@@ -195,6 +195,8 @@ class TrainStep(Watched):
     """The control group that it is started in."""
     environment: dict[str, str] = field(default_factory=dict)
     """What it is told besides."""
+    python: str = sys.executable
+    """What runs it, and with it the nodes and their workers."""
 
     @property
     def fault_folder(self) -> Path:
@@ -226,7 +228,7 @@ class TrainStep(Watched):
         if self.faults:
             environment |= {"EVERSTEP_FAULT": self.faults, "EVERSTEP_FAULT_DIR": str(self.fault_folder)}
         command = [
-            sys.executable,
+            self.python,
             "-m",
             "everstep.steps.train",
             *(f"--{name}={value}" for name, value in flags.items()),

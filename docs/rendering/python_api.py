@@ -57,16 +57,34 @@ PIPELINE = (
 RETURNED = (Public("Batches", "everstep/token_batches.py"), Public("Loader", "everstep/loader.py"))
 """What these functions return; a script need not spell the names."""
 STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "chaos", "verdict")
+OWN_STEP = (
+    Public("step", "steps/own.py"),
+    Public("OwnStep", "steps/own.py"),
+    Public("progress", "steps/own.py"),
+)
 FLASH = "everstep/flash_checkpoint.py"
+FLASH_BASE = ((FLASH, "FlashCheckpoints"),)
+MEGATRON = "everstep/megatron.py"
 MODULES = {
     "everstep.huggingface": (
         Public("EverstepCallback", "everstep/huggingface.py", hidden=(
             "on_init_end", "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_train_end",
         )),
     ),
+    "everstep.lightning": (
+        Public("EverstepCallback", "everstep/lightning.py", hidden=(
+            "setup", "restored", "on_train_start", "on_train_batch_start", "on_train_batch_end", "on_train_end",
+        )),
+    ),
+    "everstep.megatron": (
+        Public("save_checkpoint", MEGATRON),
+        Public("load_checkpoint", MEGATRON),
+        Public("MegatronCheckpointer", MEGATRON, FLASH_BASE, hidden=("save_checkpoint",)),
+    ),
+    "everstep.deepspeed": (Public("DeepSpeedCheckpointer", "everstep/deepspeed.py", FLASH_BASE),),
     "everstep.flash_checkpoint": (
-        Public("DdpCheckpointer", FLASH, ((FLASH, "_Flash"),)),
-        Public("FsdpShardCheckpointer", FLASH, ((FLASH, "_Flash"),)),
+        Public("DdpCheckpointer", FLASH, FLASH_BASE),
+        Public("FsdpShardCheckpointer", FLASH, FLASH_BASE),
         Public("StorageType", FLASH),
     ),
 }  # fmt: skip
@@ -135,7 +153,8 @@ Made from the docstrings by `make reference`; a test keeps it true and complete.
 ## In a training script: `import everstep`
 {"".join(map(_section, SCRIPT))}## What these return
 {"".join(map(_section, RETURNED))}## In a pipeline: `import everstep`
-{"".join(map(_section, PIPELINE))}## Steps
+{"".join(map(_section, PIPELINE))}## In a step of your own: `import everstep`
+{"".join(map(_section, OWN_STEP))}## Steps
 A step's arguments are its [flags](flags.md#steps), spelled as Python names. A task's outputs are its attributes:
 `tokens.uri`.
 

@@ -19,6 +19,10 @@ class RestoreError(RuntimeError):
     flaw: Flaw | None = None
 
 
+class ApartError(RestoreError):
+    """Each rank saved a state of its own; only the framework that saved them puts them together."""
+
+
 class DamagedError(RestoreError):
     """The checkpoint is proven incomplete: bytes differ from their digests, or objects are missing or invalid."""
 

@@ -66,12 +66,14 @@ def read_manifest(uri: str) -> "Commit":
 
 def read(uri: str) -> TrainedModel:
     """Read and verify all shards. Raises StepError: damaged; NotALlamaError: not as our script writes it."""
-    from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.errors import ApartError, RestoreError
     from everstep.runtime.checkpoint.stored.read_committed import read_committed
 
     commit = read_manifest(uri)
     try:
         state, iteration = read_committed(open_store(uri, read_only=True), "", commit)
+    except ApartError as error:
+        raise NotALlamaError(f"--checkpoint {uri}: {error}") from None
     except RestoreError as error:
         raise StepError(f"--checkpoint {uri}: {error}") from None
     return trained_of(state, iteration, uri)

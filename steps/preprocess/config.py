@@ -9,7 +9,7 @@ from everstep.runtime.store import NoSuchKey, StoreError, is_s3_uri, open_store
 from everstep.steps.entry import StepError, require_count
 from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer
 from everstep.steps.preprocess.masters import Kind, kind_of
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, require_table
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end-of-document token."""
@@ -39,7 +39,8 @@ class Config:
     tokenizer_type: str = ""
     """Kind of --vocab-file: HFTokenizer, HFGPT2Tokenizer, GPT2BPETokenizer, CharLevelTokenizer, TiktokenTokenizer."""
     vocab_file: str = ""
-    """tokenizer.json or Hugging Face folder; vocab.json of GPT2BPETokenizer; name of a TiktokenTokenizer's encoding."""
+    """tokenizer.json or Hugging Face folder; vocab.json of GPT2BPETokenizer; TiktokenTokenizer: name of an encoding, or
+    its table, such as cl100k_base.tiktoken."""
     merge_file: str = ""
     """merges.txt of GPT2BPETokenizer."""
     tokenizer: str = ""
@@ -144,14 +145,14 @@ class Config:
             raise StepError(f"--vocab-file is missing: {kind} needs one")
         if kind == TokenizerType.GPT2_BPE.value and not self.merge_file:
             raise StepError(f"--merge-file is missing: {kind} needs its merges.txt")
-        if kind in (TokenizerType.CHARACTERS.value, TokenizerType.TIKTOKEN.value) and not self.output_prefix:
-            raise StepError(f"--tokenizer-type {kind}: has no tokenizer.json, which a store needs; use --output-prefix")
         if self.tokenizer:
             find_tokenizer(self.tokenizer, "--tokenizer")
         elif kind == TokenizerType.HF.value:
             find_tokenizer(self.vocab_file, "--vocab-file")
         elif kind in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
             gpt2_files(self.vocab_file, self.merge_file)
+        elif kind == TokenizerType.TIKTOKEN.value:
+            require_table(self.vocab_file)
         elif not kind and self.vocab_size < SMALLEST_VOCABULARY:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everstep.runtime.text import open_bytes
+from everstep.steps.preprocess.byte_level import HARD_CASES, bytes_of_characters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,27 +31,6 @@ On such a run tiktoken's regular expression might overflow its stack, and mergin
 """
 _AT_ONCE = 512
 """Texts that tokenizers gets at once for a proof: one by one, its threads would mostly wait."""
-HARD_CASES = (
-    "",
-    " ",
-    "\n\n\n  \t x",
-    "don't  WE'LL it's",
-    "naïve 東京 🙂🇩🇪 e\u0301 \u200b\ufeff",
-    "a" * 300,
-    " " * 300 + "x",
-    "\r\n\x00\x7f",
-    "1234567890 3.14e-10 0xFF",
-    "if x:\n        return  [y]\n",
-    "I'M he'Ll we'\u017f 'K\u212a \u2019s",
-    "\u00a0x\u2003 \u3000y\u2028\u2029z\u0085 \x0b\x0c\x1c\x1d",
-    "\u0663\u0664 \u2167 \u00bd \u00b2 \u4e00\u5341 x1y22z333 4444",
-    "_a__b_ --c--d .e.. f,,g \u00a1\u00bf \u2026 \u20ac\u20ac",
-    "\u0301a\u0301\u0301 \u0e33 \U0001f468\u200d\U0001f469\u200d\U0001f467 \ufe0f",
-    "\r\r\n\n\r \n \r\n  \n\t\n x\n\n\n\n  y \n",
-    "\ue000\ufffd\uffff\U0010ffff \U00020000\U000e0001",
-    "".join(map(chr, range(1, 0x250))),
-)
-"""Texts on which regular expressions and byte-level alphabets are known to differ."""
 
 
 class EncodingMethod(enum.Enum):
@@ -69,7 +49,7 @@ class Recipe:
 
     how: EncodingMethod
     source: str = ""
-    """Path or s3:// address of the tokenizer.json; name of tiktoken's encoding."""
+    """Path or s3:// address of the tokenizer.json; name of tiktoken's encoding, or its table."""
     special: bool = False
     """Add the special tokens that the tokenizer.json puts around a text."""
 
@@ -87,14 +67,24 @@ def encoder(recipe: Recipe) -> Encoder:
     if recipe.how is EncodingMethod.BYTES:
         return Encoder(recipe.how, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
     if recipe.how is EncodingMethod.ENCODING:
-        import tiktoken
-
-        encoding = tiktoken.get_encoding(recipe.source)
+        encoding = _open_encoding(recipe.source)
         return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
     with open_bytes(recipe.source) as file:
         tokenizer_json = file.readall().decode()
     make = proven_encoder if recipe.how is EncodingMethod.TIKTOKEN else plain_encoder
     return make(tokenizer_json, recipe.special)
+
+
+def _open_encoding(source: str) -> Any:
+    """tiktoken's encoding, by its name or from its table."""
+    import tiktoken
+
+    from everstep.steps.preprocess.tiktoken_tables import SUFFIX, encoding_of_table
+
+    if not source.endswith(SUFFIX):
+        return tiktoken.get_encoding(source)
+    with open_bytes(source) as file:
+        return encoding_of_table(source, file.readall())
 
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
@@ -114,7 +104,7 @@ def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = Fa
 
 def token_texts(tokenizer_json: str) -> Iterator[str]:
     """The text of each token of a byte-level BPE, for tokens that are valid text."""
-    byte = _bytes_of_characters()
+    byte = bytes_of_characters()
     for token in json.loads(tokenizer_json)["model"]["vocab"]:
         with suppress(KeyError, UnicodeDecodeError):
             yield bytes(byte[character] for character in token).decode()
@@ -173,7 +163,7 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
     pattern = _split_pattern(value)
     if pattern is None:
         return None
-    model, byte = value["model"], _bytes_of_characters()
+    model, byte = value["model"], bytes_of_characters()
     vocab: dict[str, int] = model["vocab"]
     ranks: dict[bytes, int] = {bytes([code]): rank for rank, code in enumerate(range(256))}
     ids = np.zeros(256 + len(model["merges"]), dtype=np.int32)
@@ -240,10 +230,3 @@ class AddedTokens:
     def occur_in(self, text: str) -> bool:
         """Does the text contain one?"""
         return not self._none and self._common in text and self._any.search(text) is not None
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Byte-level BPE's alphabet (GPT-2): printable bytes map to themselves, others to characters from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [code for code in range(256) if code not in set(printable)]
-    return {chr(code): code for code in printable} | {chr(256 + n): code for n, code in enumerate(others)}

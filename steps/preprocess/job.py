@@ -24,6 +24,7 @@ from everstep.steps.preprocess.masters import Kind, kind_of, local_cores
 from everstep.steps.preprocess.parts import SplitFiles
 from everstep.steps.preprocess.plan import Shard, shards, task_count
 from everstep.steps.preprocess.shard import REFUSAL_KEY, VALIDATION, Job, ShardRefusal, ShardResult, write_shards
+from everstep.steps.preprocess.tiktoken_tables import SUFFIX
 from everstep.steps.preprocess.vocabulary import Vocabulary
 from everstep.steps.preprocess.workspace import open_shelf
 
@@ -49,10 +50,14 @@ class TokenizedShards:
 
 def recipe(config: Config, source: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
     """How tasks encode: with the fastest library that is exact. They find the tokenizer beside their shards."""
+    if vocabulary.is_bytes:
+        return Recipe(EncodingMethod.BYTES)
+    if vocabulary.encoding.endswith(SUFFIX):
+        table = Path(vocabulary.encoding)
+        open_shelf(shelf).put(table.name, table.read_bytes())
+        return Recipe(EncodingMethod.ENCODING, f"{shelf}/{table.name}")
     if vocabulary.encoding:
         return Recipe(EncodingMethod.ENCODING, vocabulary.encoding)
-    if not vocabulary.json:
-        return Recipe(EncodingMethod.BYTES)
     open_shelf(shelf).put(TOKENIZER, vocabulary.json)
     split = next(iter(source.splits))
     texts = sample(source, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)

@@ -136,7 +136,7 @@ def _make(
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
         seconds = built.seconds + time.monotonic() - started
-        if words.json and not vocabulary.tokenizer_files(config):
+        if not config.tokenizer_type and not vocabulary.tokenizer_files(config):
             place.write(f"{name}_tokenizer.json", words.json)
         place.write(f"{name}_preprocess.html", built.page.encode())
     counts = {

@@ -9,6 +9,7 @@ from typing import Any
 from everstep.steps.entry import StepError
 from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.tiktoken_tables import SUFFIX, encoding_of_table, json_of_bytes, json_of_encoding
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files
 
 EOD = "<|endoftext|>"
@@ -27,11 +28,13 @@ class Vocabulary:
     eod: int | None
     """The token after each document; None if none is appended."""
     json: bytes = b""
-    """The tokenizer.json; empty for a tokenizer without one."""
+    """The tokenizer.json."""
     special: bool = False
     """Add the special tokens that the tokenizer.json puts around a text, as GPT-NeoX's HFTokenizer does."""
     encoding: str = ""
-    """Name of tiktoken's encoding, if it is one."""
+    """Name of tiktoken's encoding or path of its table, if it is one."""
+    is_bytes: bool = False
+    """Its tokens are the bytes of UTF-8."""
 
 
 def tokenizer_files(config: Config) -> tuple[Path, ...]:
@@ -42,6 +45,8 @@ def tokenizer_files(config: Config) -> tuple[Path, ...]:
         file = find_tokenizer(config.tokenizer or config.vocab_file, "--tokenizer")
         beside = file.with_name("tokenizer_config.json")
         return (file, beside) if beside.is_file() else (file,)
+    if config.tokenizer_type == TokenizerType.TIKTOKEN.value and config.vocab_file.endswith(SUFFIX):
+        return (Path(config.vocab_file),)
     return ()
 
 
@@ -49,7 +54,8 @@ def load(config: Config) -> Vocabulary:
     """The tokenizer that the user gave. Raises StepError if it is invalid, or lacks the end-of-document token."""
     kind = TokenizerType(config.tokenizer_type) if config.tokenizer_type else None
     if kind is TokenizerType.CHARACTERS:
-        return Vocabulary(CHARACTERS_SIZE, CHARACTERS_EOD if config.append_eod else None)
+        eod = CHARACTERS_EOD if config.append_eod else None
+        return Vocabulary(CHARACTERS_SIZE, eod, json_of_bytes(), is_bytes=True)
     if kind is TokenizerType.TIKTOKEN:
         return _tiktoken(config)
     if kind in (TokenizerType.HF_GPT2, TokenizerType.GPT2_BPE):
@@ -89,19 +95,28 @@ def _gpt2(config: Config, vocab: Path, merges: Path, special_eod: bool) -> Vocab
 
 
 def _tiktoken(config: Config) -> Vocabulary:
+    source = config.vocab_file
+    if source.endswith(SUFFIX):
+        encoding = encoding_of_table(source, Path(source).read_bytes())
+    else:
+        encoding = _named_encoding(source)
+    eod = encoding.eot_token if config.append_eod else None
+    return Vocabulary(encoding.n_vocab, eod, json_of_encoding(encoding), encoding=source)
+
+
+def _named_encoding(name: str) -> Any:
     import tiktoken
 
     try:
-        encoding = tiktoken.get_encoding(config.vocab_file)
+        return tiktoken.get_encoding(name)
     except ValueError:
         names = ", ".join(tiktoken.list_encoding_names())
-        raise StepError(f"--vocab-file {config.vocab_file}: not one of tiktoken's encodings; it has {names}") from None
+        raise StepError(f"--vocab-file {name}: not one of tiktoken's encodings; it has {names}") from None
     except OSError as error:  # fetched over the network unless it is in $TIKTOKEN_CACHE_DIR
         raise StepError(
-            f"--vocab-file {config.vocab_file}: cannot be fetched ({_first_line(error)[:200]}); "
+            f"--vocab-file {name}: cannot be fetched ({_first_line(error)[:200]}); give its table {name}{SUFFIX}, or "
             "set TIKTOKEN_CACHE_DIR to a folder that has it"
         ) from None
-    return Vocabulary(encoding.n_vocab, encoding.eot_token if config.append_eod else None, encoding=config.vocab_file)
 
 
 def _eod(config: Config, tokenizer: Any, names: list[str]) -> int | None:

@@ -11,10 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.errors import SegmentError, UnreachableError
-from everstep.runtime.checkpoint.shard.reshard import assemble_state, open_shards, read_whole, verify_shards
+from everstep.runtime.checkpoint.errors import ApartError, SegmentError, UnreachableError
+from everstep.runtime.checkpoint.shard.reshard import (
+    assemble_state,
+    open_shards,
+    read_value,
+    read_whole,
+    verify_shards,
+)
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
-from everstep.runtime.checkpoint.stored.read_committed import read_committed
+from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.checkpoint.worker.own_slots import ABANDONED_S, OwnSlots, remove_abandoned
 from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, Collectives, StandaloneKeeper
@@ -87,9 +93,14 @@ def check(folder: Path) -> dict[tuple[int, int], float]:
     for one in list_checkpoints(store, JOB):
         if one.commit is not None:
             assert list(find_problems(store, one.folder, one.commit)) == []
-            state, iteration = read_committed(store, one.folder, one.commit)
-            values = {float(value) for name, tensor in state.items() if name != "run" for value in tensor.unique()}
-            assert values == {100.0 * state["run"] + iteration}
+            shards = open_shards(*sources_in(store, one.folder, one.commit))
+            states = [read_value(shard, shard.saved["state"]) for shard in shards]
+            tensors = [tensor for state in states for name, tensor in state.items() if name != "run"]
+            values = {float(value) for tensor in tensors for value in tensor.unique()}
+            assert values == {100.0 * states[0]["run"] + one.iteration}
+            if len(shards) > 1:
+                with pytest.raises(ApartError, match="rank1: not every rank has it"):
+                    assemble_state(shards)
             found[one.round, one.iteration] = values.pop()
     return found
 

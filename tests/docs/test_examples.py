@@ -49,11 +49,16 @@ def depends(workflow: dict[str, Any]) -> dict[str, str]:
     return {task["name"]: task.get("depends", "") for task in dag["tasks"]}
 
 
-def test_a_sweep_trains_once_for_each_rate_and_compares_all() -> None:
-    tasks = depends(manifest(sweep, rates="1e-3,1e-2"))
-    assert set(tasks) == {"corpus", "tokenize", "train-0", "evaluate-0", "train-1", "evaluate-1", "best"}
-    assert tasks["train-0"] == tasks["train-1"] == "tokenize"
-    assert tasks["best"] == "evaluate-0 && evaluate-1"
+def test_a_sweep_tries_each_rate_and_trains_the_kept_ones() -> None:
+    workflow = manifest(sweep, rates="1e-3,1e-2")
+    assert depends(workflow) == {
+        "corpus": "", "tokenize": "corpus", "try": "tokenize", "keep": "try", "train": "keep", "best": "train",
+        "evaluate": "best",
+    }  # fmt: skip
+    (dag,) = (template["dag"] for template in workflow["spec"]["templates"] if "dag" in template)
+    tasks = {task["name"]: task for task in dag["tasks"]}
+    assert tasks["try"]["withItems"] == ["1e-3", "1e-2"]
+    assert tasks["train"]["withParam"] == "{{tasks.keep.outputs.result}}"
 
 
 def test_a_rate_that_is_no_number_is_refused() -> None:
@@ -105,10 +110,19 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.mark.long
-def test_a_sweep_names_the_best_rate(tmp_path: Path, text: str) -> None:
-    flags = ("--rates", "1e-9,1e-2", "--iterations", "10", "--corpus", text, "--target", "local", "--name", "s")
-    call(tmp_path, str(EXAMPLES / "sweep.py"), *flags)
-    assert "best learning rate 1e-2" in call(tmp_path, "-m", "everstep", "workflow", "logs", "s").stdout
+def test_a_sweep_stops_bad_rates_early_and_evaluates_the_best_checkpoint(tmp_path: Path, text: str) -> None:
+    flags = ("--rates", "1e-9,1e-2,1e-8", "--keep", "1", "--try-iterations", "6", "--iterations", "10")
+    call(tmp_path, str(EXAMPLES / "sweep.py"), *flags, "--corpus", text, "--target", "local", "--name", "s")
+    logs = call(tmp_path, "-m", "everstep", "workflow", "logs", "s").stdout
+    assert '["1e-2"]' in logs
+    jobs = [path.name.partition("-")[2] for path in (tmp_path / "runs/store/jobs").iterdir()]
+    assert [name.rpartition("-rate-")[2] for name in jobs if "-rate-" in name] == ["1e-2"]
+    assert sum("try-" in name for name in jobs) == 3
+    nodes = json.loads((tmp_path / "runs/s/workflow.json").read_text())["status"]["nodes"].values()
+    (score,) = [node for node in nodes if node["displayName"] == "evaluate"]
+    given = {one["name"]: one["value"] for one in score["inputs"]["parameters"]}
+    assert "rate-1e-2/checkpoints/" in given["checkpoint"]
+    assert given["checkpoint"].endswith("000000010")
 
 
 @pytest.mark.long
@@ -149,3 +163,13 @@ def test_a_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_fsdp2_resumes_after_a_kill(tmp_path: Path) -> None:
     launch(tmp_path, "fsdp2.py", "checkpoint.after_commit,iteration=12,rank=1", "--iterations", "20")
+
+
+@pytest.mark.long
+def test_the_script_for_those_who_come_from_ray_train_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/from-ray-train.md").read_text()
+    (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    words = page.partition("```sh\n")[2].partition("```")[0].split()
+    assert words[0] == "everstep"
+    told = call(tmp_path, "-m", *words)
+    assert (told.stdout + told.stderr).count("done after 32 iterations") == 2

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from everstep.steps.preprocess import encoding
+from everstep.steps.preprocess.byte_level import HARD_CASES
 from everstep.steps.preprocess.encoding import (
     BLOCK,
-    HARD_CASES,
     EncodingMethod,
     fast_encoder,
     make_encoder,

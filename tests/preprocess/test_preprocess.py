@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from everstep.steps.preprocess.java import find_java, version
 from everstep.steps.preprocess.run import run
 from everstep.steps.preprocess.session import spark
 from tests.harness import wait_until
+from tests.preprocess.test_tiktoken_tables import table
 
 DEADLINE_S = 600.0
 TEXTS = [f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # naïve\n" * 30 for number in range(300)]
@@ -262,3 +264,27 @@ def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -
 )
 def test_numbers_that_cannot_be_are_refused(corpus: Path, tmp_path: Path, flags: dict, said: str) -> None:
     assert said in refusal_of(Config(input=str(corpus), store=str(tmp_path / "store"), **flags))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["CharLevelTokenizer", "TiktokenTokenizer"])
+def test_the_store_has_datasets_of_bytes_and_of_a_tiktoken_table(corpus: Path, tmp_path: Path, kind: str) -> None:
+    given: dict[str, Any] = {}
+    if kind == "TiktokenTokenizer":
+        (tmp_path / "cl100k_base.tiktoken").write_bytes(table())
+        given = {"vocab_file": str(tmp_path / "cl100k_base.tiktoken")}
+    store = str(tmp_path / "store")
+    config = Config(
+        input=str(corpus), tokenizer_type=kind, append_eod=True, spark_master="local[2]", store=store, **given
+    )
+    config.check()
+    uri = run(config).outputs["uri"]
+    dataset = open_dataset(uri)
+    tokenizer = Tokenizer.from_file(str(dataset.tokenizer))
+    documents = [
+        document.tolist() for split in ("train", "validation") for document in IndexedDataset(Path(uri, split))
+    ]
+    assert sorted(tokenizer.decode(document[:-1]) for document in documents) == sorted(TEXTS)
+    for document in documents:
+        assert tokenizer.encode(tokenizer.decode(document[:-1])).ids == document[:-1]
+        assert document[-1] == dataset.eod

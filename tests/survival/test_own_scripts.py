@@ -84,3 +84,29 @@ def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: 
     assert "regression.py keeps no checkpoint: after a fault it begins again" in step.log.read_text()
     logs = "".join(path.read_text() for path in (step.folder / "logs").glob("*.log"))
     assert logs.count("weights [2.0, -1.0, 0.5]") == 2
+
+
+FRAMEWORK_SCRIPTS = {
+    "fsdp": (str(Path(__file__).with_name("fsdp_trainer.py")), ""),
+    "megatron": ("with_megatron.py", "--tensor-parallel 2"),
+    "two_models": ("two_models.py", ""),
+    "recipe": ("recipe.py", ""),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
+def test_a_framework_goes_on_where_it_was(training: TrainStep, tmp_path: Path, name: str) -> None:
+    script, script_args = FRAMEWORK_SCRIPTS[name]
+    flags = {"iterations": "20", "script-args": script_args}
+    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), script, **flags)
+    killed = example(training, script, **flags)
+    killed.arm("checkpoint.after_commit,iteration=11,node=worker-1-0=kill")
+    for one in (calm, killed):
+        one.start()
+        assert one.finish() == 0, one.last_words()
+    assert killed.fired_points()
+    assert len(reasons(killed)) == 1
+    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
+    assert losses[0][20] == losses[1][20]

@@ -1,13 +1,17 @@
 """What the training refuses before anything starts."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hera.workflows import Parameter
 
 from everstep.steps.entry import StepError
 from everstep.steps.train import Config
 from everstep.steps.train.config import LLAMA
+from everstep.steps.train.template import task, template
 
 
 def model_folder(folder: Path, **changes: object) -> Path:
@@ -171,3 +175,15 @@ def test_the_job_of_a_step_by_hand_has_the_name_of_its_run() -> None:
     assert Config(run="first", job="own").job_name() == "own"
     with pytest.raises(StepError, match=r"--run '\.\./x': use letters, digits"):
         Config(run="../x", job="own").check()
+
+
+def test_every_setting_of_a_training_is_reachable_from_its_template() -> None:
+    """But those that any workflow gives it: the store, the run, the job's name, where outputs are."""
+    parameters: Any = template().inputs
+    inputs = {str(parameter.name) for parameter in parameters if isinstance(parameter, Parameter)}
+    own = {entry.name.replace("_", "-") for entry in fields(Config)}
+    assert own - inputs == {"store", "run", "outputs", "job"}
+    given = {"learning_rate": 0.01, "warmup": 3, "seed": 7, "script": "mine.py", "script_args": "--width 2"}
+    arguments = task("two", **given).arguments
+    assert isinstance(arguments, dict)
+    assert {name: arguments[name.replace("_", "-")] for name in given} == {k: str(v) for k, v in given.items()}

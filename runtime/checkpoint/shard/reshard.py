@@ -14,13 +14,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from msgspec.structs import replace
 
-from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
+from everstep.runtime.checkpoint.errors import ApartError, DamagedError, PassedOverError, RestoreError
 from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, Digests, check_head
 from everstep.runtime.checkpoint.shard.fetch import describe, refusal
 from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
 from everstep.runtime.checkpoint.shard.restore import describe_tensor, require_same
-from everstep.runtime.checkpoint.state.flatten import decode, flatten, name_by_path, prepare_state, restore_values
+from everstep.runtime.checkpoint.state.flatten import (
+    decode,
+    flatten,
+    name_by_path,
+    prepare_state,
+    restore_values,
+    tensor_names,
+)
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
 from everstep.runtime.protocol.messages import Holding, Refusal
 
@@ -199,7 +206,12 @@ def read_whole(sources: Iterable[Holding], read: ReadBytes) -> tuple[dict[str, A
 
 
 def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
-    """Like `read_whole`, from open shards."""
+    """Like `read_whole`, from open shards. Raises ApartError if each rank saved a state of its own."""
+    every = {path for shard in shards for path in shard.name_by_path}
+    if own := sorted(every - set(shards[0].name_by_path)):
+        raise ApartError(
+            f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that"
+        )
     saved, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
     for path, name in shards[0].name_by_path.items():
@@ -209,6 +221,14 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     tensors = {name: torch.empty(shape, dtype=layout.tensors[name].dtype) for name, shape in parts.items()}
     gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
+
+
+def read_value(shard: Shard, json: Any) -> Any:
+    """A value out of `shard.saved`, with the tensors that it names. Raises PassedOverError."""
+    places = {name: shard.layout.tensors[name] for name in tensor_names(json)}
+    tensors = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in places.items()}
+    gather([shard], [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
+    return decode(json, tensors.__getitem__)
 
 
 def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:

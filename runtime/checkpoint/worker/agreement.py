@@ -45,8 +45,13 @@ def max_over_ranks(mine: float) -> float:
     return float(both[0])
 
 
+def world_size() -> int:
+    """The number of ranks that agree."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return world_size() > 1
 
 
 def _device() -> str:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
 from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
@@ -20,7 +18,7 @@ from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard
 from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
 from everstep.runtime.checkpoint.state.traversal import pause_gc
-from everstep.runtime.checkpoint.worker.agreement import max_over_ranks
+from everstep.runtime.checkpoint.worker.agreement import max_over_ranks, world_size
 from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.net.tls import Credentials
@@ -38,6 +36,14 @@ from everstep.runtime.protocol.worker_link import (
     Staged,
 )
 from everstep.runtime.store import open_store
+
+
+class RankState(dict[str, Any]):
+    """A state of one rank's own: every rank stages it even if no tensor is sharded.
+
+    A key path that several ranks have stands for the same value on each. Such a state is read shard by shard, not by
+    `load`.
+    """
 
 
 class Checkpointer:
@@ -81,7 +87,7 @@ class Checkpointer:
         self._populated = False
         self._walker = Flattener()
         tree = self._flatten(state)
-        self._sharded = tree.is_sharded()
+        self._sharded = tree.is_sharded() or (isinstance(state, RankState) and world_size() > 1)
         self._stages = self._sharded or local_rank == 0
         self._interval = StagingInterval(0.0)
         self._persisted = False
@@ -89,7 +95,7 @@ class Checkpointer:
         if link is not None:
             self._announce(tree, _encode_values(0, tree))
         elif alone is not None and self._sharded:
-            alone.join(rank, dist.get_world_size())
+            alone.join(rank, world_size())
 
     @pause_gc()
     def load(self, state: dict[str, Any]) -> int:

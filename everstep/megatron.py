@@ -1,0 +1,273 @@
+"""Checkpoints of Megatron-core models, with the names of Megatron-LM and of DLRover: in memory, at any parallel sizes.
+
+    from everstep.megatron import StorageType, load_checkpoint, save_checkpoint
+
+    iteration, flops = load_checkpoint(model, optimizer, opt_param_scheduler)
+    ...
+    save_checkpoint(iteration, model, optimizer, opt_param_scheduler, flops, storage_type=StorageType.MEMORY)
+
+Each rank stages the main replicas among its parts (`sharded_state_dict`), so the state loads at other sizes of tensor,
+pipeline and data parallelism. Random states are those of the rank at the same place; at other sizes they stay as they
+are. `storage_type` is that of `everstep.flash_checkpoint`.
+
+Source: Megatron-core, "dist_checkpointing package"; DLRover, "Flash Checkpoint", API for Megatron-LM.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge, nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    apply_factory_merges,
+    is_main_replica,
+)
+from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, optim_state_to_sharding_state
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
+
+from everstep.flash_checkpoint import FlashCheckpoints, StorageType
+from everstep.random_state import RandomState
+from everstep.runtime.checkpoint.errors import RestoreError, StateError
+from everstep.runtime.checkpoint.shard.reshard import Shard, WantedTensor, gather, read_value
+from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover
+from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
+
+__all__ = ["MegatronCheckpointer", "StorageType", "load_checkpoint", "save_checkpoint"]
+
+REPLICAS = 2
+"""The state itself and a peer's copy: the most that the agents keep in memory."""
+
+
+class MegatronCheckpointer(FlashCheckpoints):
+    """Checkpoints of what `sharded_state_dict` describes."""
+
+    _per_rank = True
+
+    def save(self, step: int, sharded_state_dict: dict[str, Any], storage_type: StorageType = StorageType.DISK) -> None:
+        """Save as of `step`; blocks training for one copy in memory. Call it on every rank. The dict is changed."""
+        self.save_checkpoint(step, _main_replicas(sharded_state_dict), storage_type=storage_type)
+
+    def load(self, sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The newest state in the form of `sharded_state_dict`, for this rank; {} if there is none.
+
+        Raises RestoreError if the checkpoint lacks something of it.
+        """
+        shards = self._shards("")
+        return _assemble(shards, sharded_state_dict) if shards else {}
+
+
+def save_checkpoint(
+    iteration: int,
+    model: Any,
+    optimizer: Any = None,
+    opt_param_scheduler: Any = None,
+    num_floating_point_operations_so_far: float = 0,
+    *,
+    storage_type: StorageType = StorageType.DISK,
+    replica_count: int = REPLICAS,
+    directory: str = "",
+) -> None:
+    """Save as of `iteration`; blocks training for one copy in memory. Call it on every rank.
+
+    `model`: a module or Megatron's list of them. `optimizer`: Megatron's, or one of torch. Without an agent the store
+    is `directory`, else EVERSTEP_STORE. Raises StateError for `replica_count` above 2: the agents keep one copy of a
+    rank's state in a peer's memory, whatever is asked for.
+    """
+    _check_replicas(replica_count)
+    state = _sharded_state(model, optimizer, loading=False)
+    state["scheduler"] = opt_param_scheduler.state_dict() if opt_param_scheduler is not None else None
+    state["progress"] = {"iteration": iteration, "operations": num_floating_point_operations_so_far}
+    _checkpointer(directory, _round()).save(iteration, state, storage_type)
+
+
+def load_checkpoint(
+    model: Any,
+    optimizer: Any = None,
+    opt_param_scheduler: Any = None,
+    *,
+    replica_count: int = REPLICAS,
+    directory: str = "",
+) -> tuple[int, float]:
+    """Load the newest state. Returns its iteration and num_floating_point_operations_so_far; (0, 0) if there is none.
+
+    Call it on every rank, after the parallel groups are made. Raises RestoreError, StateError.
+    """
+    _check_replicas(replica_count)
+    loaded = _checkpointer(directory, _round()).load(_sharded_state(model, optimizer, loading=True))
+    if not loaded:
+        return 0, 0
+    for name, module in _chunks(model).items():
+        module.load_state_dict(loaded[name])
+    if optimizer is not None:
+        _load_optimizer(optimizer, loaded["optimizer"])
+    if opt_param_scheduler is not None:
+        opt_param_scheduler.load_state_dict(loaded["scheduler"])
+    if loaded["random"] is not None:
+        RandomState().load_state_dict(loaded["random"])
+    return int(loaded["progress"]["iteration"]), loaded["progress"]["operations"]
+
+
+@lru_cache(maxsize=1)
+def _checkpointer(directory: str, _: str) -> MegatronCheckpointer:
+    """One for each round of this process."""
+    return MegatronCheckpointer(directory)
+
+
+def _round() -> str:
+    return os.environ.get("EVERSTEP_ROUND", "")
+
+
+def _check_replicas(count: int) -> None:
+    if count > REPLICAS:
+        raise StateError(
+            f"replica_count={count}: the agents keep the state and one copy of it; give at most {REPLICAS}"
+        )
+
+
+def _chunks(model: Any) -> dict[str, Any]:
+    """Megatron-LM's names of the model's chunks, which is a list if the pipeline is interleaved. Without DDP's and
+    Float16Module's wrappings, whose state_dict is that of the module inside."""
+    modules = list(model) if isinstance(model, list | tuple) else [model]
+    for number, module in enumerate(modules):
+        while hasattr(module, "module"):
+            module = module.module
+        modules[number] = module
+    return {"model" if len(modules) == 1 else f"model{number}": module for number, module in enumerate(modules)}
+
+
+def _sharded_state(model: Any, optimizer: Any, loading: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {name: chunk.sharded_state_dict() for name, chunk in _chunks(model).items()}
+    if optimizer is not None:
+        state["optimizer"] = _sharded_optimizer(optimizer, state, loading)
+    pipeline = (
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+    )
+    tensor = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    place, sizes = zip(pipeline, tensor, strict=True)
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    random = None if loading else RandomState().state_dict()
+    return {**state, "random": ShardedObject("random", random, sizes, place, replica)}
+
+
+def _sharded_optimizer(optimizer: Any, model_state: dict[str, Any], loading: bool) -> dict[str, Any]:
+    """Megatron's optimizers describe themselves. One of torch is described as Megatron's FP32Optimizer is, with one
+    step for all parameters."""
+    if hasattr(optimizer, "sharded_state_dict"):
+        return optimizer.sharded_state_dict(model_state, is_loading=loading)
+    prepare_optimizer(optimizer, "optimizer")
+    state = optimizer.state_dict()
+    steps = [one["step"] for one in state["state"].values() if "step" in one]
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    described: Any = get_param_id_to_sharded_param_map(model_state, parameters)
+    optim_state_to_sharding_state(state, described, exclude_keys=("step",))
+    if steps:
+        state["state"]["common_step"] = steps[0]
+    return state
+
+
+def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    if not hasattr(optimizer, "sharded_state_dict"):
+        step = state["state"].pop("common_step", None)
+        if step is not None:
+            for one in state["state"].values():
+                one["step"] = step.clone() if isinstance(step, torch.Tensor) else step
+    optimizer.load_state_dict(state)
+
+
+def _main_replicas(sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
+    """What this rank stages: the parts of which it is the main replica, where each belongs, and the common values."""
+    sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity=False)
+    parts: dict[str, Any] = {}
+    boxes: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
+    for one in nested_values(sharded):
+        if not is_main_replica(one.replica_id):
+            continue
+        if isinstance(one, ShardedTensor):
+            name = f"{one.key}@{'.'.join(map(str, one.global_offset))}"
+            parts[name], boxes[name] = one.data, [one.key, *map(list, _box(one))]
+        else:
+            objects[one.unique_key] = one.data
+    return {"parts": parts, "boxes": boxes, "objects": objects, "common": common}
+
+
+def _box(tensor: ShardedTensor) -> Box:
+    """Its region of the whole tensor."""
+    return Box(tuple(tensor.global_offset), (*(1,) * tensor.prepend_axis_num, *tensor.local_shape))
+
+
+class _Holder(NamedTuple):
+    """A part in a checkpoint."""
+
+    path: str
+    box: Box
+
+
+def _assemble(shards: list[Shard], sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
+    factories: Any
+    local, nonpersistent, factories = load_preprocess(sharded_state_dict)
+    local, _ = extract_sharded_base(local)
+    holders, objects = _holders(shards), _objects(shards)
+    wants: list[WantedTensor] = []
+
+    def replace(one: ShardedTensor | ShardedObject) -> Any:
+        if isinstance(one, ShardedObject):
+            return _object(one, objects)
+        device = one.data.device if one.data is not None else torch.device("cpu")
+        tensor = torch.empty(one.local_shape, dtype=one.dtype, device=device)
+        wants.extend(_wanted_parts(one, tensor, holders.get(one.key, ())))
+        return tensor
+
+    dict_list_map_inplace(replace, local)
+    gather(shards, wants)
+    state: Any = read_value(shards[0], shards[0].saved["state"]["saved"]["common"])
+    merge(state, nonpersistent)
+    merge(state, local)
+    return apply_factory_merges(state, factories)
+
+
+def _holders(shards: list[Shard]) -> dict[str, list[_Holder]]:
+    """The parts of each tensor by its key."""
+    holders: dict[str, list[_Holder]] = {}
+    for shard in shards:
+        for name, (key, offset, shape) in shard.saved["state"]["saved"]["boxes"].items():
+            box = Box(tuple(offset), tuple(shape))
+            holders.setdefault(key, []).append(_Holder(f"saved.parts.{name}", box))
+    return holders
+
+
+def _wanted_parts(one: ShardedTensor, tensor: torch.Tensor, holders: Iterable[_Holder]) -> Iterator[WantedTensor]:
+    """The regions of `tensor`, each with the held part that it is read from. Raises RestoreError."""
+    box = _box(one)
+    taken, missing = cover(box, [(holder, holder.box) for holder in holders])
+    if missing:
+        raise RestoreError(f"{one.key}: the checkpoint has no part at {list(missing[0].offset)}; is it of this model?")
+    target = tensor.view(box.shape)
+    for holder, region in taken:
+        offset = tuple(a - b for a, b in zip(region.offset, holder.box.offset, strict=True))[one.prepend_axis_num :]
+        shape = region.shape[one.prepend_axis_num :]
+        held = holder.box.shape[one.prepend_axis_num :]
+        into = target[region.slices_in(box)][(0,) * one.prepend_axis_num]
+        yield WantedTensor(holder.path, TensorPart(held, Box(offset, shape)), into)
+
+
+def _objects(shards: list[Shard]) -> dict[str, tuple[Shard, Any]]:
+    return {key: (shard, json) for shard in shards for key, json in shard.saved["state"]["saved"]["objects"].items()}
+
+
+def _object(one: ShardedObject, objects: dict[str, tuple[Shard, Any]]) -> Any:
+    if one.unique_key in objects:
+        return read_value(*objects[one.unique_key])
+    if one.data is not None:
+        raise RestoreError(f"{one.unique_key}: the checkpoint has no such object; is it of these parallel sizes?")
+    if one.key == "random" and not any(one.global_offset):
+        print("everstep: other parallel sizes than the checkpoint's: random states stay as seeded", file=sys.stderr)
+    return None

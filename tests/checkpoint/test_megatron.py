@@ -1,0 +1,53 @@
+"""Megatron-core itself: its sharded state, saved and loaded at other tensor and pipeline parallel sizes."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.runtime.checkpoint.errors import StateError
+from tests.harness import ROOT
+
+SCRIPT = Path(__file__).with_name("megatron_script.py")
+
+
+def run(tmp_path: Path, *rounds: str) -> list[dict[str, Any]]:
+    """What rank 0 of each round said."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    variables = {**kept, "OMP_NUM_THREADS": "1", "EVERSTEP_KEEP_LAST": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "store"), str(tmp_path / "result"), *rounds]
+    ended = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-5000:]
+    return [torch.load(tmp_path / f"result-{number}") for number in range(len(rounds))]
+
+
+@pytest.mark.long
+def test_a_gpt_goes_on_at_other_tensor_and_pipeline_sizes_with_the_same_loss(tmp_path: Path) -> None:
+    rounds = run(tmp_path, "2x1", "1x1", "1x2", "1x1", "2x1")
+    assert [told["start"] for told in rounds] == [0, 2, 4, 6, 8]
+    assert [told["operations"] for told in rounds] == [3, 10, 21, 36, 55]
+    assert [told["steps"] for told in rounds] == [2, 4, 6, 8, 10]
+    assert [int(told["step"]) for told in rounds] == [2, 4, 6, 8, 10]
+    for before, after in pairwise(rounds):
+        assert after["losses"][0] == pytest.approx(before["losses"][1], abs=1e-5)
+    assert rounds[-1]["losses"][1] < rounds[0]["losses"][0] - 0.5
+
+
+@pytest.mark.long
+def test_a_gpt_that_goes_on_trains_as_one_that_never_stopped(tmp_path: Path) -> None:
+    stopped = run(tmp_path / "a", "2x1", "2x1", "1x1")
+    other = run(tmp_path / "b", "2x1", "1x2", "2x1")
+    assert stopped[2]["losses"] == pytest.approx(other[2]["losses"], abs=1e-5)
+
+
+def test_more_replicas_than_the_agents_keep_are_refused() -> None:
+    pytest.importorskip("megatron.core.parallel_state")
+    from everstep.megatron import save_checkpoint
+
+    with pytest.raises(StateError, match=r"^replica_count=3: the agents keep the state and one copy"):
+        save_checkpoint(1, torch.nn.Linear(1, 1), replica_count=3)

@@ -1,0 +1,42 @@
+"""Lightning as released: the Trainer with a callback, and Fabric."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.conftest import Start
+from tests.frameworks.environments import environment
+from tests.frameworks.killed_once import assert_same_end, train_twice
+from tests.harness import PATIENCE_S, ROOT
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """One that has Lightning."""
+    return environment("lightning", "pytorch-lightning>=2.5,<3", "lightning-fabric>=2.5,<3")
+
+
+@pytest.mark.parametrize("iteration", [11, 16], ids=["inside an epoch", "at its end"])
+def test_a_trainer_goes_on_bit_for_bit_with_dropout(trained: Start, python: Path, iteration: int) -> None:
+    calm, killed = train_twice(trained, python, "with_lightning.py", iteration=iteration)
+    assert_same_end(calm, killed)
+    ends = [line for one in (calm, killed) for line in one.last_words().splitlines() if "done after 20" in line]
+    assert len(ends) == 4, "two ranks of each"
+    assert {line.partition("] ")[2] for line in ends} == {"done after 20 steps in epoch 2"}
+
+
+def test_a_loop_of_fabric_goes_on_bit_for_bit(trained: Start, python: Path) -> None:
+    assert_same_end(*train_twice(trained, python, "with_fabric.py"))
+
+
+def test_the_script_of_the_page_runs_as_it_stands(python: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/from-lightning.md").read_text()
+    (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    words = page.partition("```sh\n")[2].partition("```")[0].split()
+    assert words[0] == "everstep"
+    done = subprocess.run(
+        [str(python), "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert (done.stdout + done.stderr).count("done after 30 steps") == 2
