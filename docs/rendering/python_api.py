@@ -54,12 +54,15 @@ PIPELINE = (
     Public("check_step", "everstep/pipeline.py"),
     Public("LocalFile", "everstep/local_files.py"),
 )
-RETURNED = (Public("Batches", "everstep/token_batches.py"), Public("Loader", "everstep/loader.py"))
+RETURNED = (
+    Public("Batches", "everstep/token_batches.py"),
+    Public("Loader", "everstep/loader.py"),
+    Public("OwnStep", "steps/own.py"),
+)
 """What these functions return; a script need not spell the names."""
 STEPS = ("corpus", "model", "preprocess", "check", "train", "evaluate", "chaos", "verdict")
 OWN_STEP = (
     Public("step", "steps/own.py"),
-    Public("OwnStep", "steps/own.py"),
     Public("progress", "steps/own.py"),
 )
 FLASH = "everstep/flash_checkpoint.py"
