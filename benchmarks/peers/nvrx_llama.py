@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess  # pyright: ignore[reportMissingImports]
-from torch.distributed.distributed_c10d import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.llama_loop import Loop

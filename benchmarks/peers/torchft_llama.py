@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.distributed_c10d import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torchft.ddp import DistributedDataParallel  # pyright: ignore[reportMissingImports]
 from torchft.manager import Manager  # pyright: ignore[reportMissingImports]
 from torchft.optim import OptimizerWrapper  # pyright: ignore[reportMissingImports]
