@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,8 @@ class Row(NamedTuple):
 
 def peer_python(name: str) -> Path | None:
     """The peer's interpreter: `python -m venv PLACE/NAME`, a .pth file there that names this environment's
-    site-packages, and `pip install --no-deps PACKAGE`. None: it is not there."""
+    site-packages, `pip install --no-deps PACKAGE`, and what it needs besides torch (torchft: opentelemetry-sdk and
+    opentelemetry-exporter-otlp-proto-http; NVRx: pynvml, nvidia-ml-py, defusedxml). None: it is not there."""
     python = PLACE / name / "bin" / "python"
     return python if python.exists() else None
 
@@ -77,7 +78,14 @@ class Peer:
 
     def wait_for(self, found: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """The first line of which that is true. Raises TimeoutError."""
-        return wait_until(lambda: next(filter(found, self.lines()), None), what, HUNG_S, 0.05)
+
+        def found_or_over() -> dict[str, Any] | bool | None:
+            return next(filter(found, self.lines()), None) or all(one.poll() is not None for one in self.processes)
+
+        line = wait_until(found_or_over, what, HUNG_S, 0.05)
+        if line is True:
+            raise TimeoutError(f"{what}: all its processes have ended")
+        return line
 
     def end(self) -> None:
         """End all processes."""
@@ -102,7 +110,7 @@ def torchft_row(folder: Path, dataset: str, count: int) -> Row:
     )
     try:
         peer.start("-c", lighthouse, str(peer.folder / "address"))
-        address = wait_until(lambda: _text(peer.folder / "address"), "the lighthouse", HUNG_S)
+        address = wait_until(lambda: _text(peer.folder / "address"), "the lighthouse", HUNG_S / 4)
         replicas = {name: _replica(peer, dataset, name, address) for name in "ab"}
         for number in range(count):
             peer.wait_for(lambda line: line["ranks"] == 2 and line["time"] > time.time() - 1, "both train")
@@ -180,9 +188,10 @@ def describe(row: Row) -> str:
     return f"survivors {alone:.2f} s, all {everyone:.2f} s (median of {len(row.everyone)}){more}"
 
 
-def measure(folder: Path, dataset: str, count: int) -> list[Row]:
+def measure(folder: Path, dataset: str, count: int) -> Iterator[Row]:
     """Both peers, one after the other."""
-    return [torchft_row(folder, dataset, count), nvrx_row(folder, dataset, count)]
+    yield torchft_row(folder, dataset, count)
+    yield nvrx_row(folder, dataset, count)
 
 
 def main() -> None:
