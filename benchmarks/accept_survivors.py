@@ -12,10 +12,13 @@ from pathlib import Path
 
 from benchmarks import survivors
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
-from benchmarks.recovery import make_dataset
+from benchmarks.peers import survivor_peers
+from benchmarks.recovery import format_kills, make_dataset, torchrun_kills
 
 SURVIVAL, AGENT, TRAINING = "tests/survival/", "tests/agent/test_survivors.py", "tests/training/"
 KILLS, GROWTH = "kill -9 of a rank -> next iteration", "growth from 2 ranks to 3"
+PEERS = "beside it: torchrun with torch.save, torchft, NVRx"
+PEER_KILLS = 5
 PROVEN = {
     "a script that survives passes the fault tests of one that does not": (
         f"{SURVIVAL}test_training_survives.py::survive",
@@ -36,7 +39,7 @@ PROVEN = {
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the figures first, with the machine to themselves."""
-    if is_asked(KILLS, options.words) or is_asked(GROWTH, options.words):
+    if any(is_asked(one, options.words) for one in (KILLS, GROWTH, PEERS)):
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
             folder = Path(name)
             dataset = options.dataset or make_dataset(folder)
@@ -46,7 +49,17 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
                 stop, _ = survivors.growth(folder, dataset)
                 wanted = f"<= {survivors.GROWTH_S:g} s"
                 yield Line(f"{GROWTH}: what the others lose", wanted, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
+            if is_asked(PEERS, options.words):
+                yield from peer_lines(folder, dataset, min(PEER_KILLS, options.kills))
     yield from prove(PROVEN, options)
+
+
+def peer_lines(folder: Path, dataset: str, kills: int) -> Iterator[Line]:
+    """The same kill for others, in the same run."""
+    killed, hung = torchrun_kills(folder, dataset, kills)
+    yield Line(f"{PEERS}: torchrun", "told", f"{format_kills(killed)}; {hung} more kills hung", True)
+    for row in survivor_peers.measure(folder, dataset, kills):
+        yield Line(f"{PEERS}: {row.name}", "told", survivor_peers.describe(row), True)
 
 
 def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Iterator[Line]:
@@ -73,7 +86,7 @@ def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     survivors.add_flags(parser)
-    judge(lines(parse_options(parser, [KILLS, GROWTH, *PROVEN])))
+    judge(lines(parse_options(parser, [KILLS, GROWTH, PEERS, *PROVEN])))
 
 
 if __name__ == "__main__":
