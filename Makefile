@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors test-metrics test-frameworks
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -148,8 +148,23 @@ accept-frameworks: $(READY)  ## every line about other frameworks, data and job 
 accept-chaos: $(READY)  ## every line about injected faults and the simulator: wanted, measured, holds or not (half an hour)
 	$(BIN)/python -m benchmarks.accept_chaos
 
-accept-survivors: $(READY)  ## every line that survivors promise: wanted, measured, holds or not (about 15 minutes)
-	$(BIN)/python -m benchmarks.accept_survivors
+accept-survivors: $(READY)  ## every line that survivors promise: wanted, measured, holds or not (KILLS=200: two hours)
+	$(BIN)/python -m benchmarks.accept_survivors --compare $(if $(KILLS),--kills $(KILLS))
+
+accept-gpu: $(READY)  ## every line about GPUs: wanted, measured, holds or not; "no device" where there is none
+	$(BIN)/python -m benchmarks.accept_gpu
+
+GPU_WHEELS := msgspec xxhash psutil rich markdown-it-py mdurl pygments numpy safetensors packaging pytest iniconfig \
+  pluggy aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna typing-extensions
+gpu-bundle: $(READY)  ## build/gpu: what accept-gpu needs on a bare Linux with Python 3.12 and torch, without network
+	rm -rf build/gpu && mkdir -p build/gpu/wheels
+	git archive HEAD benchmarks everstep runtime steps tests pyproject.toml | tar -x -C build/gpu
+	$(BIN)/python -m pip download -q --only-binary=:all: --no-deps --python-version 3.12 --dest build/gpu/wheels \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform any $(GPU_WHEELS)
+	printf '%s\n' '#!/bin/sh' 'cd "$$(dirname "$$0")" || exit 1' \
+	  'python3 -m pip install -q --no-index --no-deps --target site wheels/*.whl || exit 1' \
+	  'PYTHONPATH=site exec python3 -m benchmarks.accept_gpu "$$@"' > build/gpu/run
+	chmod +x build/gpu/run && du -sh build/gpu
 
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)

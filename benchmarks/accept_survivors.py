@@ -1,6 +1,6 @@
 """`make accept-survivors`: what is promised of workers that keep their processes: wanted, measured, holds or not.
 
-    python -m benchmarks.accept_survivors --kills 200 --ranks 2 4
+    python -m benchmarks.accept_survivors --kills 200 --ranks 2 4 --ways compiled anew --compare
 
 Exit code 1 if a line does not hold. Times are measured here, by `benchmarks/survivors.py`; the rest is proven by tests.
 """
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from benchmarks import survivors
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
-from benchmarks.recovery import make_dataset
+from benchmarks.peers import survivor_peers
+from benchmarks.recovery import format_kills, make_dataset, torchrun_kills
 
 SURVIVAL, AGENT, TRAINING = "tests/survival/", "tests/agent/test_survivors.py", "tests/training/"
 KILLS, GROWTH = "kill -9 of a rank -> next iteration", "growth from 2 ranks to 3"
+PEERS = "beside it: torchrun with torch.save, torchft, NVRx"
+PEER_KILLS = 5
 PROVEN = {
     "a script that survives passes the fault tests of one that does not": (
         f"{SURVIVAL}test_training_survives.py::survive",
@@ -27,12 +30,16 @@ PROVEN = {
         f"{TRAINING}test_group_sockets.py",
     ),
     "what is kept, and when it is built anew": (f"{TRAINING}test_kept_values.py",),
+    "FSDP2 and a Hugging Face Trainer survive, with equal weights": (f"{SURVIVAL}test_survivors.py::other_frameworks",),
+    "a killed worker is followed by a warm spare; equal weights": (f"{SURVIVAL}test_survivors.py::warm_spare",),
+    "the same fault tests beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
+    "a spare that is not warm, or dies, costs nothing": (f"{AGENT}::rehearses", f"{AGENT}::buried"),
 }  # fmt: skip
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the figures first, with the machine to themselves."""
-    if is_asked(KILLS, options.words) or is_asked(GROWTH, options.words):
+    if any(is_asked(one, options.words) for one in (KILLS, GROWTH, PEERS)):
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
             folder = Path(name)
             dataset = options.dataset or make_dataset(folder)
@@ -42,30 +49,44 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
                 stop, _ = survivors.growth(folder, dataset)
                 wanted = f"<= {survivors.GROWTH_S:g} s"
                 yield Line(f"{GROWTH}: what the others lose", wanted, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
+            if is_asked(PEERS, options.words):
+                yield from peer_lines(folder, dataset, min(PEER_KILLS, options.kills))
     yield from prove(PROVEN, options)
 
 
+def peer_lines(folder: Path, dataset: str, kills: int) -> Iterator[Line]:
+    """The same kill for others, in the same run."""
+    killed, hung = torchrun_kills(folder, dataset, kills)
+    yield Line(f"{PEERS}: torchrun", "told", f"{format_kills(killed)}; {hung} more kills hung", True)
+    for row in survivor_peers.measure(folder, dataset, kills):
+        yield Line(f"{PEERS}: {row.name}", "told", survivor_peers.describe(row), True)
+
+
 def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Iterator[Line]:
-    """Both ways to live, for each number of ranks."""
-    for one in survivors.measure(folder, dataset, options.kills, options.ranks):
-        what, told = f"{KILLS}, {one.ranks} ranks, {options.kills} kills", survivors.describe(one)
-        if not one.survives:
-            yield Line(f"{what}, all anew", "told", told, True)
+    """Each way to live, for each number of ranks."""
+    for one in survivors.measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
+        name = f"{one.ranks} ranks, {one.way.name}"
+        what, told = f"{KILLS}, {name}, {options.kills} kills", survivors.describe(one)
+        if not one.way.spares:
+            yield Line(what, "told", told, True)
             continue
         wanted = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
-        yield Line(what, wanted, told, max(one.seconds) <= one.budget_s)
-        yield Line(f"{one.ranks} ranks: iterations computed again", "0", str(one.lost), one.lost == 0)
+        yield Line(what, wanted, f"{told}; {one.within} within", one.within == len(one.seconds))
+        yield Line(f"{name}: iterations computed again", "0", str(one.lost), one.lost == 0)
         kept = f"{one.kept} of {one.expected}"
-        yield Line(f"{one.ranks} ranks: processes kept", "all", kept, one.kept == one.expected)
+        yield Line(f"{name}: processes kept", "all", kept, one.kept == one.expected)
+        first, most = one.graphs
+        yield Line(f"{name}: graphs compiled per process", "as at first", f"{first:g} -> {most:g}", most <= first)
+        if one.compared:
+            equal = "equal" if one.equal else "they differ"
+            yield Line(f"{name}: weights beside an undisturbed training", "equal bits", equal, one.equal)
 
 
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--dataset", default="", help="a token dataset; default: made here")
-    judge(lines(parse_options(parser, [KILLS, GROWTH, *PROVEN])))
+    survivors.add_flags(parser)
+    judge(lines(parse_options(parser, [KILLS, GROWTH, PEERS, *PROVEN])))
 
 
 if __name__ == "__main__":

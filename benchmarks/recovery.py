@@ -86,12 +86,13 @@ def kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[tuple[K
     finally:
         run.kill_all()
     records, telemetry = run.records(), run.telemetry()
-    return [_recovery(moment, records, telemetry) for moment in moments]
+    return [cost_of(moment, records, telemetry) for moment in moments]
 
 
-def _recovery(
+def cost_of(
     killed: float, records: Sequence[dict[str, Any]], telemetry: Sequence[dict[str, Any]]
 ) -> tuple[Kill, Parts]:
+    """What a kill at that moment cost, and where the seconds went."""
     lines = [line for line in telemetry if "loss" in line]
     before = max((line["iteration"] for line in lines if line["time"] <= killed), default=0)
     after = next(line for line in lines if line["time"] > killed and line["iteration"] > before)

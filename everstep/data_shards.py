@@ -48,6 +48,7 @@ def shards(
         return iter(())
     order = Sampler(len(each), 1, seed, shuffle)
     session = current("shards")
+    session.end_rehearsal()  # A shard that a spare took would be missed by others.
     positions = _Taker(session, session.context.link, name, len(each) * epochs) if session.context.link else _in_turn(
         len(each) * epochs
     )  # fmt: skip

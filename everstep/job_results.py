@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from everstep.runtime.data.results import Scalar, Value, write_results
+from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.store import open_store
 
 
@@ -17,7 +18,7 @@ def results(**values: Value | Scalar | Path) -> None:
 
     Raises ResultsError (a ValueError) for a value that cannot be kept, and StoreError.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") != "0" or SPARE_VARIABLE in os.environ:
         return
     uri, job = os.environ.get("EVERSTEP_STORE"), os.environ.get("EVERSTEP_JOB")
     if not (uri and job):

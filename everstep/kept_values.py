@@ -38,18 +38,19 @@ class KeptValues:
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`build(*args, **kwargs)`, or what an earlier round's call has built, without its gradients.
 
-        It is built again if a number or text among the arguments is another. torch's random state is afterwards as
-        `build` left it, so that old and new processes go on alike. Raises TypeError for what belongs to one round's
-        process group.
+        It is built again if a number or text among the arguments is another, or if the round has made it part of its
+        process group, as `fully_shard` does in place. torch's random state is afterwards as `build` left it, so that
+        old and new processes go on alike. Raises TypeError if `build` itself returns what belongs to a group.
         """
         name = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', type(build).__name__)}"
         self._calls[name] += 1
         key, plain = (name, self._calls[name]), _plain(args, kwargs)
         entry = self._entries.get(key)
-        if entry is None or entry.plain != plain:
+        if entry is None or entry.plain != plain or _group_member(entry.value):
             self._entries.pop(key, None)  # Free it first: there may not be room for two.
             value = build(*args, **kwargs)
-            _require_no_group(value, name)
+            if member := _group_member(value):
+                raise TypeError(f"keep({name}): {member}")
             self._entries[key] = entry = _Entry(value, plain, torch.get_rng_state())
         else:
             _clear_gradients(entry.value)
@@ -79,11 +80,12 @@ def _clear_gradients(value: Any) -> None:
             part.zero_grad(set_to_none=True)
 
 
-def _require_no_group(value: Any, name: str) -> None:
+def _group_member(value: Any) -> str:
+    """What of it belongs to one round's process group, for people; empty: nothing."""
     for part in _parts(value):
         if isinstance(part, torch.nn.Module):
-            for module in part.modules():
-                if isinstance(module, DistributedDataParallel):
-                    raise TypeError(f"keep({name}): DistributedDataParallel belongs to one round; keep the model in it")
+            if any(isinstance(module, DistributedDataParallel) for module in part.modules()):
+                return "DistributedDataParallel belongs to one round; keep the model in it"
             if any(hasattr(parameter, "device_mesh") for parameter in part.parameters()):
-                raise TypeError(f"keep({name}): a sharded model belongs to one round; build it anew in each")
+                return "a sharded model belongs to one round; keep the model before it is sharded"
+    return ""

@@ -31,12 +31,13 @@ import torch.distributed as dist
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import leave
+from everstep.rehearsal import rehearse
 from everstep.runtime.checkpoint.shard import copy_to_slot
-from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
+from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE, Left, NextRound, RoundEnded, Seated, SurvivorLink
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import STACK_SIGNAL
-from everstep.session import Context
+from everstep.session import Context, end_round
 from everstep.training import enter
 
 Main = Callable[[Context], object]
@@ -75,6 +76,9 @@ def _decorate(function: Main, seed: int, timeout: timedelta) -> Callable[[], Non
             function(enter(seed, timeout))
             return
         rounds = _Rounds(link)
+        if SPARE_VARIABLE in os.environ:
+            rounds.rehearse(function, seed)
+            rounds.take_seat()
         while not rounds.run(lambda: function(enter(seed, timeout, rounds.kept, rounds.sockets))):
             rounds.leave()
             rounds.take_seat()
@@ -97,6 +101,8 @@ class _Rounds:
         self._seats: queue.SimpleQueue[tuple[NextRound, list[int]] | None] = queue.SimpleQueue()
         self.sockets.watch_new_groups()
         gc.freeze()  # Collections between two rounds then visit only what the rounds have made.
+        self._is_warm = False
+        """Has it left a round, or a rehearsal?"""
         signal.signal(_SIGNAL, self._interrupt)
         threading.Thread(target=self._listen, name="everstep-rounds", daemon=True).start()
 
@@ -115,15 +121,32 @@ class _Rounds:
             self._inside = False
         return True
 
+    def rehearse(self, function: Main, seed: int) -> None:
+        """Become a warm spare, and say so."""
+        rehearsed = rehearse(function, seed, self.kept)
+        del os.environ[SPARE_VARIABLE]
+        end_round()
+        self._release_round()
+        self._link.send(rehearsed)
+
     def leave(self) -> None:
         """Say that the round is left, and release what belongs to it."""
         self._left.set()
         self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
+        end_round()
         # Only now: the answer may be the next round, which clears `_cut`.
         self._link.send(Left(self._round))
+        self._release_round()
+        self.sockets.forget()
+
+    def _release_round(self) -> None:
+        """Release what the round has made, its groups last."""
+        _reset_accelerate()
         gc.collect()
         leave()
-        self.sockets.forget()
+        if not self._is_warm:
+            self._is_warm = True
+            gc.freeze()  # What is compiled and kept by now is visited no more: it may be a million objects.
 
     def take_seat(self) -> None:
         """Wait for the next round; take on its environment and its output. Raises LinkError: the agent is gone."""
@@ -171,6 +194,13 @@ class _Rounds:
             return
         self._raised_at = now
         raise RoundOver(f"round {self._round} is over")
+
+
+def _reset_accelerate() -> None:
+    """Hugging Face's accelerate keeps rank and world size for as long as the process lives (accelerate.state)."""
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        for name in ("AcceleratorState", "GradientState", "PartialState"):
+            getattr(state, name)._reset_state()
 
 
 def _has_to_finish(frame: FrameType | None) -> bool:

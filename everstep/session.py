@@ -23,6 +23,7 @@ from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
+from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.checkpoint.worker.own_slots import OwnSlots, remove_abandoned, slots_folder
 from everstep.runtime.checkpoint.worker.standalone import EVERY_S, StandaloneKeeper
 from everstep.runtime.exit_codes import ExitCode
@@ -39,6 +40,10 @@ WATCHED = 3
 """For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
 
 
+class RehearsalOver(BaseException):
+    """Leaves `main`: a spare has done its first iteration."""
+
+
 @dataclass(frozen=True)
 class Context:
     """This worker's place in its job."""
@@ -51,6 +56,8 @@ class Context:
     link: Link | None = None
     """Connection to the node's agent; None in a plain `python script.py`."""
     _kept: KeptValues = field(default_factory=KeptValues, repr=False)
+    rehearses: bool = False
+    """This process is a warm spare, which does one iteration alone: `main` should write and send nothing by itself."""
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return `build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built. See
@@ -121,8 +128,14 @@ class Session:
         if self.loop is not None:
             self.loop.on_report()
 
+    def end_rehearsal(self) -> None:
+        """The first iteration is done, or something follows that has an effect. Raises RehearsalOver in a spare."""
+        if self.context.rehearses:
+            raise RehearsalOver
+
     def send(self, facts: Mapping[str, float | int | str]) -> None:
         """Send one iteration's telemetry; rank 0 sends it for all."""
+        self.end_rehearsal()
         if self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
             line = {**facts, "stall_s": stall, **self.pending}
@@ -217,6 +230,20 @@ def begin(context: Context, facts: Mapping[str, float | int | str], ahead: Segme
     _session.loop = OwnLoop(_session)
 
 
+def end_round() -> None:
+    """Let go of what belongs to the round; afterwards nothing writes a slot."""
+    if _session is not None:
+        if _session.checkpointer is not None:
+            _session.checkpointer.close()
+        _session.checkpointer = _session.ahead = None
+
+
+def end_rehearsal() -> None:
+    """As `Session.end_rehearsal`, of this process's session if there is one."""
+    if _session is not None:
+        _session.end_rehearsal()
+
+
 def current(name: str) -> Session:
     """The session. Raises RuntimeError: `everstep.NAME` was called before `everstep.init`."""
     if _session is None:
@@ -229,9 +256,14 @@ def context_from_environment(kept: KeptValues) -> Context:
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
-    return Context(rank, world_size, local_rank, device, round_, Link.from_environment(), kept)
+    return Context(rank, world_size, local_rank, local_device(local_rank), round_, Link.from_environment(), kept)
+
+
+def local_device(local_rank: int) -> torch.device:
+    """The device of that local rank; the CPU where this machine has no other that a process group can use."""
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device(there.type, local_rank) if there and there.type in GROUP_BACKENDS else torch.device("cpu")
 
 
 class Checkpoints:
@@ -245,8 +277,9 @@ class Checkpoints:
         global _session
         if _session is None:
             _session = Session(context_from_environment(KeptValues()))
-        self.session = _session
-        self.alone = None if _session.context.link else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
+        self.session, context = _session, _session.context
+        is_kept = context.link is not None or context.rehearses
+        self.alone = None if is_kept else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
 
     def shards(self) -> list[Shard]:
         """The shards that this round starts from; empty if it starts from nothing.
@@ -324,12 +357,14 @@ class Checkpointer(worker.Checkpointer):
 
         `persist=True` copies it to the store regardless of the interval. Call it on every rank.
         """
+        self._session.end_rehearsal()
         if self._session.loop is not None:
             self._session.loop.on_save(iteration)
         super().save(iteration, state, persist)
 
     def finish(self, state: dict[str, Any]) -> str:
         """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
+        self._session.end_rehearsal()
         if self._session.loop is not None:
             self._session.loop.end()
         return super().finish(state)

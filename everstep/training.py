@@ -26,6 +26,7 @@ from everstep import trackers
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import join
+from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_from_environment, current
 from everstep.token_batches import Batch, Batches, Order
@@ -49,10 +50,10 @@ def enter(
     """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
     context = context_from_environment(kept or KeptValues())
     ahead = map_segment_ahead(context.link)
-    if context.device.type == "cuda":
-        torch.cuda.set_device(context.device)
+    if context.device.type != "cpu":
+        torch.accelerator.set_device_index(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
-        join(context.rank, "nccl" if context.device.type == "cuda" else "gloo", timeout, sockets)
+        join(context.rank, GROUP_BACKENDS[context.device.type], timeout, sockets)
     torch.manual_seed(seed)
     begin(context, {"joined_at": time.time()}, ahead)
     return context
@@ -86,7 +87,7 @@ def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
     TrackerMissing, and whatever the tracker raises.
     """
     session = current("track")
-    if session.context.rank == 0:
+    if session.context.rank == 0 and not session.context.rehearses:
         name = to if isinstance(to, str) else getattr(to, "__qualname__", repr(to))
         if name not in session.trackers:  # With surviving workers a script comes by here in each round.
             session.trackers[name] = to if callable(to) else trackers.open_tracker(cast(trackers.Kind, to), folder)

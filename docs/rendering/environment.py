@@ -42,6 +42,7 @@ INTERNAL = {
     "EVERSTEP_AGENT": "The socket through which a worker speaks to its agent.",
     "EVERSTEP_BOARD": "File in which a worker publishes what it is doing.",
     "EVERSTEP_LOCAL_RANK": "The worker's number on its node, for its agent.",
+    "EVERSTEP_SPARE": "Set in a warm spare: it rehearses the script, and gets a worker's place later.",
     "EVERSTEP_TRACEBACK": "File in which a worker leaves its traceback.",
     "EVERSTEP_MASTER": "Address of the job's master.",
     "EVERSTEP_DEAD_MAN_S": "Seconds that an agent continues without a master before it ends. Default: 300.",

@@ -8,6 +8,7 @@ from everstep.runtime.protocol.messages import Seat
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -49,6 +50,8 @@ def worker_environment(
         variables["OMP_NUM_THREADS"] = settings.threads
     if settings.run_dir:
         variables["EVERSTEP_RUN_DIR"] = settings.run_dir
+        if _CODE_VARIABLE not in base:  # What one rank has compiled is there for a later process of the job.
+            variables[_CODE_VARIABLE] = f"{settings.run_dir}/compiled"
     if settings.virtual_local_rank:
         variables |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
     return {name: str(value) for name, value in variables.items()}

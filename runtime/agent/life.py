@@ -27,10 +27,11 @@ from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
+from everstep.runtime.agent.spares import keep_spares
 from everstep.runtime.agent.talk import MasterDialogue, fault_message
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
-from everstep.runtime.agent.worker_specs import board_path, worker_specs
+from everstep.runtime.agent.worker_specs import board_path, spare_spec, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join, Seat
@@ -81,8 +82,9 @@ class AgentLifecycle:
         self._outputs = dependencies.make_outputs(resources.folder)
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
-            settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start
-        )
+            settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start,
+            dependencies.note,
+        )  # fmt: skip
         self._reports = KeeperReports(
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies
         )
@@ -129,6 +131,7 @@ class AgentLifecycle:
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
+        parts += [self._keep_spares] if self._settings.spares else []
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -245,9 +248,11 @@ class AgentLifecycle:
         self._oom.rose_since_last_call()
         self._status.failures = []
         specs = worker_specs(self._settings, seat, self._outputs, self._resources.folder)
-        again = self._workers.start(seat.round, seat.restore is not None, specs)
+        again, spares = self._workers.start(seat.round, seat.restore is not None, specs)
         if again:
             self._dependencies.note(f"round {seat.round}: local ranks {again} continue in their processes")
+        if spares:
+            self._dependencies.note(f"round {seat.round}: local ranks {spares} come from warm spares")
         running = slots
         while True:
             event = await self._events.get()
@@ -352,6 +357,20 @@ class AgentLifecycle:
         await self._shutdown.leave_on_notice(
             self._client, self._talk, lambda: self._is_known, lambda: self._last_state.save(self._talk.round)
         )
+
+    async def _keep_spares(self) -> None:
+        def trains() -> bool:
+            seat = self._link.seat
+            if seat is None or not self._workers.survives(seat.round):
+                return False
+            restored = seat.restore.iteration if seat.restore else 0
+            return self._progress.observe().iteration > restored + 1  # One is done, and what it compiled is kept.
+
+        def start(number: int) -> tuple[int, dict[str, str], tuple[str, ...]]:
+            assert self._status.seat is not None, "a round trains"
+            return spare_spec(self._settings, self._status.seat, self._resources.folder, number)
+
+        await keep_spares(self._settings.spares, self._workers, trains, start)
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()

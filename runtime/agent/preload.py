@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import ast
+import ctypes
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, has_main, import_root, split_command
 
+_CUDA_NOT_INITIALIZED = 3
 _BY_OPTIMIZERS = "torch._dynamo"
 """Imported by a process's first torch optimizer, which takes more than a second in each worker and round."""
 
@@ -85,7 +87,18 @@ def why_not_to_fork() -> str | None:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"preloading left {threads} threads"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "preloading made a CUDA context"
+    if is_cuda_initialized():
+        return "preloading initialized CUDA, which a fork cannot use"
     return None
+
+
+def is_cuda_initialized() -> bool:
+    """Has any library of this process initialized the CUDA driver? The driver itself is asked, if it is loaded.
+
+    Every call but cuInit returns CUDA_ERROR_NOT_INITIALIZED before (CUDA Driver API, "Initialization").
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALIZED
+    except (OSError, AttributeError):
+        return False

@@ -90,6 +90,8 @@ class Settings:
     """The script need not use everstep; the agent prints a line if it does not."""
     has_beacon: bool = False
     """The script is known to show progress, so it hangs if it shows none. False: known once it has shown some."""
+    spares: int = 0
+    """Warm spare processes that the node keeps, if its script survives rounds."""
     unfit: int | None = None
     """Check the node before it joins, and end with this exit code if it is unfit; None: no check."""
     box: SwitchboxSpec | None = None
@@ -129,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--max-restarts", type=int, default=3, help="passed to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
+    flags.add_argument("--spares", type=int, default=0, help="warm spare workers that this node keeps (default 0)")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
     flags.add_argument(
         "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
@@ -158,6 +161,8 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         )
     if options.slots < 1 or options.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
+    if options.spares < 0:
+        raise ValueError(f"--spares {options.spares}: it cannot be negative")
     if not options.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {options.persist_bytes_per_s:g}: it cannot be negative")
     if kind is Kind.SCRIPT and not Path(target).is_file() and not is_code_address(target):
@@ -193,6 +198,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         any_script=options.any_script,
         unfit=options.network_check,
         box=box_of(options),
+        spares=options.spares,
         notice_s=options.notice,
         grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),

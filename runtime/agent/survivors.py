@@ -18,6 +18,7 @@ from everstep.runtime.protocol.survivor_link import (
     LEAVE_S,
     Left,
     NextRound,
+    Rehearsed,
     RoundEnded,
     Seated,
     Survive,
@@ -45,10 +46,11 @@ class Survivors:
     Invariant: a worker is seated again only if it has said that it left the round before.
     """
 
-    def __init__(self, on_seated: Callable[[int], None]) -> None:
-        """`on_seated` gets the pid of a worker that has taken its seat."""
+    def __init__(self, on_seated: Callable[[int], None], on_rehearsed: Callable[[int, Rehearsed], None]) -> None:
+        """`on_seated` gets the pid of a worker that has taken its seat, `on_rehearsed` that of a spare."""
         self._loop = asyncio.get_running_loop()
         self._on_seated = on_seated
+        self._on_rehearsed = on_rehearsed
         self._listener: socket.socket | None = None
         self._channels: dict[int, _Survivor] = {}
         """By file descriptor."""
@@ -69,6 +71,10 @@ class Survivors:
             self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
+
+    def any_in(self, round_: int) -> bool:
+        """Has a worker of this round asked to survive?"""
+        return any(survivor.pid and survivor.round == round_ for survivor in self._channels.values())
 
     def end_round(self, round_: int) -> frozenset[int]:
         """Tell the survivors of this round that it is over. Returns their pids: they may live for LEAVE_S."""
@@ -122,6 +128,9 @@ class Survivors:
                 survivor.pid, survivor.round = pid, round_
             case Left(round_) if round_ == survivor.round:
                 survivor.left.set()
+            case Rehearsed() if not survivor.round:
+                survivor.left.set()
+                self._on_rehearsed(survivor.pid, message)
             case Seated():
                 self._on_seated(survivor.pid)
             case None:

@@ -9,6 +9,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.workers import WorkerSpec
 from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.watch import board
 
 
@@ -37,6 +38,20 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
         specs.append(WorkerSpec({**environment, **more}, command, output, cpus))
     return specs
+
+
+def spare_spec(
+    settings: Settings, seat: Seat, folder: Path, number: int
+) -> tuple[int, dict[str, str], tuple[str, ...]]:
+    """Local rank, environment and command of a spare beside `number` others.
+
+    They are those of a worker of this round, but it is in no round, and can meet nobody.
+    """
+    local_rank = number % settings.slots
+    known = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
+    own = {name: value for name, value in known.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    environment = {**own, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
+    return local_rank, environment, worker_command(settings.command, local_rank)
 
 
 def board_path(folder: Path, local_rank: int) -> Path:

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
-from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound
+from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
 from everstep.runtime.system.processes import start_time
 
 
@@ -56,9 +58,17 @@ class _Worker:
     local_rank: int
     output: Output
     traceback: Path
-    last_output: Output | None = None
+    last_output: Output | Pipe | None = None
     """Of the round before, until the worker writes to the new one."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Seated(NamedTuple):
+    """Which local ranks of a round are not new processes."""
+
+    again: list[int]
+    """Workers of the round before."""
+    spares: list[int]
 
 
 class Workers:
@@ -71,8 +81,10 @@ class Workers:
         on_end: Callable[[WorkerEnd], None],
         python: str = sys.executable,
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
+        note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid."""
+        """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
+        gets lines for the log."""
         self._command = tuple(command)
         self._preload = preload
         self._on_end = on_end
@@ -83,7 +95,8 @@ class Workers:
         self._last = 0
         self._beside: dict[int, asyncio.Future[int]] = {}
         """Other commands that run beside the workers, by the fork server's number."""
-        self._survivors = Survivors(self._on_seated)
+        self._survivors = Survivors(self._on_seated, self._on_rehearsed)
+        self.spares = Spares(note)
         self._leaving = frozenset[int]()
         """Process ids of the workers that were told to leave the last round."""
 
@@ -115,9 +128,9 @@ class Workers:
         pids = self._server.pids if self._server is not None else {}
         return {worker.local_rank: pids[number] for number, worker in self._running.items() if number in pids}
 
-    def start(self, round_: int, restores: bool, starts: Sequence[WorkerSpec]) -> list[int]:
+    def start(self, round_: int, restores: bool, starts: Sequence[WorkerSpec]) -> Seated:
         """Start one worker for each spec, in the order of local ranks; a worker that has left the round before takes
-        its seat instead. No other may be running. Returns the local ranks of those.
+        its seat instead, or a warm spare. No other worker may be running.
 
         `restores`: the round starts from a saved state.
         """
@@ -125,9 +138,12 @@ class Workers:
         if self._server is not None:
             for number in self._beside:
                 self._server.signal(number, signal.SIGKILL)
+        again = sorted(numbers)
         for local_rank, start in enumerate(starts):
             Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
             try:
+                if local_rank not in numbers and (number := self._take_spare(round_, local_rank, start)):
+                    numbers[local_rank] = number
                 if local_rank in numbers:
                     self._seat(numbers[local_rank], NextRound(round_, start.environment, restores), start)
                 else:
@@ -136,7 +152,36 @@ class Workers:
                 start.output.close_descriptors()
         if self._server is None or not self._server.alive:
             self._on_lost()
-        return sorted(numbers)
+        return Seated(again, sorted(set(numbers) - set(again)))
+
+    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
+        """Start a process that rehearses the script as this local rank, and becomes a worker later."""
+        if self._server is None or not self._server.alive:
+            return
+        self._last += 1
+        spare = Spare(local_rank, environment, command, Pipe(lambda _: None))
+        self.spares.add(self._last, spare)
+        try:
+            own = () if tuple(command) == self._command else tuple(command)
+            self._server.spawn(Spawn(self._last, environment, own), spare.output.write_end, spare.output.write_end)
+        except ForkServerLost:
+            pass  # Its loss ends all processes, including this one, which never started.
+        finally:
+            os.close(spare.output.write_end)
+
+    def survives(self, round_: int) -> bool:
+        """Has a worker of this round asked to survive it?"""
+        return self._survivors.any_in(round_)
+
+    def _take_spare(self, round_: int, local_rank: int, start: WorkerSpec) -> int:
+        """Make a warm spare this worker; returns its number, 0 if there is none."""
+        if (found := self.spares.take(local_rank, start.environment, start.command)) is None:
+            return 0
+        number, spare = found
+        self._running[number] = _Worker(
+            round_, local_rank, start.output, Path(start.environment[TRACEBACK_VARIABLE]), spare.output
+        )
+        return number
 
     def _spawn(self, round_: int, local_rank: int, start: WorkerSpec) -> None:
         self._last += 1
@@ -155,7 +200,8 @@ class Workers:
     def _seat(self, number: int, seat: NextRound, start: WorkerSpec) -> None:
         """Seat a worker again. If it is gone by now, the round has lost it."""
         worker = self._running[number]
-        worker.round, worker.last_output, worker.output = seat.round, worker.output, start.output
+        if worker.output is not start.output:  # It is no spare.
+            worker.round, worker.last_output, worker.output = seat.round, worker.output, start.output
         pid = self._pid(number)
         if not (pid and self._survivors.seat(pid, seat, start.output.stdout, start.output.stderr)) and self._server:
             self._server.signal(number, signal.SIGKILL)
@@ -231,7 +277,10 @@ class Workers:
             await worker.dead.wait()
 
     async def end(self, grace_s: float, signum: int) -> None:
-        """Send the signal, after `grace_s` SIGKILL; returns when all workers are dead."""
+        """Send the signal, after `grace_s` SIGKILL; returns when all workers are dead. Spares get SIGKILL at once."""
+        if self._server is not None and self._server.alive:
+            for number in self.spares.numbers():
+                self._server.signal(number, signal.SIGKILL)
         self.signal_all(signum)
         try:
             async with asyncio.timeout(grace_s):
@@ -269,7 +318,15 @@ class Workers:
                 worker.last_output = None
                 self._on_start(worker.local_rank, pid)
 
+    def _on_rehearsed(self, pid: int, message: Rehearsed) -> None:
+        for number in self.spares.numbers():
+            if self._pid(number) == pid:
+                self.spares.note_rehearsed(number, message)
+
     def _on_exited(self, exited: Exited) -> None:
+        if exited.id in self.spares:
+            self.spares.bury(exited.id, exited.exit_code, asyncio.get_running_loop().time())
+            return
         if (beside := self._beside.pop(exited.id, None)) is not None:
             if not beside.done():
                 beside.set_result(exited.exit_code)
@@ -296,7 +353,7 @@ class Workers:
 
     def _on_lost(self) -> None:
         """Report all workers as killed: they died with the fork server."""
-        for number in [*self._beside, *self._running]:
+        for number in [*self._beside, *self.spares.numbers(), *self._running]:
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
 

@@ -27,6 +27,7 @@ class DesiredNode(msgspec.Struct, frozen=True):
     name: str
     role: str
     host: str
+    index: int
     not_on: str
     """The machine that a fault of the node before took it from: any other one is preferred. Empty: none."""
     create: bool
@@ -75,6 +76,7 @@ def _desired_node(node: NodeState, state: State, spec: JobSpec) -> DesiredNode:
         name=node.name,
         role=node.role,
         host=node.host,
+        index=node.index,
         not_on=previous.host if previous and _must_move(previous) else "",
         create=node.phase is NodePhase.REQUESTED,
         resources=replace(role.resources, memory_bytes=memory_of(node, role)),

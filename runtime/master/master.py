@@ -31,6 +31,7 @@ from everstep.runtime.master.telemetry import Telemetry
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import MOST_STRANGERS, RESERVED_DESCRIPTORS, listen
 from everstep.runtime.platform import NodeRequest, Platform
+from everstep.runtime.platform.devices import first_worker
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import Store
 
@@ -207,6 +208,7 @@ def _request_factory(
             avoided,
             node.not_on,
             brain.spec.host_order,
+            (first_worker(brain.spec.roles, node.role, node.index), role.slots),
         )
 
     return request

@@ -36,6 +36,9 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """A machine that it had better not run on; empty: none."""
     prefer_hosts: Sequence[str] = ()
     """Machines that it had better run on."""
+    workers: tuple[int, int] = (0, 0)
+    """The first of its workers among the job's when every role has its most nodes, and how many it has: nodes that
+    share a machine divide its devices so."""
 
 
 class Node(msgspec.Struct, frozen=True):

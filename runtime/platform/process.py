@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
+from everstep.runtime.platform.devices import node_devices
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
@@ -44,14 +45,17 @@ class ProcessPlatform:
         shared_memory: Path = debris.SHARED_MEMORY,
         say: Callable[[str], None] = _say,
         own_groups: Path = limits.OWN_GROUPS,
+        devices: Sequence[str] = (),
     ) -> None:
-        """`own_groups` lists the control groups below which the nodes' groups are created."""
+        """`own_groups` lists the control groups below which the nodes' groups are created; `devices` are those that the
+        nodes share out."""
         self._run_dir = run_dir.absolute()
         self._job = job
         self._command = list(command)
         self._shared_memory = shared_memory
         self._say = say
         self._own_groups = own_groups
+        self._devices = devices
         self._unlimited: set[tuple[str, str]] = set()
         self._registry = Registry(run_dir / "nodes")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -110,6 +114,7 @@ class ProcessPlatform:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
         environment |= {"EVERSTEP_JOB": self._job, "EVERSTEP_NODE": request.name}
+        environment |= node_devices(self._devices, *request.workers)
         with log.open("ab") as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, "everstep-node", *self._command, *request.arguments],

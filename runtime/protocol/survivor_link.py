@@ -2,6 +2,8 @@
 
 The worker connects once, when its script asks to survive, and stays connected from round to round. The socket is
 `rounds` in the node's private folder, beside the one of `worker_link`. `SurvivorLink` is the worker's side.
+
+A warm spare is such a worker without a seat: it is of round 0, says Rehearsed, and waits for its first NextRound.
 """
 
 import os
@@ -13,6 +15,8 @@ import msgspec
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
 
 SOCKET_NAME = "rounds"
+SPARE_VARIABLE = "EVERSTEP_SPARE"
+"""Set in the environment of a spare."""
 LARGEST_PACKET = 1 << 18
 LEAVE_S = 2.0
 """How long a worker may take to leave a round that is over. After that the agent kills it."""
@@ -23,6 +27,15 @@ class Survive(msgspec.Struct, frozen=True, tag=True):
 
     pid: int
     round: int
+
+
+class Rehearsed(msgspec.Struct, frozen=True, tag=True):
+    """From a spare: it is as warm as it gets, and waits for NextRound."""
+
+    seconds: float
+    """Since its script was entered."""
+    problem: str = ""
+    """Why the rehearsal ended before an iteration was done; empty: it was done."""
 
 
 class RoundEnded(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +67,7 @@ class Seated(msgspec.Struct, frozen=True, tag=True):
     round: int
 
 
-FromWorker = Survive | Left | Seated
+FromWorker = Survive | Left | Rehearsed | Seated
 FromAgent = RoundEnded | NextRound
 
 encode = msgspec.json.Encoder().encode

@@ -193,6 +193,7 @@ class Link:
     """A worker's connection to its agent. Not thread-safe: use one Link per thread."""
 
     def __init__(self, path: str, hello: Hello) -> None:
+        self._path, self._hello = path, hello
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("rb")
@@ -209,6 +210,10 @@ class Link:
         local_rank = os.environ.get(LOCAL_RANK_VARIABLE) or os.environ["LOCAL_RANK"]
         rank, round_ = int(os.environ["RANK"]), int(os.environ["EVERSTEP_ROUND"])
         return cls(path, Hello(os.getpid(), rank, int(local_rank), round_))
+
+    def another(self) -> "Link":
+        """Another connection of the same worker, for another thread. Raises LinkError, OSError."""
+        return Link(self._path, self._hello)
 
     def tell(self, request: Request) -> None:
         """Send without waiting for an answer. A Report has none; the answer to Staged is read with the next one."""

@@ -75,8 +75,10 @@ def install(environment: Mapping[str, str]) -> None:
 
 
 def begin_round(environment: Mapping[str, str]) -> None:
-    """This process goes on in another round, and its board begins anew."""
-    if _watch is not None and (board := make_board(environment)) is not None:
+    """This process goes on in another round, and its board begins anew; a spare's begins now."""
+    if _watch is None:
+        install(environment)
+    elif (board := make_board(environment)) is not None:
         _watch.begin_round(board)
 
 

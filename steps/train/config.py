@@ -24,6 +24,7 @@ LLAMA = Path(__file__).with_name("llama.py")
 COMMAND_SCRIPT = Path(__file__).with_name("command.py")
 PERSIST_EVERY = 50
 BOX_PAIRS = "0:1 2:4 3:5 6:7"
+PRECISIONS = ("fp32", "bf16")
 MOST_RATE, MOST_BYTES = 1e6, 1e18
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -90,6 +91,14 @@ class Config:
     """Iterations of linear warm-up; a cosine follows."""
     seed: int = 0
     """Decides the random weights and the order of the data."""
+    precision: str = "fp32"
+    """Of the default script's matrix products: fp32, or bf16 by autocast; weights stay in fp32."""
+    compile: bool = False
+    """The default script trains what torch.compile makes of the model."""
+    micro_batch: int = 0
+    """Samples that the default script computes at once; it accumulates gradients over the rest. 0: all of a rank's."""
+    spares: int = 0
+    """Warm spare processes of each node: one takes the place of a worker that dies. For scripts with everstep.main."""
     persist_interval: int = PERSIST_EVERY
     """Iterations between two checkpoints in the store; memory holds one of every iteration."""
     checkpoint_overhead: str = ""
@@ -170,6 +179,7 @@ class Config:
         split_arguments(self.script_args)
         if self.script_args and not self.script:
             raise StepError("--script-args: they belong to your own --script; give one")
+        self._check_llama_flags()
         model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
             self._check_dataset(model)
@@ -196,12 +206,19 @@ class Config:
         if self.gang == Gang.KUEUE and not self.queue:
             raise StepError("--gang kueue: give --queue, the LocalQueue whose quota admits the nodes")
 
+    def _check_llama_flags(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise StepError(f"--precision {self.precision}: not known; use {' or '.join(PRECISIONS)}")
+        if self.script and self._llama_arguments():
+            given = ", ".join(flag.partition("=")[0] for flag in self._llama_arguments())
+            raise StepError(f"{given}: the default script's; give your own script's flags in --script-args")
+
     def _check_numbers(self) -> None:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",
                      "global_batch"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every",
-                     "certify_interval"):  # fmt: skip
+                     "certify_interval", "micro_batch", "spares"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
@@ -302,7 +319,14 @@ class Config:
 
     def script_arguments(self) -> list[str]:
         """The arguments of the script."""
-        return script_arguments(self.script_path(), split_arguments(self.script_args), self._script_settings())
+        own = [*self._llama_arguments(), *split_arguments(self.script_args)]
+        return script_arguments(self.script_path(), own, self._script_settings())
+
+    def _llama_arguments(self) -> list[str]:
+        """The default script's flags that differ from its defaults."""
+        precision = [f"--precision={self.precision}"] if self.precision != PRECISIONS[0] else []
+        micro = [f"--micro-batch={self.micro_batch}"] if self.micro_batch else []
+        return [*precision, *(["--compile"] if self.compile else []), *micro]
 
     def script_variables(self) -> dict[str, str]:
         """The variables that tell the script what the step knows."""

@@ -9,6 +9,9 @@ Everything after a restart is a function of (seed, consumed samples, world size)
 import argparse
 import json
 import math
+import os
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed
@@ -38,6 +41,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="its peak")
     parser.add_argument("--warmup", type=int, default=20, help="iterations until the peak")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products (autocast)")
+    parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
+    parser.add_argument("--micro-batch", type=int, default=0, help="samples a pass; gradients accumulate (0: all)")
     return parser.parse_args()
 
 
@@ -65,16 +71,39 @@ def learning_rate(iteration: int, peak: float, warmup: int, iterations: int) -> 
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
+def add_gradients(
+    replica: Any, batch: everstep.Batch, options: argparse.Namespace, device: torch.device
+) -> torch.Tensor:
+    """Add the gradients of this rank's samples, some at a time. Returns their mean loss."""
+    size = options.micro_batch or len(batch.inputs)
+    parts = list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
+    mean = torch.zeros((), device=device)
+    for number, (inputs, targets) in enumerate(parts, start=1):
+        waits = number < len(parts) and isinstance(replica, DistributedDataParallel)
+        with replica.no_sync() if waits else nullcontext():  # ranks exchange gradients once an iteration
+            everstep.phase("forward")
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+                logits = replica(input_ids=inputs.to(device), use_cache=False).logits
+            loss = cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten())
+            loss = loss * (len(inputs) / len(batch.inputs))
+            everstep.phase("backward")
+            (loss * batch.weight).backward()  # ranks with fewer samples count less
+        mean += loss.detach()
+    return mean
+
+
 @everstep.main
 def main(job: everstep.Context) -> None:
     """Train to the last iteration, from the newest checkpoint if there is one. Entered again after each fault."""
     options = arguments()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Before CUDA: cuBLAS is deterministic only then.
     torch.use_deterministic_algorithms(True)
     data = job.keep(open_dataset, options.dataset)
 
     model = job.keep(build_model, options.model, data.vocab_size, options.seed, data.eod)
     model.to(job.device)  # pyright: ignore[reportArgumentType] (transformers' signature hides torch's)
-    replica = DistributedDataParallel(model) if torch.distributed.is_initialized() else model
+    network = job.keep(torch.compile, model) if options.compile else model
+    replica = DistributedDataParallel(network) if torch.distributed.is_initialized() else network
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     batches = everstep.batches(
         options.dataset,
@@ -96,11 +125,7 @@ def main(job: everstep.Context) -> None:
     for batch in batches:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(batch.iteration, options.learning_rate, options.warmup, options.iterations)
-        everstep.phase("forward")
-        logits = replica(input_ids=batch.inputs.to(job.device), use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1), batch.targets.to(job.device).flatten())
-        everstep.phase("backward")
-        (loss * batch.weight).backward()  # ranks with fewer samples count less
+        loss = add_gradients(replica, batch, options, job.device)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

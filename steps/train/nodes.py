@@ -78,13 +78,15 @@ async def node_backend(
         _print_line(f"{', '.join(ignored)}: ignored, as nodes are processes of this machine")
     if own := [name for name, role in spec.roles.items() if role.template]:
         _print_line(f"{', '.join(own)}: of its template only command and env count on this machine")
+    from everstep.runtime.platform.devices import machine_devices
     from everstep.runtime.platform.process import ProcessPlatform
 
     async def is_stopped() -> bool:
         return stopped_for_good(folder)
 
     credentials = Credentials(shared_token(folder / "jobs" / f"{spec.job}.token"))
-    yield NodeBackend(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, is_stopped)
+    platform = ProcessPlatform(folder, spec.job, devices=machine_devices(environment))
+    yield NodeBackend(platform, credentials, "127.0.0.1", spec, ONE_THREAD, is_stopped)
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":

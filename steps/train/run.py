@@ -49,7 +49,7 @@ def run(config: Config) -> Result:
         raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess printed")
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
-    store, spec = open_store(config.store), job_of(config)
+    store, spec = open_store(config.store), _fit_to_machine(job_of(config))
     if config.dataset and not os.environ.get(POD_VARIABLE):
         require_memory(config, config.model, config.known_tokens(), f"--dataset {config.dataset}")
     started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
@@ -75,6 +75,21 @@ def run(config: Config) -> Result:
     return _result(
         config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)}, lines.rate
     )
+
+
+def _fit_to_machine(spec: "JobSpec") -> "JobSpec":
+    """The spec with no more nodes than this machine has devices for, if it has any. Raises StepError."""
+    from everstep.runtime.platform.devices import TooFewDevices, fit_to_devices, machine_devices
+
+    if POD_VARIABLE in os.environ:
+        return spec
+    try:
+        fitted, lines = fit_to_devices(spec, machine_devices(os.environ))
+    except TooFewDevices as error:
+        raise StepError(str(error)) from None
+    for line in lines:
+        print(line, file=sys.stderr)
+    return fitted
 
 
 def _result(
@@ -131,6 +146,7 @@ async def _train(
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
+        f"--spares={config.spares}",
     ]
     kind = "--any-script" if config.script else "--has-beacon"
     script = [*flags, kind, "--", config.script_of_nodes(), *config.script_arguments()]

@@ -219,6 +219,22 @@ def test_threads_left_by_an_import_lead_to_exec_and_one_line_says_so(tmp_path: P
     assert [line for line in ran.said if "preloading left 2 threads" in line]
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="builds a stand-in for the CUDA driver with cc")
+@pytest.mark.parametrize(("answer", "is_plain"), [(0, True), (3, False)], ids=["initialized", "only loaded"])
+def test_an_import_that_initializes_the_cuda_driver_leads_to_exec_and_one_line_says_so(
+    tmp_path: Path, answer: int, is_plain: bool
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    source = f"int cuDeviceGetCount(int *count) {{ *count = 0; return {answer}; }}"
+    build = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(build, input=source, text=True, check=True)
+    (tmp_path / "driven.py").write_text(f"import ctypes, os\nctypes.CDLL({str(library)!r})\nPID = os.getpid()\n")
+    (tmp_path / "train.py").write_text("import os\nimport driven\nprint(driven.PID == os.getpid())\n")
+    ran = run_worker(tmp_path, [str(tmp_path / "train.py")])
+    assert any("initialized CUDA" in line for line in ran.said) is is_plain
+    assert f"[0] {is_plain}" in ran.output
+
+
 def test_an_import_that_ends_the_fork_server_leads_to_exec(tmp_path: Path) -> None:
     write(tmp_path, "deadly.py", "import os\nif 'RANK' not in os.environ: os._exit(9)")
     ran = run_worker(tmp_path, [write(tmp_path, "train.py", "import deadly\nprint('runs')\n")])

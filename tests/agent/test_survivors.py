@@ -13,8 +13,8 @@ import pytest
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
-from everstep.runtime.protocol.survivor_link import SOCKET_NAME
+from everstep.runtime.agent.workers import Seated, WorkerEnd, Workers, WorkerSpec
+from everstep.runtime.protocol.survivor_link import SOCKET_NAME, SPARE_VARIABLE
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
 
 DEADLINE_S = 60
@@ -41,6 +41,20 @@ link = SurvivorLink.from_environment()
 print("connected", flush=True)
 threading.Event().wait()
 """
+SPARE = """
+import os
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+if SPARE_VARIABLE in os.environ:
+    link.send(Rehearsed(0.5, os.environ["PROBLEM"]))
+    seat, files = link.receive()
+    os.dup2(files[0], 1)
+    os.environ.update(seat.environment)
+    link.send(Seated(seat.round))
+    print("was a spare", flush=True)
+print("round", os.environ["EVERSTEP_ROUND"], flush=True)
+link.receive()
+"""
 PLAIN = "import threading\nprint('connected', flush=True)\nthreading.Event().wait()\n"
 
 
@@ -53,8 +67,9 @@ class Node:
     command: Sequence[str]
     log: int
     ends: "asyncio.Queue[WorkerEnd]" = field(default_factory=asyncio.Queue)
+    notes: list[str] = field(default_factory=list)
 
-    def start(self, round_: int) -> list[int]:
+    def start(self, round_: int) -> Seated:
         """Start the round's one worker, or seat it again."""
         output = NodeLog(self.log, self.folder).open(0, round_)
         environment = {
@@ -62,6 +77,18 @@ class Node:
             TRACEBACK_VARIABLE: str(self.folder / "traceback"), ERROR_FILE_VARIABLE: output.error_file,
         }  # fmt: skip
         return self.workers.start(round_, round_ > 1, [WorkerSpec(environment, tuple(self.command), output)])
+
+    def start_spare(self, problem: str = "") -> None:
+        """Start a spare of the worker."""
+        environment = {
+            "EVERSTEP_ROUND": "0", AGENT_VARIABLE: str(self.folder / "link"), SPARE_VARIABLE: "1", "PROBLEM": problem
+        }  # fmt: skip
+        self.workers.start_spare(0, environment, self.command)
+
+    async def wait_for_note(self, words: str) -> None:
+        """Wait until a line about spares has these words."""
+        while not any(words in line for line in self.notes):
+            await asyncio.sleep(0.005)
 
     async def wait_for(self, words: str) -> None:
         """Wait until the log has these words."""
@@ -75,12 +102,13 @@ async def node(folder: Path, script: str) -> AsyncIterator[Node]:
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     command = [str(folder / "train.py"), ""]
     ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
-    workers = Workers(command, (), ends.put_nowait)
+    notes: list[str] = []
+    workers = Workers(command, (), ends.put_nowait, note=notes.append)
     try:
         async with asyncio.timeout(DEADLINE_S):
             workers.open(folder / SOCKET_NAME)
             await workers.wait_until_ready(False)
-            yield Node(workers, folder, command, log, ends)
+            yield Node(workers, folder, command, log, ends, notes)
     finally:
         await workers.close()
         os.close(log)
@@ -89,13 +117,13 @@ async def node(folder: Path, script: str) -> AsyncIterator[Node]:
 def test_a_worker_that_leaves_its_round_is_seated_again_with_a_new_environment_and_output(tmp_path: Path) -> None:
     async def story() -> None:
         async with node(tmp_path, LEAVES) as one:
-            assert one.start(1) == []
+            assert one.start(1) == ([], [])
             await one.wait_for("[1] round 1")
             before = one.workers.pids()
             for round_ in (2, 3):
                 one.workers.end_round(round_ - 1)
                 assert await one.workers.wait_until_free() == []
-                assert one.start(round_) == [0]
+                assert one.start(round_) == ([0], [])
                 await one.wait_for(f"[{round_}] round {round_} True True")
                 assert one.workers.pids() in (before, {})
             end = await one.ends.get()
@@ -117,7 +145,7 @@ def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
             assert len(told) == lines
             assert all("did not leave the round" in line for line in told)
             assert (await one.ends.get()).exit_code == -signal.SIGKILL
-            assert one.start(2) == []
+            assert one.start(2) == ([], [])
             await one.wait_for("[2] connected")
 
     asyncio.run(story())
@@ -132,7 +160,47 @@ def test_a_worker_that_dies_between_two_rounds_is_started_anew(tmp_path: Path) -
             await one.workers.wait_until_free()
             one.workers.signal_all(signal.SIGKILL)
             await one.ends.get()
-            assert one.start(2) == []
+            assert one.start(2) == ([], [])
             await one.wait_for("[2] round 2")
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_dies_is_followed_by_a_warm_spare(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, SPARE) as one:
+            one.start(1)
+            await one.wait_for("[1] round 1")
+            one.start_spare()
+            await one.wait_for_note("a spare is warm after 0.5 s")
+            one.workers.signal_all(signal.SIGKILL)
+            await one.ends.get()
+            assert one.start(2) == ([], [0])
+            await one.wait_for("[2] was a spare\n[2] round 2")
+            assert one.workers.spares.numbers() == []
+            one.workers.signal_all(signal.SIGKILL)
+            assert (await one.ends.get()).round == 2
+
+    asyncio.run(story())
+
+
+def test_a_spare_that_still_rehearses_is_left_alone_and_the_worker_started_anew(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, STAYS) as one:
+            one.start_spare()
+            assert one.start(1) == ([], [])
+            await one.wait_for("[1] connected")
+            assert one.workers.spares.rehearses
+
+    asyncio.run(story())
+
+
+def test_a_spare_that_dies_is_buried_and_says_why(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, "raise SystemExit('no room')") as one:
+            one.start_spare()
+            await one.wait_for_note("a spare ended with exit code 1: no room")
+            assert one.workers.spares.numbers() == []
+            assert one.ends.empty()
 
     asyncio.run(story())

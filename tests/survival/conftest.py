@@ -54,11 +54,12 @@ def flags(dataset: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.fixture(params=["anew", pytest.param("survive", marks=pytest.mark.long)])
+@pytest.fixture(params=["anew", *(pytest.param(name, marks=pytest.mark.long) for name in ("survive", "spares"))])
 def training(request: pytest.FixtureRequest, tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
-    """A training in a folder of its own, whose workers start anew in each round, or survive; whatever a failed test
-    leaves is ended."""
-    script = {"script-args": "--survive"} if request.param == "survive" else {}
+    """A training in a folder of its own, whose workers start anew in each round, or survive, beside warm spares
+    perhaps; whatever a failed test leaves is ended."""
+    script = {} if request.param == "anew" else {"script-args": "--survive"}
+    script |= {"spares": "1"} if request.param == "spares" else {}
     step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags | script)
     yield step
     step.kill_all()

@@ -2,12 +2,13 @@
 
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
 
-from tests.harness import TrainStep, kill, tensors
+from tests.harness import TrainStep, kill, tensors, wait_until
 
 
 def processes(training: TrainStep) -> dict[int, dict[int, int]]:
@@ -33,6 +34,70 @@ def test_a_killed_worker_alone_is_made_anew_and_changes_no_weight(
     assert second[1] == third[1]
     assert third[0] != second[0]
     assert tensors(training.checkpoint()) == undisturbed
+
+
+def all_tensors(checkpoint: Path) -> dict[str, dict[str, bytes]]:
+    """The tensors of each rank's file: a sharded state has the same names in all."""
+    from safetensors import safe_open
+
+    found: dict[str, dict[str, bytes]] = {}
+    for number, path in enumerate(sorted(checkpoint.glob("*.safetensors"))):
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if not name.startswith("__")]  # noqa: SIM118 - not a dict
+            each = {name: file.get_tensor(name).contiguous().view(-1).numpy().tobytes() for name in names}
+        found[str(number)] = each
+    return found
+
+
+def log_lines(training: TrainStep, words: str) -> int:
+    """How many lines of the nodes' logs have these words."""
+    return sum(path.read_text().count(words) for path in (training.folder / "logs").glob("*.log"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["sharded_survivor.py", "trainer_survivor.py"])
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_survivors_of_other_frameworks_keep_their_processes_and_end_with_equal_weights(
+    training: TrainStep, tmp_path: Path, script: str
+) -> None:
+    flags = {**training.flags, "script": str(Path(__file__).with_name(script)), "min-nodes": "2"}
+    training.flags = flags
+    training.arm("checkpoint.mid_copy,iteration=33,rank=1=kill;checkpoint.mid_copy,iteration=41,rank=0=kill")
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=flags)
+    try:
+        for run in (training, calm):
+            run.start()
+            assert run.finish() == 0, run.last_words()
+    finally:
+        calm.kill_all()
+    assert training.fired_points() == ["checkpoint.mid_copy"] * 2
+    first, second, third = processes(training).values()
+    assert first[0] == second[0]
+    assert second[1] != first[1]
+    assert second[1] == third[1]
+    assert all_tensors(training.checkpoint()) == all_tensors(calm.checkpoint())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("training", ["spares"], indirect=True)
+def test_a_killed_worker_is_followed_by_a_warm_spare_and_changes_no_weight(training: TrainStep, tmp_path: Path) -> None:
+    flags = training.flags = {**training.flags, "iterations": "400", "min-nodes": "2"}
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags={**flags, "spares": "0"})
+    try:
+        training.start()
+        wait_until(lambda: log_lines(training, "a spare is warm") == 2 or training.over(), "two warm spares")
+        first = {pid for ranks in processes(training).values() for pid in ranks.values()}
+        victim = next(worker for worker in training.workers() if worker.pid in first)
+        kill(victim)
+        assert training.finish() == 0, training.last_words()
+        calm.start()
+        assert calm.finish() == 0, calm.last_words()
+    finally:
+        calm.kill_all()
+    assert log_lines(training, "come from warm spares") == 1, training.last_words()
+    assert log_lines(training, "its rehearsal ended early") == 0, training.last_words()
+    assert tensors(training.checkpoint()) == tensors(calm.checkpoint())
+    assert training.leftovers() == []
 
 
 class Residue(NamedTuple):

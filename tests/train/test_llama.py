@@ -62,3 +62,28 @@ def test_the_learning_rate_rises_to_its_peak_then_falls_to_a_tenth() -> None:
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
     assert learning_rate(1, 1.0, 0, 100) <= 1.0
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-5), ("bf16", 0.05)])
+def test_gradients_of_micro_batches_add_up_to_those_of_the_whole_batch(
+    precision: str, near: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import argparse
+
+    import numpy as np
+    import torch
+
+    import everstep
+    from everstep.steps.train.llama import add_gradients, build_model
+
+    monkeypatch.setattr(everstep, "phase", lambda name: None)  # It needs a worker.
+    tokens = torch.arange(40).view(5, 8) % 32
+    batch = everstep.Batch(tokens[:, :-1], tokens[:, 1:], 0.5, 5, 1, np.arange(5))
+    found = []
+    for micro_batch, kind in ((0, "fp32"), (2, precision)):
+        model = build_model("tiny", 32, 0)
+        options = argparse.Namespace(micro_batch=micro_batch, precision=kind)
+        loss = add_gradients(model, batch, options, torch.device("cpu"))
+        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        found.append((loss.item(), norm.item()))
+    assert found[1] == pytest.approx(found[0], rel=near)

@@ -67,6 +67,10 @@ def test_the_defaults_can_be_run() -> None:
         ({"job": "../up"}, "--job"),
         ({"script": "no/such.py"}, "--script no/such.py: no such file"),
         ({"script_args": "--x"}, "give one"),
+        ({"precision": "fp8"}, "--precision fp8: not known; use fp32 or bf16"),
+        ({"script": __file__, "compile": True, "micro_batch": 2}, "--compile, --micro-batch: the default script's"),
+        ({"micro_batch": -1}, "--micro-batch -1"),
+        ({"spares": -1}, "--spares -1"),
         ({"model": "no/such"}, "neither `tiny` nor a directory"),
         ({"dataset": "no/such"}, "no dataset.json there"),
     ],
@@ -187,3 +191,11 @@ def test_every_setting_of_a_training_is_reachable_from_its_template() -> None:
     arguments = task("two", **given).arguments
     assert isinstance(arguments, dict)
     assert {name: arguments[name.replace("_", "-")] for name in given} == {k: str(v) for k, v in given.items()}
+
+
+def test_the_default_script_gets_its_own_flags_only_where_they_differ() -> None:
+    assert not [
+        flag for flag in Config().script_arguments() if flag.startswith(("--precision", "--compile", "--micro"))
+    ]
+    given = Config(precision="bf16", compile=True, micro_batch=2).script_arguments()
+    assert {"--precision=bf16", "--compile", "--micro-batch=2"} <= set(given)

@@ -60,6 +60,14 @@ def test_old_and_new_processes_draw_the_same_numbers_after_keep() -> None:
     assert torch.equal(here, torch.rand(3))
 
 
+def test_what_a_round_has_sharded_in_place_is_built_again() -> None:
+    kept = KeptValues()
+    first = kept.keep(build, 2)
+    first.weight.device_mesh = "a mesh"  # pyright: ignore[reportAttributeAccessIssue]
+    kept.begin_round(restores=True)
+    assert kept.keep(build, 2) is not first
+
+
 def test_what_belongs_to_a_process_group_is_refused_by_name() -> None:
     class Sharded(torch.nn.Module):
         def __init__(self) -> None:
@@ -67,7 +75,7 @@ def test_what_belongs_to_a_process_group_is_refused_by_name() -> None:
             self.weight = torch.nn.Parameter(torch.ones(1))
             self.weight.device_mesh = "a mesh"  # pyright: ignore[reportAttributeAccessIssue]
 
-    with pytest.raises(TypeError, match=r"Sharded.*build it anew"):
+    with pytest.raises(TypeError, match=r"Sharded.*keep the model before"):
         KeptValues().keep(Sharded)
 
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from everstep.runtime.checkpoint.errors import UnreachableError
 
+GROUP_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
+"""The process group's backend for each kind of device, by its name in torch.accelerator. Only the CPU's ever ran."""
 _FAILED = -1
 
 
@@ -55,4 +57,6 @@ def _is_distributed() -> bool:
 
 
 def _device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+    """The kind of device whose tensors the default group exchanges."""
+    backend = dist.get_backend()
+    return next((kind for kind, name in GROUP_BACKENDS.items() if name == backend), "cpu")

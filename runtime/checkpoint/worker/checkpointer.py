@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
 from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
+from everstep.runtime.checkpoint.shard.device_copies import DeviceCopies
 from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
@@ -19,6 +22,7 @@ from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
 from everstep.runtime.checkpoint.state.traversal import pause_gc
 from everstep.runtime.checkpoint.worker.agreement import max_over_ranks, world_size
+from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, copies_from, device_of
 from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.net.tls import Credentials
@@ -64,17 +68,22 @@ class Checkpointer:
         alone: StandaloneKeeper | None = None,
         ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
+        copies: Callable[[torch.device], DeviceCopies | None] = copies_from,
     ) -> None:
         """Announce to the agent how much shared memory `state` needs.
 
-        `alone` keeps checkpoints if there is no agent. `ahead` is the result of `map_segment_ahead`. Raises StateError
-        (a value that cannot be checkpointed, with its key path), LinkError (no room in shared memory).
+        `alone` keeps checkpoints if there is no agent. `ahead` is the result of `map_segment_ahead`. `copies`: those
+        from a device that can run beside training. Raises StateError (a value that cannot be checkpointed, with its key
+        path), LinkError (no room in shared memory).
         """
         self.stall_s = 0.0
         """How long the last `save` blocked training."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
-        self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
+        self._link, self._alone, self._ahead, self._clock, self._copies = link, alone, ahead, clock, copies
+        self._overlapped: OverlappedSaves | None = None
+        self._commit_link: Link | None = None
+        """For the thread that commits overlapped saves."""
         self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
         self._waited_s = 0.0
@@ -154,7 +163,13 @@ class Checkpointer:
             return ""
         if self._link is None:
             return self._alone.flush(iteration) if self._alone else ""
+        self._finish_overlapped()
         return self._link.ask(Flush(iteration), Done).detail
+
+    def close(self) -> None:
+        """Wait for the copies that still run; afterwards nothing writes a slot."""
+        if self._overlapped is not None:
+            self._overlapped.close()
 
     def finish(self, state: dict[str, Any]) -> str:
         """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
@@ -209,6 +224,9 @@ class Checkpointer:
         if self._stages:
             self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             capacity = self._stager.layout.size
+            self.close()
+            copies = self._copies(device_of(tree))
+            self._overlapped = OverlappedSaves(copies) if copies else None
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._interval.overhead:
             self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
@@ -229,6 +247,7 @@ class Checkpointer:
 
     def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
         assert self._link is not None
+        self._finish_overlapped()
         self._link.tell(Acquire(iteration))
         tree = self._walker.flatten(state)  # While the agent answers.
         text = _encode_values(iteration, tree)
@@ -240,10 +259,27 @@ class Checkpointer:
         assert self._segment is not None
         reply = self._link.read_answer(Slot)
         slot, self._waited_s = reply.slot, reply.waited_s
-        self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
-        self._link.tell(Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why))
+        buffer = self._segment.slot(slot)
+        staged = Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why)
+        if self._overlapped is not None:
+            place = slot, buffer
+            self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, staged))
+        else:
+            self._stager.stage(slot, buffer, tree, text, iteration)
+            self._link.tell(staged)
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
+
+    def _finish_overlapped(self) -> None:
+        if self._overlapped is not None:
+            self._overlapped.finish()
+
+    def _commit(self, staged: Staged) -> None:
+        """In the thread of the overlapped saves."""
+        if self._commit_link is None:
+            assert self._link is not None
+            self._commit_link = self._link.another()
+        self._commit_link.ask(staged, Done)
 
 
 def map_segment_ahead(link: Link | None) -> SegmentFile | None:

@@ -1,0 +1,314 @@
+"""`make accept-gpu`: what is promised of GPUs: wanted, measured, holds or not; "no device" where there is none.
+
+    python -m benchmarks.accept_gpu                 # on a machine with a GPU
+    python -m benchmarks.accept_gpu staging --gib 2
+
+Needs Python 3.11 or later, torch 2.9 or later, and what `make gpu-bundle` brings along; no network. One GPU is enough;
+lines for several say "needs N devices". Each line takes less than 8 minutes. Exit code 1 if a line does not hold.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.acceptance import Line, is_asked, judge, parse_options
+from everstep.runtime.agent.preload import is_cuda_initialized
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.diagnosis.devices import DeviceError, exercise_devices
+from everstep.runtime.job.error_kinds import kind_of
+from everstep.runtime.store import DirectoryStore
+from tests.fake_agent import Node
+
+SHARED_MEMORY = Path("/dev/shm")
+SLOTS = 3
+SHARE = 0.7
+"""Of the free shared memory that the slots may take."""
+PARAMETER_BYTES = 12
+"""Of the state: fp32 weights and AdamW's two moments."""
+ITERATION_S = 1.0
+REPEATS = 7
+
+
+class Part(NamedTuple):
+    """A promise, and what measures it on a machine with so many devices."""
+
+    promise: str
+    wanted: str
+    devices: int
+    measure: Callable[[argparse.Namespace], tuple[str, bool]] | None
+    """Returns what was measured, and whether the promise holds. None: nothing here measures it yet."""
+
+
+def state_of(gib: float) -> dict[str, Any]:
+    """A model and AdamW with about so many GiB of state on the device: large matrices and small vectors."""
+    width = 2048
+    layers = max(1, int(gib * 2**30 / PARAMETER_BYTES / (width * width + width)))
+    model = torch.nn.ModuleList(torch.nn.Linear(width, width, device="cuda") for _ in range(layers))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def state_bytes(state: Mapping[str, Any]) -> int:
+    """Bytes of the state on the device."""
+    moments = (value for own in state["optimizer"].state.values() for value in own.values() if value.is_cuda)
+    return sum(tensor.nbytes for tensor in [*state["model"].parameters(), *moments])
+
+
+@contextmanager
+def node() -> Iterator[Node]:
+    """A node whose slots are in this machine's shared memory."""
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-", dir=SHARED_MEMORY) as name:
+        one = Node(Path(name), DirectoryStore(Path(name) / "store"))
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def fitting_gib(asked: float) -> float:
+    """As many GiB of state as asked, or as shared memory and device have room for."""
+    free = os.statvfs(SHARED_MEMORY)
+    shared = free.f_bavail * free.f_frsize * SHARE / SLOTS
+    return min(asked, shared / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
+
+
+def median_s(work: Callable[[], object], times: int = REPEATS) -> float:
+    """The median of the seconds that `work` and what it queues take; the first time does not count."""
+    seconds = []
+    for _ in range(times + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def pinned_s(size: int) -> float:
+    """Seconds of one copy of so many bytes from the device to pinned memory."""
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return median_s(partial(here.copy_, there, non_blocking=True))
+
+
+def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
+    """A save and the wait for its commit, beside one pinned copy."""
+    state = state_of(fitting_gib(options.gib))
+    size = state_bytes(state)
+    with node() as place:
+        place.begin(1)
+        checkpointer = Checkpointer(state, link=place.link())
+        place.has_memory()
+        numbers = iter(range(1, 1000))
+
+        def save() -> None:
+            checkpointer.save(next(numbers), state)
+            checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
+
+        for _ in range(SLOTS):
+            save()  # Registers each slot.
+        ours = median_s(save)
+        checkpointer.close()
+    theirs = pinned_s(size)
+    return f"{ours / theirs:.2f} x ({ours:.3f} s and {theirs:.3f} s, {size / 1e9:.1f} GB)", ours <= 1.1 * theirs
+
+
+def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
+    """Iterations of about a second, with a save in each and with none."""
+    state = state_of(fitting_gib(options.gib))
+    left = torch.randn(8192, 8192, device="cuda")
+    product = torch.empty_like(left)
+    one = median_s(lambda: torch.mm(left, left, out=product))
+
+    def iterate() -> None:
+        for _ in range(max(1, int(ITERATION_S / one))):
+            torch.mm(left, left, out=product)
+        state["optimizer"].step()
+
+    plain = median_s(iterate)
+    with node() as place:
+        place.begin(1)
+        checkpointer = Checkpointer(state, link=place.link())
+        place.has_memory()
+        numbers = iter(range(1, 1000))
+
+        def iterate_and_save() -> None:
+            iterate()
+            checkpointer.save(next(numbers), state)
+
+        for _ in range(SLOTS):
+            iterate_and_save()
+        saving = median_s(iterate_and_save)
+        checkpointer.close()
+    cost = saving / plain - 1
+    size = state_bytes(state) / 1e9
+    return f"{cost:+.1%} of iterations of {plain:.2f} s, {size:.1f} GB saved in each", cost <= 0.02
+
+
+def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
+    """How long torch.save and dcp.async_save stop training for the same state."""
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    state = state_of(min(2.0, fitting_gib(options.gib)))
+    plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name:
+        saved = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
+        stops = []
+        for number in range(3):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            path = str(Path(name) / f"dcp-{number}")
+            future: Any = async_save({"model": plain["model"]}, checkpoint_id=path, no_dist=True)
+            stops.append(time.perf_counter() - began)
+            future.result()
+    size = state_bytes(state) / 1e9
+    told = f"torch.save {saved:.2f} s; dcp.async_save of the model {min(stops):.2f} s; DLRover: not installed"
+    return f"{size:.1f} GB: {told}", True
+
+
+def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
+    """The first restore of a new process's checkpointer, beside one pinned copy."""
+    gib = fitting_gib(options.gib)
+    state = state_of(gib)
+    size = state_bytes(state)
+    with node() as place:
+        place.begin(1)
+        checkpointer = Checkpointer(state, link=place.link())
+        place.has_memory()
+        checkpointer.save(1, state)
+        checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
+        checkpointer.close()
+        place.keeper.worker_died(0)
+        place.begin(2, place.newest())
+        began = time.perf_counter()
+        again = Checkpointer(state, link=place.link(2))
+        restored = again.load(state)
+        torch.cuda.synchronize()
+        ours = time.perf_counter() - began
+        again.close()
+    theirs = pinned_s(size)
+    return f"{ours / theirs:.2f} x ({ours:.2f} s, {size / 1e9:.1f} GB)", restored == 1 and ours <= 1.2 * theirs
+
+
+def measure_exactness(_: argparse.Namespace) -> tuple[str, bool]:
+    """The tests that need a device."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/checkpoint/test_cuda.py"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (run.stdout.strip().splitlines() or [run.stderr[-80:]])[-1], run.returncode == 0
+
+
+def measure_determinism(_: argparse.Namespace) -> tuple[str, bool]:
+    """Two runs of one product and backward pass in processes that set what the default script sets."""
+    script = (
+        "import os, torch\nos.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')\n"
+        "torch.use_deterministic_algorithms(True)\ntorch.manual_seed(0)\n"
+        "m = torch.nn.Linear(512, 512).cuda()\nm(torch.randn(64, 512, device='cuda')).square().sum().backward()\n"
+        "print(m.weight.grad.double().sum().item().hex())\n"
+    )
+    command = [sys.executable, "-c", script]
+    each = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2)]
+    same = len({run.stdout for run in each}) == 1 and not any(run.returncode for run in each)
+    return "equal bit for bit" if same else each[0].stderr[-120:], same
+
+
+def measure_driver(_: argparse.Namespace) -> tuple[str, bool]:
+    """What the driver says before and after an initialization that torch's flag does not show."""
+    script = (
+        "import ctypes\nfrom everstep.runtime.agent.preload import is_cuda_initialized as told\n"
+        "driver = ctypes.CDLL('libcuda.so.1')\nbefore = told()\ndriver.cuInit(0)\nprint(before, told())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return run.stdout.strip() or run.stderr[-120:], run.stdout.split() == ["False", "True"] and is_cuda_initialized()
+
+
+def measure_memory_error(_: argparse.Namespace) -> tuple[str, bool]:
+    """What a device without room is called."""
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        name = kind_of(f"{type(error).__name__}: {error}", 1).name
+        return name, name == "out of GPU memory"
+    return "no error", False
+
+
+def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
+    """The node check's work on every device."""
+    try:
+        times = exercise_devices(torch.cuda.device_count(), short=False)
+    except DeviceError as error:
+        return str(error), False
+    return f"matmul {times.matmul_s:.2f} s, collectives {times.collectives_s:.2f} s", True
+
+
+PARTS = (
+    Part("6 staging: a blocking save beside one pinned copy", "<= 1.1 x", 1, measure_staging),
+    Part("6 overlap: saved in every iteration of 1 s", "<= 2 %", 1, measure_overlap),
+    Part("6 peers: how long they stop training", "told", 1, measure_peers),
+    Part("7 restore: the first one, registration included", "<= 1.2 x a pinned copy", 1, measure_restore),
+    Part("7 a state is saved and restored bit for bit", "tests pass", 1, measure_exactness),
+    Part("8 deterministic algorithms", "equal twice", 1, measure_determinism),
+    Part("8 an initialized driver is seen before a fork", "False True", 1, measure_driver),
+    Part("8 the device's memory error is told apart from the host's", "out of GPU memory", 1, measure_memory_error),
+    Part("8 nodes of one machine share 2 devices", "each its own", 2, None),
+    Part("8 NCCL's errors end a round", "<= 1 s", 2, None),
+    Part("9 check: products, memory and copies of each device", "passes", 1, measure_check),
+    Part("9 check: NCCL within a node", "passes", 2, measure_check),
+    Part("9 check: ECC and throttle reasons", "told", 1, None),
+    Part("10 telemetry: memory, utilisation and copy bandwidth of a node", "told", 1, None),
+)
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """The selected lines."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for part in PARTS:
+        if not is_asked(part.promise, options.words):
+            continue
+        if not count:
+            yield Line(part.promise, part.wanted, "no device", True)
+        elif count < part.devices:
+            yield Line(part.promise, part.wanted, f"needs {part.devices} devices", True)
+        elif part.measure is None:
+            yield Line(part.promise, part.wanted, "nothing measures it yet", False)
+        else:
+            yield _measured(part, part.measure, options)
+
+
+def _measured(
+    part: Part, measure: Callable[[argparse.Namespace], tuple[str, bool]], options: argparse.Namespace
+) -> Line:
+    try:
+        told, holds = measure(options)
+    except (RuntimeError, OSError, AssertionError) as error:
+        told, holds = f"{type(error).__name__}: {error}"[:200], False
+    torch.cuda.empty_cache()
+    return Line(part.promise, part.wanted, told, holds)
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=12.0, help="state to save, if there is room (default 12: 1 B)")
+    options = parse_options(parser, [part.promise for part in PARTS])
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no device"
+    print(f"{device}; torch {torch.__version__}; Python {platform.python_version()}", flush=True)
+    judge(lines(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Warm spares: processes that have done an iteration of the script by themselves, and wait for a seat.
+
+A worker that dies is followed by a spare of its node, if one is warm: it has imported, built and compiled what a new
+process would have to. Only scripts that survive rounds have spares, as only these can be seated later.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from everstep.runtime.agent.output import Pipe
+from everstep.runtime.protocol.survivor_link import Rehearsed
+
+_LOOK_EVERY_S = 0.25
+_AFTER_FAILURE_S = 60.0
+"""Between the end of a spare that could not rehearse, and the next one."""
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass
+class Spare:
+    """One spare process."""
+
+    local_rank: int
+    """The worker whose part it rehearses."""
+    environment: Mapping[str, str]
+    command: Sequence[str]
+    output: Pipe
+    is_warm: bool = False
+
+    def fits(self, environment: Mapping[str, str], command: Sequence[str]) -> bool:
+        """Can it take this worker's place? A process cannot change the devices that it sees."""
+        same_devices = self.environment.get(_DEVICES) == environment.get(_DEVICES)
+        return self.is_warm and same_devices and tuple(self.command) == tuple(command)
+
+
+class Spares:
+    """The spares of one node, by the fork server's number."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """`note` gets lines for the log."""
+        self._note = note
+        self._spares: dict[int, Spare] = {}
+        self.failed_at: float | None = None
+        """When a spare last ended by itself."""
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._spares
+
+    def numbers(self) -> list[int]:
+        """Of all, in the order in which they were started."""
+        return list(self._spares)
+
+    @property
+    def rehearses(self) -> bool:
+        """Is one not warm yet?"""
+        return any(not spare.is_warm for spare in self._spares.values())
+
+    def add(self, number: int, spare: Spare) -> None:
+        """Another one was started."""
+        self._spares[number] = spare
+
+    def take(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> tuple[int, Spare] | None:
+        """Remove and return the spare to take this worker's place: one that rehearsed its part if there is one."""
+        fitting = [number for number, spare in self._spares.items() if spare.fits(environment, command)]
+        if not fitting:
+            return None
+        number = min(fitting, key=lambda number: self._spares[number].local_rank != local_rank)
+        return number, self._spares.pop(number)
+
+    def note_rehearsed(self, number: int, message: Rehearsed) -> None:
+        """It is warm."""
+        self._spares[number].is_warm = True
+        but = f"; its rehearsal ended early: {message.problem}" if message.problem else ""
+        self._note(f"a spare is warm after {message.seconds:.1f} s{but}")
+
+    def bury(self, number: int, exit_code: int, now: float) -> None:
+        """It is dead."""
+        spare = self._spares.pop(number)
+        spare.output.close()
+        self.failed_at = now
+        *_, last = spare.output.last_words().splitlines() or [""]
+        self._note(f"a spare ended with exit code {exit_code}: {last[:300]}")
+
+
+class SpareKeeper(Protocol):
+    """What `keep_spares` needs of the node's workers."""
+
+    spares: Spares
+
+    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
+        """Start one."""
+        ...
+
+
+async def keep_spares(
+    count: int,
+    workers: SpareKeeper,
+    trains: Callable[[], bool],
+    start: Callable[[int], tuple[int, Mapping[str, str], Sequence[str]]],
+) -> None:
+    """Start missing spares one after the other, while the round trains. Beside its first iteration they would delay it,
+    and compile what it compiles.
+
+    Runs for ever. `start` gives the local rank, environment and command of a spare beside N others.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        spares = workers.spares
+        if spares.rehearses or len(spares.numbers()) >= count or not trains():
+            continue
+        if spares.failed_at is None or clock() >= spares.failed_at + _AFTER_FAILURE_S:
+            workers.start_spare(*start(len(spares.numbers())))

@@ -1,0 +1,112 @@
+"""Copies of a state from a device to a slot that run beside the next forward and backward pass.
+
+Invariants of every save, whatever the device:
+1. No byte is copied before what was queued on the device at `begin`, the optimizer's step, is done.
+2. Nothing that is queued after `hold` changes a tensor before its copy has ended.
+3. A shard is committed only after all of its copies have ended.
+
+Only what an optimizer's step alone changes may be copied so: parameters and the optimizer's own tensors. The forward
+pass changes others (the statistics of a batch norm): these are copied before `begin` returns.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
+from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, Layout, TensorInfo
+from everstep.runtime.checkpoint.state.flatten import FlatState
+
+
+class Copying(Protocol):
+    """The copies of one save."""
+
+    def hold(self) -> None:
+        """Have the device do nothing that is queued from now on before the copies have ended. Does not block."""
+        ...
+
+    def wait(self) -> None:
+        """Block until they have ended. Any thread may call it. Raises RuntimeError if one failed."""
+        ...
+
+
+class Gather(NamedTuple):
+    """Small tensors that lie side by side in the shard: packed on the device, then copied at once."""
+
+    target: torch.Tensor
+    """(bytes,) uint8 of the slot."""
+    offsets: Sequence[int]
+    """First byte of each source in `target`."""
+    sources: Sequence[torch.Tensor]
+
+
+class DeviceCopies(Protocol):
+    """What a kind of device has to do."""
+
+    device: torch.device
+    """Only its tensors are copied so."""
+
+    def register(self, memory: memoryview) -> None:
+        """Prepare host memory for fast copies; takes some 0.2 s a GB. Copies into other memory are slower, and correct.
+        Any thread may call it, while nothing is copied there. Raises RuntimeError."""
+        ...
+
+    def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> Copying:
+        """Queue copies of (target in host memory, source on the device), and the gathers."""
+        ...
+
+
+class CopyPlan:
+    """Which tensors of a state are copied when. It holds for all states of the same traversal."""
+
+    def __init__(self, layout: Layout, tensors: Collection[str], later: Collection[str]) -> None:
+        """`tensors`: all names; `later`: the names of those that the optimizer's step alone changes."""
+        self._layout = layout
+        self._now = [name for name in layout.tensors if name in tensors and name not in later]
+        chosen = [name for name in layout.tensors if name in later]
+        self._gathers = _adjacent(layout, [name for name in chosen if layout.tensors[name].size < SMALL_BYTES])
+        gathered = {name for run in self._gathers for name in run}
+        self._large = [name for name in chosen if name not in gathered]
+
+    def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
+        """Write head and JSON part, copy what changes at any time, and queue the other copies."""
+        places, tensors = self._layout.tensors, tree.tensors
+        self._layout.write_state(buffer, json)
+        copy_tensors([places[name].view(buffer) for name in self._now], [tensors[name] for name in self._now])
+        pairs = [(places[name].view(buffer), tensors[name]) for name in self._large]
+        gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
+        return copies.begin(pairs, gathers)
+
+
+def packed_views(packed: torch.Tensor, gather: Gather) -> list[torch.Tensor]:
+    """Where in `packed`, as large as the target, each source belongs."""
+    ends = [start + source.nbytes for start, source in zip(gather.offsets, gather.sources, strict=True)]
+    return [
+        packed[start:end].view(source.dtype).view(source.shape)
+        for start, end, source in zip(gather.offsets, ends, gather.sources, strict=True)
+    ]
+
+
+def _gather(buffer: memoryview, members: Sequence[tuple[TensorInfo, torch.Tensor]]) -> Gather:
+    start = members[0][0].start
+    end = members[-1][0].start + members[-1][0].size
+    target = torch.frombuffer(buffer, dtype=torch.uint8, offset=start, count=end - start)
+    return Gather(target, [place.start - start for place, _ in members], [tensor for _, tensor in members])
+
+
+def _adjacent(layout: Layout, names: Sequence[str]) -> list[list[str]]:
+    """Runs of at least two tensors without a gap, each aligned to its type within its run."""
+    runs: list[list[str]] = []
+    end = -1
+    for name in names:
+        place = layout.tensors[name]
+        if place.size:
+            fits = runs and place.start == end and not (place.start - _start(layout, runs[-1])) % place.dtype.itemsize
+            runs = [*runs[:-1], [*runs[-1], name]] if fits else [*runs, [name]]
+            end = place.start + place.size
+    return [run for run in runs if len(run) > 1]
+
+
+def _start(layout: Layout, run: Sequence[str]) -> int:
+    return layout.tensors[run[0]].start

@@ -1,0 +1,72 @@
+"""Which of this machine's devices each of its nodes sees: nodes that are processes of one machine share them out.
+
+CUDA's and ROCm's libraries number the devices that CUDA_VISIBLE_DEVICES lists from 0, so each node's workers find
+theirs by LOCAL_RANK. No driver is asked: that would make a CUDA context in a process that forks.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_FILE = re.compile(r"nvidia(\d+)")
+
+
+class TooFewDevices(ValueError):  # noqa: N818 (a name that reads well in `except`)
+    """Not even one node of a role has a device for each of its workers."""
+
+
+def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
+    """The devices that this process may use, as CUDA_VISIBLE_DEVICES names them; those of the machine if it is not set.
+
+    Empty: there are none.
+    """
+    listed = environment.get(VARIABLE)
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
+        # CUDA ignores what follows a name that is none, such as -1.
+        return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
+    numbers = (found.group(1) for path in folder.glob("nvidia*") if (found := _FILE.fullmatch(path.name)))
+    return tuple(sorted(numbers, key=int))
+
+
+def node_devices(devices: Sequence[str], first: int, count: int) -> Mapping[str, str]:
+    """The variable for a node whose workers are these of all the machine's: one device for each. Empty without devices.
+
+    A later node of the same place gets the same ones.
+    """
+    return {VARIABLE: ",".join(devices[first : first + count])} if devices and count else {}
+
+
+def first_worker(roles: Mapping[str, RoleSpec], role: str, index: int) -> int:
+    """The first of a node's workers among all, when every role has its most nodes."""
+    before = list(roles)[: list(roles).index(role)]
+    return sum(roles[name].most * roles[name].slots for name in before) + index * roles[role].slots
+
+
+def fit_to_devices(spec: JobSpec, devices: Sequence[str]) -> tuple[JobSpec, list[str]]:
+    """The spec with no more nodes than have a device for each worker, and a line for each role that has fewer nodes.
+
+    Raises TooFewDevices.
+    """
+    if not devices:
+        return spec, []
+    roles, lines, left = {}, [], len(devices)
+    for name, role in spec.roles.items():
+        most = min(role.most, left // role.slots)
+        most -= most % role.node_unit
+        if not most:
+            raise TooFewDevices(
+                f"{name}: {role.slots} workers a node, {left} of this machine's {len(devices)} devices are left; "
+                f"use fewer workers, or hide the devices ({VARIABLE}=)"
+            )
+        if most < role.nodes:
+            lines.append(f"{name}: {most} of {role.nodes} nodes, as this machine has {len(devices)} devices")
+        cap = {"nodes": min(role.nodes, most), "min_nodes": min(role.min_nodes, most)}
+        roles[name] = replace(role, **cap, max_nodes=min(role.max_nodes, most))
+        left -= most * role.slots
+    return replace(spec, roles=roles), lines

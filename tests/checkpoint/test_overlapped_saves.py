@@ -1,0 +1,180 @@
+"""Copies that run beside training, on a device of threads: each shard is of one moment, whenever it is looked at."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, stepped_names
+from tests.checkpoint.threaded_device import ThreadedDevice
+
+SIZES = (3, 5, 20_000, 7, 1, 40_000, 2)
+"""Elements of the parameters: small ones side by side, and large ones."""
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Sets every parameter to the number of its steps, as work that is queued on the device, element by element."""
+
+    def __init__(self, parameters: Any, device: ThreadedDevice) -> None:
+        super().__init__(parameters, {})
+        self._device, self._steps = device, 0
+
+    def step(self, closure: Any = None) -> None:
+        self._steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._device.compute.queue(lambda one=parameter, value=self._steps: one.data.fill_(value))
+
+
+class Training:
+    """A state on the device, its saves, and the shards that were committed: (iteration, bytes)."""
+
+    def __init__(self, device: ThreadedDevice) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+        self.optimizer = Optimizer(self.parameters, device)
+        self.state = {"weights": dict(enumerate(self.parameters)), "optimizer": self.optimizer, "seen": torch.zeros(4)}
+        tree = flatten(self.state)
+        self.layout = plan_layout(tree.tensors, state_capacity(b"{}"), tree.parts())
+        self.slots = [memoryview(bytearray(self.layout.size)) for _ in range(2)]
+        self.committed: list[tuple[int, int]] = []
+        self.torn: list[str] = []
+        self.iteration = 0
+        self.saves = OverlappedSaves(device)
+
+    def step(self) -> None:
+        """An iteration: the forward pass changes `seen` at once, the optimizer queues its work."""
+        self.iteration += 1
+        self.state["seen"].fill_(self.iteration)
+        self.optimizer.step()
+
+    def save(self) -> None:
+        """Save into the slot that is not the newest."""
+        self.saves.finish()
+        tree, iteration = flatten(self.state), self.iteration
+        slot = len(self.committed) % 2
+        self.saves.begin(
+            self.layout,
+            (slot, self.slots[slot]),
+            self.state,
+            tree,
+            json_bytes({}),
+            lambda: self._commit(slot, iteration),
+        )
+
+    def _commit(self, slot: int, iteration: int) -> None:
+        self._look(slot, iteration)
+        self.committed.append((slot, iteration))
+
+    def look(self) -> None:
+        """What a restore would find if the process were killed now."""
+        if self.committed:
+            self._look(*self.committed[-1])
+
+    def _look(self, slot: int, iteration: int) -> None:
+        for name, place in self.layout.tensors.items():
+            values = set(place.view(self.slots[slot]).unique().tolist())
+            if values != {float(iteration)}:
+                self.torn.append(f"{name} of iteration {iteration} has {values}")
+
+
+@contextmanager
+def training(seed: int) -> Iterator[Training]:
+    device = ThreadedDevice(seed)
+    one = Training(device)
+    try:
+        yield one
+    finally:
+        one.saves.close()
+        device.end()
+
+
+@settings(deadline=None)
+@given(actions=st.lists(st.sampled_from(["step", "save", "look"]), min_size=1, max_size=14), seed=st.integers(0, 999))
+def test_a_committed_shard_is_of_one_moment_whatever_is_queued_and_whenever_it_is_killed(
+    actions: list[str], seed: int
+) -> None:
+    with training(seed) as one:
+        one.step()
+        for action in actions:
+            getattr(one, action)()
+        one.save()
+        one.saves.finish()
+        one.look()
+        assert one.torn == []
+        assert one.committed[-1][1] == one.iteration
+
+
+@pytest.mark.parametrize("broken", ["begin", "hold"])
+def test_the_property_finds_a_device_that_copies_too_early_or_does_not_hold_the_optimizer(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(0) as one:
+        if broken == "hold":
+            monkeypatch.setattr(one.saves, "hold", lambda: None)
+        else:
+            monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
+        for _ in range(50):
+            one.step()
+            one.save()
+        one.saves.finish()
+        assert one.torn
+
+
+def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_changes_is_copied_at_once() -> None:
+    device = ThreadedDevice(0)
+    try:
+        one = Training(device)
+        one.saves.close()
+        tree = flatten(one.state)
+        later = stepped_names(one.state, tree, device.device)
+        assert later == {f"weights.{number}" for number in range(len(SIZES))}
+        calls: list[tuple[int, list[int]]] = []
+
+        class Recorder(ThreadedDevice):
+            def begin(self, pairs: Any, gathers: Any) -> Any:
+                calls.append((len(pairs), [len(gather.sources) for gather in gathers]))
+                return super().begin(pairs, gathers)
+
+        one.state["seen"].fill_(9)
+        recorder = Recorder(1)
+        plan = CopyPlan(one.layout, tree.tensors, later)
+        plan.begin(one.slots[0], tree, json_bytes({}), recorder).wait()
+        recorder.end()
+        assert one.layout.tensors["seen"].view(one.slots[0]).tolist() == [9.0] * 4
+        ((pairs, gathered),) = calls
+        assert pairs + sum(gathered) == len(SIZES)
+        assert sum(gathered) >= 4
+    finally:
+        device.end()
+
+
+def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
+    node: Any, make_state: Callable[[int], dict[str, Any]], same: Any
+) -> None:
+    device = ThreadedDevice(3, trains_here=True)
+    node.begin(1)
+    state, live = make_state(1), make_state(2)
+    checkpointer = Checkpointer(state, link=node.link(), copies=lambda _: device)
+    for iteration in range(1, 6):
+        state["model"](torch.randn(4, 40)).square().sum().backward()
+        state["optimizer"].step()
+        state["optimizer"].zero_grad()
+        state["position"] = iteration
+        checkpointer.save(iteration, state)
+    checkpointer.finish(state)
+    assert node.persisted[-1].iteration == 5
+    assert device.registered
+    checkpointer.close()
+    device.end()
+    node.keeper.worker_died(0)
+    node.begin(2, node.newest())
+    assert Checkpointer(live, link=node.link(2)).load(live) == 5
+    assert same(live, state)

@@ -1,0 +1,106 @@
+"""A device of threads: what is queued on it runs later, in order, at times of its own, as on a real one."""
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from everstep.runtime.checkpoint.shard.device_copies import Gather, packed_views
+
+
+class Stream:
+    """Runs what is queued, in order, in a thread."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._chance = chance
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Run it after all that was queued before."""
+        self._work.put(work)
+
+    def record(self) -> threading.Event:
+        """An event that is set when all that was queued before has run."""
+        event = threading.Event()
+        self.queue(event.set)
+        return event
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Run nothing that is queued later before the event is set."""
+        self.queue(lambda: _wait(event))
+
+    def end(self) -> None:
+        """Wait for all."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            for _ in range(self._chance.randrange(4)):
+                threading.Event().wait(self._chance.random() * 0.0003)
+            work()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(30.0)
+
+
+class ThreadedDevice:
+    """Implements `DeviceCopies` for tensors of this process: `compute` is the stream that trains.
+
+    With `trains_here` it is the caller's thread that trains, and `hold` blocks it.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, seed: int, trains_here: bool = False) -> None:
+        self._trains_here = trains_here
+        self.compute, self._copies = (Stream(random.Random(seed + one)) for one in range(2))
+        self.registered: list[int] = []
+
+    def register(self, memory: memoryview) -> None:
+        self.registered.append(len(memory))
+
+    def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_Copying":
+        self._copies.wait_for(self.compute.record())
+        for gather in gathers:
+            self._copies.queue(lambda gather=gather: _copy_gathered(gather))
+        for target, source in pairs:
+            self._copies.queue(lambda target=target, source=source: _copy(target, source))
+        return _Copying(None if self._trains_here else self.compute, self._copies.record())
+
+    def end(self) -> None:
+        """Wait for both streams."""
+        for stream in (self.compute, self._copies):
+            stream.end()
+
+
+class _Copying:
+    def __init__(self, compute: Stream | None, ended: threading.Event) -> None:
+        self._compute, self._ended = compute, ended
+
+    def hold(self) -> None:
+        if self._compute is None:
+            self.wait()
+        else:
+            self._compute.wait_for(self._ended)
+
+    def wait(self) -> None:
+        _wait(self._ended)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def _copy_gathered(gather: Gather) -> None:
+    packed = torch.empty(len(gather.target), dtype=torch.uint8)
+    with torch.no_grad():
+        for part, source in zip(packed_views(packed, gather), gather.sources, strict=True):
+            part.copy_(source)
+        gather.target.copy_(packed)

@@ -1,0 +1,78 @@
+"""Nodes of one machine share its devices out."""
+
+from pathlib import Path
+
+import pytest
+
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.platform.devices import (
+    TooFewDevices,
+    first_worker,
+    fit_to_devices,
+    machine_devices,
+    node_devices,
+)
+
+
+@pytest.mark.parametrize(
+    ("listed", "wanted"),
+    [("0,2", ("0", "2")), ("", ()), ("GPU-a1, GPU-b2", ("GPU-a1", "GPU-b2")), ("1,-1,2", ("1",)), ("-1", ())],
+)
+def test_the_devices_are_those_that_cuda_would_show(listed: str, wanted: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert machine_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == wanted
+
+
+def test_without_a_list_they_are_the_machines_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert machine_devices({}, tmp_path) == ("0", "2", "10")
+    assert machine_devices({}, tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "slots", "wanted"),
+    [
+        ("", 2, 1, [None, None]),
+        ("0", 1, 1, ["0"]),
+        ("0,1", 2, 1, ["0", "1"]),
+        ("0,1,2,3,4,5,6,7", 2, 4, ["0,1,2,3", "4,5,6,7"]),
+        ("3,1,2", 1, 2, ["3,1"]),
+    ],
+)
+def test_each_node_sees_a_device_for_each_of_its_workers(
+    devices: str, nodes: int, slots: int, wanted: list[str | None]
+) -> None:
+    roles, every = {"worker": RoleSpec(nodes, nodes, slots)}, machine_devices({"CUDA_VISIBLE_DEVICES": devices})
+    seen = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in seen] == wanted
+
+
+def test_roles_follow_one_another() -> None:
+    roles = {"actor": RoleSpec(1, 1, 2, max_nodes=2), "learner": RoleSpec(2, 2, 1)}
+    assert [first_worker(roles, "learner", index) for index in range(2)] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("devices", "slots", "nodes", "lines"),
+    [
+        (0, 1, 4, []),
+        (1, 1, 1, ["worker: 1 of 4 nodes, as this machine has 1 devices"]),
+        (2, 1, 2, ["worker: 2 of 4 nodes, as this machine has 2 devices"]),
+        (8, 1, 4, []),
+        (8, 4, 2, ["worker: 2 of 4 nodes, as this machine has 8 devices"]),
+    ],
+)
+def test_more_nodes_than_devices_are_told_and_made_fewer(
+    devices: int, slots: int, nodes: int, lines: list[str]
+) -> None:
+    spec = JobSpec("j", {"worker": RoleSpec(4, 3, slots)})
+    fitted, said = fit_to_devices(spec, [str(number) for number in range(devices)])
+    assert (fitted.roles["worker"].nodes, said) == (nodes, lines)
+    assert fitted.roles["worker"].min_nodes == min(3, nodes)
+
+
+def test_a_node_with_more_workers_than_devices_is_an_error_that_says_what_to_do() -> None:
+    spec = JobSpec("j", {"worker": RoleSpec(1, 1, 4)})
+    with pytest.raises(TooFewDevices, match="worker: 4 workers a node, 2 of this machine's 2 devices are left"):
+        fit_to_devices(spec, ["0", "1"])
