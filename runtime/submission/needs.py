@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.runtime.job.spec_values import quantity
-from everstep.runtime.submission.manifest import all_templates, containers_of
+from everstep.runtime.submission.manifest import all_templates, containers_of, tasks_of
 
 _PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
 TRAIN, SPARK = "-train", "-spark"
@@ -14,7 +14,7 @@ TRAIN, SPARK = "-train", "-spark"
 REPORTS = (("argoproj.io", "workflowtaskresults", ("create", "patch")),)
 MAKES_NODES = (
     ("", "pods", ("create", "get", "list", "watch", "delete", "patch")),
-    ("", "secrets", ("create", "get")),
+    ("", "secrets", ("create",)),
     ("", "configmaps", ("create", "get")),
     ("argoproj.io", "workflows", ("get",)),
 )
@@ -77,7 +77,7 @@ def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[st
     entries = (spec.get("arguments") or {}).get("parameters") or ()
     given = {one["name"]: str(one.get("value") or "") for one in entries}
     values: dict[str, list[str]] = {}
-    for task in (task for one in templates for task in _tasks(one)):
+    for task in (task for one in templates for task in tasks_of(one)):
         for entry in (task.get("arguments") or {}).get("parameters") or ():
             value = _PARAMETER.sub(lambda name: given.get(name[1], ""), str(entry.get("value") or ""))
             if value and "{{" not in value:
@@ -85,13 +85,8 @@ def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[st
     return values
 
 
-def _tasks(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from (template.get("dag") or {}).get("tasks", ())
-    yield from (one for group in template.get("steps", ()) for one in group)
-
-
 def _references(template: Mapping[str, Any]) -> Iterator[str]:
-    references = [task.get("templateRef") or {} for task in _tasks(template)]
+    references = [task.get("templateRef") or {} for task in tasks_of(template)]
     yield from (one["name"] for one in references if "name" in one and not one.get("clusterScope"))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.net.token import shared_token
+from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.protocol.handover import encode_start, start_key
 from everstep.runtime.store import open_store
@@ -70,7 +70,8 @@ async def node_backend(
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store}
+        token = environment.get(TOKEN_VARIABLE, "")
+        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store, "token": token}
         async with sibling_pods(pod, spec, access, scheduling, shared_memory_bytes(config), **more) as place:
             yield place
         return
@@ -108,11 +109,12 @@ async def sibling_pods(
     taints: bool = False,
     tls: bool = True,
     store: str = "",
+    token: str = "",
 ) -> AsyncIterator[NodeBackend]:
     """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
     `taints`: mark hosts to avoid for everybody. `tls`: between all of them. `store`: where pods that were checked and
-    wait for this training look for what to run; empty: none is taken.
+    wait for this training look for what to run; empty: none is taken. `token`: the job's, if there is one yet.
     """
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
@@ -134,7 +136,7 @@ async def sibling_pods(
     async with KubeApi(access) as api:
         own = await api.own_pod(pod)
         owner = owner_of(own)
-        credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
+        credentials = credentials_of(await token_of(api, spec.job, owner, token), spec.job, tls=tls)
         spec_there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
         async def is_stopped() -> bool:

@@ -174,10 +174,11 @@ def _deleted(training: Training, *pods: str, flags: tuple[str, ...] = ()) -> flo
 
 def evicted(training: Training) -> float:
     """By the API's eviction, as `kubectl drain`, an autoscaler or a preempting scheduler asks for it."""
-    return _evicted(training, newest(training)[1])
+    return evict(training, newest(training)[1])
 
 
-def _evicted(training: Training, pod: str) -> float:
+def evict(training: Training, pod: str) -> float:
+    """Evict that pod. Returns the Unix time."""
     moment = time.time()
     wish = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     training.cluster.kubectl.ask(f"pods/{pod}/eviction", wish)
@@ -251,7 +252,7 @@ def master_deleted(training: Training) -> float:
 
 def master_evicted(training: Training) -> float:
     """The step's own pod is evicted, and tried again."""
-    moment = _evicted(training, training.pod)
+    moment = evict(training, training.pod)
     _tried_again(training, MASTERS_HOST)
     return moment
 

@@ -103,10 +103,10 @@ class Training:
         self.uid = made[0]["metadata"]["uid"]
         self.start(host)
 
-    def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, **flags: str) -> None:
-        """One that trains until `stop`, a few iterations a second (see `paced`)."""
+    def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, more: str = "", **flags: str) -> None:
+        """One that trains until `stop`, a few iterations a second; `more`: arguments (see `paced`)."""
         order = f"--length {LENGTH} --batch {BATCH} --seed {SEED}"
-        arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order}"
+        arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order} {more}"
         script = {"script": str(PACED), "script_args": arguments}
         self.submit(host, **script, job_spec=spec, nodes="2", min_nodes="1", global_batch=str(BATCH), **flags)
 
@@ -131,7 +131,7 @@ class Training:
         known = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
         known |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
         container = {**template["container"], "name": "main", "env": list(template["container"]["env"])}
-        container["args"] = [re.sub(r"{{([^}]*)}}", lambda found: known[found[1]], one) for one in container["args"]]
+        container = json.loads(re.sub(r"{{([^}]*)}}", lambda found: _escape(known[found[1]]), json.dumps(container)))
         container["env"] += [{"name": name, "value": value} for name, value in self.environment.items()]
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
         spec = {
@@ -234,6 +234,11 @@ class Training:
     def delete(self) -> None:
         """The Workflow and all that it owns, as far as it is there."""
         self.cluster.kubectl("delete", "workflow", self.name, "--ignore-not-found", "--wait=false")
+
+
+def _escape(value: str) -> str:
+    """As Argo puts a value into the JSON of a template."""
+    return json.dumps(value)[1:-1]
 
 
 def _patched(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
