@@ -89,11 +89,12 @@ async def node_backend(
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
-    """The scheduling that the flags ask for."""
+    """The scheduling that the flags and the spec ask for."""
     from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
+    priority_class = config.priority_class or spec.priority_class
     return Scheduling(
-        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec),
+        Gang(config.gang), config.queue, priority_class, config.extra_priority_class, minimum_of(spec),
         tuple(name for name, role in spec.roles.items() if role.waits_for),
     )  # fmt: skip
 
@@ -149,6 +150,7 @@ async def sibling_pods(
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
+        template |= {"schedulerName": spec.scheduler_name} if spec.scheduler_name else {}
         own_templates = {name: role.template for name, role in spec.roles.items()}
         leave_start = start_leaver(store, spec.job, credentials.token) if store else None
         rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates, leave_start)

@@ -13,7 +13,9 @@ _ROLE = {
 }  # fmt: skip
 _USUAL_PRIORITY = "normal"
 """What the console writes for a job without a PriorityClass of its own."""
-_JOB = {"completePolicy": str, "failPolicy": str, "cleanPodPolicy": str}
+_JOB = {
+    "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
+}  # fmt: skip
 
 
 def read(fields: Fields) -> SourceJob:
@@ -27,9 +29,6 @@ def read(fields: Fields) -> SourceJob:
     found = [_role(fields, name) for name in roles]
     if not tolerant:
         found = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in found]
-    if limit := fields.count("spec", "timeLimit", default=0, least=0):
-        pod = found[0].pod
-        found[0] = replace(found[0], pod=replace(pod, template={**pod.template, "activeDeadlineSeconds": limit}))
     priority = fields.take(str, "spec", "priority", default=_USUAL_PRIORITY)
     arguments = {"priority_class": priority} if priority != _USUAL_PRIORITY else {}
     return SourceJob(fields.take(str, "metadata", "name"), tuple(found), arguments, policies)
