@@ -395,14 +395,9 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
             yield f"{at}.fault_rules[{number}]: nodes that come by themselves (placement joined) cannot be replaced"
     if spec.placement is Placement.JOINED:
         pointless = {
-            "scale_out_timeout_s",
-            "restart_time_limit_s",
-            "waits_for",
-            "priority",
-            "resources",
-            "restart_scope",
+            "scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources", "restart_scope",
             "template",
-        }
+        }  # fmt: skip
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):
             if getattr(role, field) != getattr(defaults, field):
