@@ -31,7 +31,7 @@ the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes;
 `everstep status` asks for the taint, the test sets it at once, and Argo retries the step.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
-`python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster`, or from named JUnit files.
+`python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster` (or from JUnit files).
 
 | what happens | seconds without a new iteration | iterations done again | times | load |
 |---|---|---|---|---|
