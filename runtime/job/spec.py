@@ -187,7 +187,9 @@ class RoleSpec(msgspec.Struct, frozen=True):
     replica_type: ReplicaType = ReplicaType.WORKER
     """Read, and changes nothing: the role's name and fields say what it is."""
     template: dict[str, Any] = {}
-    """What its pods have otherwise than the train step's own (see `pod_template`); empty: nothing."""
+    """How its pods differ from the train step's pod, as a Kubernetes PodTemplateSpec: one container's image,
+    imagePullPolicy, workingDir, command, args, env, envFrom, resources, volumeMounts and securityContext; the pod's
+    volumes, tolerations, nodeSelector, affinity and the like; labels and annotations. Empty: not at all."""
 
     @property
     def most(self) -> int:
