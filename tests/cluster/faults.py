@@ -6,8 +6,8 @@ again, an API server started) it mends itself once the training has shown what i
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -220,13 +220,25 @@ def node_lost(training: Training) -> float:
     """Power cut of the machine of a node; it comes back when the training has gone on without."""
     number = elsewhere(training)
     gone, moment = missed(training, node_name(number)), time.time()
-    node.lost(number)
-    try:
+    with powerless(number):
         wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
-    finally:
-        lifecycle.up()
     return moment
+
+
+@contextmanager
+def powerless(number: int) -> Iterator[None]:
+    """A machine without power, in which all is killed, and switched on again.
+
+    First its cable is pulled: else its kernel, which is also that of the others, would tell them of closed connections.
+    """
+    network.cut(number, off=True)
+    node.lost(number)
+    try:
+        yield
+    finally:
+        network.cut(number, off=False)
+        lifecycle.up()
 
 
 def node_cut_off(training: Training) -> float:
@@ -277,9 +289,8 @@ def masters_machine_lost(training: Training) -> float:
     """
     number, kubectl = elsewhere(training), training.cluster.kubectl
     gone, moment = missed(training, MASTERS_HOST), time.time()
-    node.lost(int(MASTERS_HOST.rpartition("-")[2]))
-    _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
-    try:
+    with powerless(int(MASTERS_HOST.rpartition("-")[2])):
+        _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
         wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
         kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
         try:
@@ -288,8 +299,6 @@ def masters_machine_lost(training: Training) -> float:
             goes_on(training)
         finally:
             kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
-    finally:
-        lifecycle.up()
     return moment
 
 
