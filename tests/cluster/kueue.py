@@ -44,9 +44,7 @@ def install(kubectl: Kubectl) -> None:
     keys = etc / "kueue/metrics/certs"
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})
-    kubectl(
-        "wait", "--for=condition=established", "--timeout=30s", f"crd/workloads.{GROUP}", f"crd/localqueues.{GROUP}"
-    )
+    wait(lambda: _are_established(kubectl, len(list(made.glob("*.yaml")))), "Kueue's kinds")
     keys.mkdir(parents=True, exist_ok=True)
     output_of(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=kueue", "-addext",
@@ -85,6 +83,13 @@ def _webhooks(certificate: bytes) -> list[dict[str, Any]]:
             "webhooks": hooks,
         })  # fmt: skip
     return found
+
+
+def _are_established(kubectl: Kubectl, kinds: int) -> bool:
+    """Whether the API server serves so many kinds of its group. (`kubectl wait` fails where there is no status yet.)"""
+    found = [one for one in kubectl.list("crd") if one["spec"]["group"] == GROUP]
+    conditions = [one for kind in found for one in kind.get("status", {}).get("conditions") or ()]
+    return sum(one["type"] == "Established" and one["status"] == "True" for one in conditions) == kinds
 
 
 def _takes_queues(kubectl: Kubectl) -> bool:

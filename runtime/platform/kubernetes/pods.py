@@ -163,8 +163,8 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     """
     spec = copy.deepcopy(dict(template))
     first, *others = spec["containers"]
-    variables = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
-    variables |= {TOKEN_VARIABLE: token_reference(job)}
+    texts = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
+    variables: dict[str, dict[str, Any]] = {**texts, TOKEN_VARIABLE: token_reference(job)}
     fields = {
         HOST: "spec.nodeName", IP: "status.podIP", HOST_IP: "status.hostIP", ZONE: f"metadata.labels['{ZONE_LABEL}']",
     }  # fmt: skip
