@@ -115,6 +115,13 @@ def quota(kubectl: Kubectl, slots: int) -> None:
     )
 
 
+def slots_in_use(kubectl: Kubectl) -> int:
+    """What the queue's admitted workloads have of its quota; finished ones stay there as long as their pods."""
+    queue = kubectl.get(f"clusterqueues.{GROUP}", QUEUE) or {}
+    usage = [one for flavor in queue["status"]["flavorsUsage"] for one in flavor["resources"]]
+    return sum(int(one["total"]) for one in usage if one["name"] == SLOT)
+
+
 def _object(kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": metadata, "spec": spec}
 
