@@ -14,6 +14,8 @@ from everstep.runtime.job.spec import NodeEvent
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[KMGT]i?)?")
 _UNITS = {"m": 1e-3, **{f"{u}i": 1 << 10 * n for n, u in enumerate("KMGT", 1)}, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+USUAL_PRIORITY = "normal"
+"""What CCE's console writes for a job without a PriorityClass."""
 Reader = Callable[[Any], Any]
 
 
@@ -92,9 +94,8 @@ def _template(value: Any) -> dict[str, Any]:
 
 
 def _priority_class(value: Any) -> str:
-    """`normal` is what CCE's console writes for a job without a PriorityClass."""
     name = _as(str, "the name of a PriorityClass")(value)
-    return "" if name == "normal" else name
+    return "" if name == USUAL_PRIORITY else name
 
 
 def _bytes(value: Any) -> int:

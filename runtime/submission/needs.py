@@ -1,11 +1,12 @@
 """What a workflow needs of the namespace that it is submitted to. Pure: read from its manifest."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.runtime.job.spec_values import quantity
+from everstep.runtime.job.spec_values import USUAL_PRIORITY, quantity
 from everstep.runtime.submission.manifest import all_templates, containers_of, tasks_of
 
 _PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
@@ -49,6 +50,7 @@ def needs_of(manifest: Mapping[str, Any]) -> Needs:
     templates = list(all_templates(spec))
     values = _values(spec, templates)
     classes = [*values.get("priority-class", ()), *values.get("extra-priority-class", ())]
+    classes += [name for text in values.get("job-spec", ()) for name in _classes_of(text)]
     gangs = [one for one in values.get("gang", ()) if one != "none"]
     default = spec.get("serviceAccountName") or "default"
     named = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
@@ -70,6 +72,17 @@ def account_rights(name: str) -> Rights:
     """What an account of that name must be allowed to do, by its suffix."""
     more = MAKES_NODES if name.endswith(TRAIN) else MAKES_EXECUTORS if name.endswith(SPARK) else ()
     return (*REPORTS, *more)
+
+
+def _classes_of(job_spec: str) -> Iterator[str]:
+    """PriorityClasses that a job spec names, if it is in the manifest itself: its own, and those of its roles' pods."""
+    try:
+        spec = json.loads(job_spec)
+        roles = (spec.get("replicaSpecs") or {}).values()
+        named = [((role.get("template") or {}).get("spec") or {}).get("priorityClassName") for role in roles]
+    except (ValueError, AttributeError):  # The train step refuses it by name and line.
+        return
+    yield from (name for name in (spec.get("priority"), *named) if name and name != USUAL_PRIORITY)
 
 
 def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[str, list[str]]:
