@@ -90,7 +90,7 @@ def _line(fault: str, each: Sequence[Cost]) -> str:
 
 def _of(figures: Sequence[float], form: str) -> str:
     middle, worst = format(statistics.median(figures), form), format(max(figures), form)
-    return middle if len(figures) == 1 else f"{middle}, {worst}"
+    return middle if middle == worst else f"{middle}, {worst}"
 
 
 def main(words: Sequence[str]) -> str:
