@@ -322,7 +322,7 @@ def store_stopped(training: Training) -> float:
     processes.stop("minio")
     away = time.time()
     try:
-        wait_until(lambda: "the store refuses" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
+        wait_until(lambda: "cannot be reached" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
         wait_until(lambda: time.time() > away + STORE_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
         assert not plane.store_answers()
         back = time.time()
