@@ -81,6 +81,11 @@ class PodRules:
     """Take checked pods that wait for this job (see `held_pods`), and leave each what to run."""
 
 
+async def ensure_token(api: KubeApi, job: str, owner: Owner) -> None:
+    """Make the job's Secret unless it is there, for pods that will name it. Raises KubeError."""
+    await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
+
+
 class KubernetesPlatform:
     """The nodes of one job, in one namespace. `async with`; used from one event loop."""
 
