@@ -52,19 +52,32 @@ CLUSTER = {
     ],
     "Argo's own controller and executor run the submitted pipeline to its end": ["test_argo.py::the_pipeline"],
     "with Argo: steps called by templateRef from anybody's workflow": ["test_argo.py::template_ref"],
-    "with Argo: the step's pod deleted, tried again, its nodes taken over": ["test_argo.py::tried_again"],
     "with Argo: a step whose pod is lost 5 times is tried again each time": ["test_argo.py::lost_more_often"],
     "stop or terminate, then retry: no iteration is done again": ["test_stopping.py::after_it_was_stopped"],
-    "with Argo: stop, terminate, deletion, deadline: no pod trains on": ["test_argo.py::over_for_good"],
-    "gangs, with Volcano, coscheduling and Kueue themselves: of 3 none or all, the 4th joins, gives way": [
-        "test_gangs.py",
-        "test_kueue.py",
-    ],
+    "gangs, with Volcano and coscheduling themselves: of 3 none or all, the 4th joins, gives way": ["test_gangs.py"],
     "rights: what the account must do, verb by verb, and nothing else": ["test_rights.py"],
     "templates/ is taken by a real API server": ["test_templates.py"],
     "Spark executors as pods tokenize to the same bytes": ["test_spark.py"],
 }
 """Promises, and words in the names of their tests below tests/cluster."""
+MACHINES = {
+    "an error that its machine repeats moves its pod to the other machine; one that both repeat fails the job": [
+        "test_two_machines.py::an_error",
+    ],
+    "nodes on machines apart; one power cut leaves a copy of each part of a sharded state": [
+        "test_two_machines.py::apart",
+    ],
+    "with Argo: the step's pod deleted or evicted, its nodes taken over": ["test_argo.py::was_lost_is_tried_again"],
+    "with Argo: `everstep workflow stop`, then a retry as Argo's: no iteration is done again": [
+        "test_argo.py::stopped_and_is_retried",
+    ],
+    "with Argo: stop, terminate, deletion, deadline: the newest state is in the store before the pods end": [
+        "test_argo.py::over_for_good",
+    ],
+    "Kueue itself: quota for two admits none of three, the minimum whole, an extra gives way": ["test_kueue.py"],
+    "rights: the train step's account reads no Secret": ["test_rights.py", "test_pods.py::only_the_workflow"],
+}
+"""The same, of lost machines, their copies, and least rights."""
 
 
 def cluster_starts() -> Iterator[Line]:
@@ -155,6 +168,9 @@ PROVEN = {
         "tests/job/test_checked_restarts.py", "tests/agent/test_run_beside.py",
         "tests/survival/test_checked_restarts.py",
     ),
+    "a job spec's time limit, tolerance of faults, priority, scheduler, role and framework, as AITrainingJob's": (
+        "tests/job/test_spec_reader.py", "tests/job/test_limits.py::time_limit", "tests/train/test_train_nodes.py",
+    ),
     "nodes prefer machines, then zones, apart; so do the copies of their state": (
         "tests/job/test_peers.py", f"{PLATFORM}test_pods.py",
     ),
@@ -176,8 +192,6 @@ def unproven() -> Iterator[Line]:
     """What nothing proves."""
     never = "never run"
     yield Line("check: matmul, memory, copies and NCCL on each GPU", "a faulty one is named", f"{never}: no GPU", False)
-    yield Line("an error moves its pod to the other machine, on a real cluster", "tests pass", never, False)
-    yield Line("one power cut leaves one copy, on a real cluster", "tests pass", never, False)
     yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
                "never run: its documents' schema only", False)  # fmt: skip
 
@@ -194,7 +208,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     if is_asked(ON_A_CLUSTER, options.words):
         yield from cluster_starts()
         cases = run_tests(["tests/cluster"], 0)  # one after the other, because they measure
-        for promise, words in {**CLUSTER, **cluster_check_and_ui.ON_A_CLUSTER}.items():
+        for promise, words in {**CLUSTER, **MACHINES, **cluster_check_and_ui.ON_A_CLUSTER}.items():
             yield line_of(promise, words, cases)
         yield from faults(cases)
         yield from stopped_runs(cases)

@@ -16,6 +16,7 @@ from everstep.runtime.job.spec import (
     NodeEvent,
     Oom,
     Patience,
+    ReplicaType,
     Resources,
     RestartPolicy,
     RestartScope,
@@ -25,5 +26,5 @@ from everstep.runtime.job.spec import (
 
 __all__ = [
     "CleanPodPolicy", "EndingPolicy", "FaultRule", "Hang", "HangPolicy", "JobSpec", "NodeEvent", "Oom", "Patience",
-    "Resources", "RestartPolicy", "RestartScope", "RoleSpec", "StragglerPolicy",
+    "ReplicaType", "Resources", "RestartPolicy", "RestartScope", "RoleSpec", "StragglerPolicy",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from hera.workflows import Container, Parameter, WorkflowTemplate
 
-from everstep.runtime.submission.manifest import ACCOUNT
+from everstep.runtime.submission.manifest import ACCOUNT, JOB_TOKEN
 from everstep.steps.check.template import template as check
 from everstep.steps.corpus.template import template as corpus
 from everstep.steps.evaluate.template import template as evaluate
@@ -40,7 +40,7 @@ def _workflow_template(template: Container) -> dict[str, Any]:
     title: Mapping[str, str] = template.annotations or {}
     result = WorkflowTemplate(
         name=f"everstep-{template.name}",
-        annotations={name: text for name, text in title.items() if name != ACCOUNT},
+        annotations={name: text for name, text in title.items() if name not in (ACCOUNT, JOB_TOKEN)},
         entrypoint=template.name,
         arguments=[_as_argument(one) for one in inputs],
         templates=[_with_inputs(template, inputs)],

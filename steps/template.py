@@ -19,7 +19,7 @@ from hera.workflows import (
 )
 from hera.workflows import models as argo
 
-from everstep.runtime.submission.manifest import ACCOUNT
+from everstep.runtime.submission.manifest import ACCOUNT, JOB_TOKEN
 from everstep.version import IMAGE
 
 OUTPUTS = "/tmp/outputs"
@@ -95,6 +95,7 @@ def step_template(
     shared_memory: str = "",
     deadline_s: int | None = None,
     account: str = "",
+    has_token: bool = False,
     gauges: Mapping[str, str] = {},
     module: str = "",
     image: str = IMAGE,
@@ -104,9 +105,12 @@ def step_template(
 
     `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a /dev/shm.
     `account`: suffix of its service account's name, if the step needs rights that others must not have.
+    `has_token`: on a cluster it gets the token of its job, once there is one.
     `gauges`: outputs that Argo exports as metrics where they are not empty, and what each is.
     """
     annotations = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
+    annotations |= {ACCOUNT: account} if account else {}
+    annotations |= {JOB_TOKEN: fixed["job"]} if has_token else {}
     given = {**COMMON_ARGUMENTS, **fixed}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
@@ -126,7 +130,7 @@ def step_template(
         args=arguments,
         inputs=inputs,
         outputs=files,
-        annotations={**annotations, **({ACCOUNT: account} if account else {})},
+        annotations=annotations,
         labels={STEP: step},
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,

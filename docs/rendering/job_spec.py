@@ -15,7 +15,7 @@ from everstep.runtime.job.spec_fields import fields
 SOURCE = "runtime/job/spec.py"
 STRUCTS = (spec.JobSpec, spec.RoleSpec, spec.Resources, spec.FaultRule, spec.Patience, spec.Hang, spec.Oom)
 ENUMS = (
-    spec.RestartPolicy, spec.RestartScope, spec.EndingPolicy, spec.CleanPodPolicy, spec.HangPolicy,
+    spec.ReplicaType, spec.RestartPolicy, spec.RestartScope, spec.EndingPolicy, spec.CleanPodPolicy, spec.HangPolicy,
     spec.StragglerPolicy, spec.NodeEvent,
 )  # fmt: skip
 _FILLED = {"job", "hosts", "placement"}

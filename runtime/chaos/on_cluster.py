@@ -11,7 +11,7 @@ from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredErr
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.job.records import RoundFormed
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import GRACE_S, NODE, secret_name, selector
+from everstep.runtime.platform.kubernetes.pods import GRACE_S, NODE, object_name, selector
 from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
 
 SEEN_S = 180.0
@@ -134,7 +134,7 @@ class ClusterInjector:
         return FiredFault(fault.kind, "", await self._delete(pods, 0), f"{len(pods)} pods deleted")
 
     async def _resize(self, fault: Fault) -> FiredFault:
-        name, moment = secret_name(self._progress.job), time.time()
+        name, moment = object_name(self._progress.job), time.time()
         sizes = parse_sizes(await self._api.get("configmaps", name))
         role, before = next(iter(sizes.items()))
         seen = [before]

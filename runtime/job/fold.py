@@ -109,8 +109,9 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
         for n in state.nodes.values()
     ]
     return _with_nodes(
-        state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
-        hang=None, finished={}, excused=frozenset(), refused=(), moved_for=(), broken=None, reason="taken up again",
+        state, *nodes, since=record.time, began_at=0.0, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0,
+        ended=None, hang=None, finished={}, excused=frozenset(), refused=(), moved_for=(), broken=None,
+        reason="taken up again",
     )  # fmt: skip
 
 
@@ -287,6 +288,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
     return _with_nodes(
         state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, queues=queues,
+        began_at=state.began_at or record.time,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
         members={role: len(members) for role, members in round_.members.items()},
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},

@@ -64,6 +64,7 @@ def next_deadline(tx: Transaction, verdict: rounds.Verdict) -> float | None:
         tx.liveness.accusations.deadline,
         verdict.deadline,
         replicas.next_admission(state, tx.spec),
+        termination.time_limit(state, tx.spec),
     ]
     deadlines += [deadline for deadline, _, _ in replicas.overdue_scaling(state, tx.spec)]
     deadlines += [node.left_at + patience.leave_s for node in _nodes_in(state, (P.RELEASED,))]
@@ -206,7 +207,11 @@ def _release_leaving(tx: Transaction) -> None:
 def _end_if_done(tx: Transaction) -> None:
     if tx.state.phase is JobPhase.ENDED:
         return
-    end = termination.end_by_completion(tx.state, tx.spec) or termination.end_by_fail_policy(tx.state, tx.spec)
+    end = (
+        termination.end_by_completion(tx.state, tx.spec)
+        or termination.end_by_fail_policy(tx.state, tx.spec)
+        or termination.end_by_time_limit(tx.state, tx.spec, tx.now)
+    )
     if end:
         tx.end_job(end)
 

@@ -46,6 +46,13 @@ class EndingPolicy(StrEnum):
     """The first node decides; for a job the first node of its first role."""
 
 
+class ReplicaType(StrEnum):
+    """What AITrainingJob calls a role. It changes nothing here, where a role is what its name and fields say."""
+
+    MASTER = "master"
+    WORKER = "worker"
+
+
 class RestartPolicy(StrEnum):
     """Which faults cause a restart (docs/faults.md says how). After any other fault the node is given up."""
 
@@ -177,8 +184,12 @@ class RoleSpec(msgspec.Struct, frozen=True):
     complete_policy: EndingPolicy = EndingPolicy.ALL
     fail_policy: EndingPolicy = EndingPolicy.NONE
     """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
+    replica_type: ReplicaType = ReplicaType.WORKER
+    """Read, and changes nothing: the role's name and fields say what it is."""
     template: dict[str, Any] = {}
-    """What its pods have otherwise than the train step's own (see `pod_template`); empty: nothing."""
+    """How its pods differ from the train step's pod, as a Kubernetes PodTemplateSpec: one container's image,
+    imagePullPolicy, workingDir, command, args, env, envFrom, resources, volumeMounts and securityContext; the pod's
+    volumes, tolerations, nodeSelector, affinity and the like; labels and annotations. Empty: not at all."""
 
     @property
     def most(self) -> int:
@@ -278,6 +289,18 @@ class JobSpec(msgspec.Struct, frozen=True):
     fail_policy: EndingPolicy = EndingPolicy.ANY
     """Which roles must fail for the job to fail."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
+    time_limit_s: float = 0.0
+    """How long after its first round the job may last before it fails; 0: without end. A job that is resumed after its
+    end has it anew."""
+    fault_tolerant: bool = True
+    """False: a role that names no `restartPolicy` has Never."""
+    priority_class: str = ""
+    """PriorityClass of its pods on a cluster, as --priority-class; empty or `normal`: that of the step's own pod."""
+    scheduler_name: str = ""
+    """Scheduler of its pods on a cluster, unless --gang or a role's template names one; empty: that of the step's own
+    pod."""
+    framework_type: str = ""
+    """Read, and changes nothing: workers find RANK, WORLD_SIZE and MASTER_ADDR whatever they import."""
     keep_last: int = KEEP_LAST
     """How many committed checkpoints to keep in the store, the newest ones; 0: all."""
     keep_every: int = 0
@@ -303,6 +326,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "complete_policy: None would never let the job succeed; use All, Any or Rank0"
     if spec.keep_last < 0 or spec.keep_every < 0:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
+    if not spec.time_limit_s >= 0:
+        yield f"time_limit_s: {spec.time_limit_s} is not a number of 0 or more"
     if spec.certify_interval < 0:
         yield f"certify_interval: {spec.certify_interval} is negative"
     if spec.keep_every and not spec.keep_last:
@@ -329,6 +354,9 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "avoid_hosts: nodes that come by themselves (placement joined) cannot be placed"
     if spec.placement is Placement.JOINED and spec.hosts not in ("", JobSpec().hosts):
         yield "hosts: nodes that come by themselves (placement joined) cannot be placed"
+    if spec.placement is Placement.JOINED and (spec.priority_class or spec.scheduler_name):
+        field = "priority_class" if spec.priority_class else "scheduler_name"
+        yield f"{field}: nodes that come by themselves (placement joined) are no pods of this job"
     try:
         switches(spec.topology)
     except TopologyError as error:
@@ -369,14 +397,9 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
             yield f"{at}.fault_rules[{number}]: nodes that come by themselves (placement joined) cannot be replaced"
     if spec.placement is Placement.JOINED:
         pointless = {
-            "scale_out_timeout_s",
-            "restart_time_limit_s",
-            "waits_for",
-            "priority",
-            "resources",
-            "restart_scope",
+            "scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources", "restart_scope",
             "template",
-        }
+        }  # fmt: skip
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):
             if getattr(role, field) != getattr(defaults, field):

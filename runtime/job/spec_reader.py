@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import yaml
-from msgspec.structs import FieldInfo
+from msgspec.structs import FieldInfo, replace
 
 from everstep.runtime.job import pod_template, spec_values
-from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec, problems
+from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec, problems
 from everstep.runtime.job.spec_fields import fields, spelling_of
 
 Path = tuple[str | int, ...]
@@ -48,12 +48,7 @@ class SpecError(ValueError):
 
 
 _ELSEWHERE = {
-    "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
-    "faultTolerant": "not needed: every job is elastic; for a fixed one, write restartPolicy: Never",
-    "schedulerName": "a pod's: write it in the spec of the role's template, or use --gang",
-    "replicaType": "not needed: the role's name defines it",
-    "timeLimit": "not built: give the step's Argo template an activeDeadlineSeconds",
 }
 """Fields of other systems that a reader of theirs may try here."""
 
@@ -66,7 +61,7 @@ def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", flags: Iterab
     reading = _Reading(name, text)
     for entry in flags:
         reading.merge(entry)
-    spec = reading.struct(JobSpec, reading.top, ())
+    spec = reading.with_tolerance(reading.struct(JobSpec, reading.top, ()))
     for problem in () if reading.wrong else problems(spec):
         reading.refuse_contradiction(problem)
     if reading.wrong:
@@ -136,6 +131,17 @@ class _Reading:
             inside[last], self._flags[flag.path] = flag.value, flag.by
         elif flag.firm and _differ(fields(kind)[last], inside[last], flag.value):
             self.refuse(flag.path, f"{inside[last]!r} here, but {flag.by} says {flag.value!r}; say it in one place")
+
+    def with_tolerance(self, spec: JobSpec) -> JobSpec:
+        """The spec, whose roles without a restart policy have Never if the job is not `faultTolerant`."""
+        if spec.fault_tolerant or self.wrong:
+            return spec
+        given = self.top["replicaSpecs"]
+        never = {
+            name: role if "restartPolicy" in given[name] else replace(role, restart_policy=RestartPolicy.NEVER)
+            for name, role in spec.roles.items()
+        }
+        return replace(spec, roles=never)
 
     def struct(self, kind: Any, given: Any, path: Path) -> Any:
         """Of that kind; where something is wrong, any of that kind."""

@@ -14,6 +14,8 @@ from everstep.runtime.job.spec import NodeEvent
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[KMGT]i?)?")
 _UNITS = {"m": 1e-3, **{f"{u}i": 1 << 10 * n for n, u in enumerate("KMGT", 1)}, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+USUAL_PRIORITY = "normal"
+"""What CCE's console writes for a job without a PriorityClass."""
 Reader = Callable[[Any], Any]
 
 
@@ -91,6 +93,11 @@ def _template(value: Any) -> dict[str, Any]:
     return value
 
 
+def _priority_class(value: Any) -> str:
+    name = _as(str, "the name of a PriorityClass")(value)
+    return "" if name == USUAL_PRIORITY else name
+
+
 def _bytes(value: Any) -> int:
     return int(quantity(value))
 
@@ -98,7 +105,8 @@ def _bytes(value: Any) -> int:
 _NAMES = _texts("a list of names", lambda text: text.split(","))
 _READERS: dict[Any, Reader] = {
     float: _as(Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)], "a number of seconds, 0 or more"),
-    int: _as(int, "a whole number"), int | None: _as(int, "a whole number"), str: _as(str, "a text"),
+    bool: _as(bool, "true or false"), str: _as(str, "a text"),
+    int: _as(int, "a whole number"), int | None: _as(int, "a whole number"),
     dict[str, float]: _as(
         dict[str, Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]], "seconds of phases, like {save: 600}"
     ),
@@ -106,6 +114,7 @@ _READERS: dict[Any, Reader] = {
 }  # fmt: skip
 _OWN: dict[str, Reader] = {
     "topology": _texts("lines `access-switch pod-switch ip`", str.splitlines),
-    "template": _template, "factor": _as(float, "a number"), "increment_bytes": _bytes, "limit_bytes": _bytes,
+    "template": _template, "priority_class": _priority_class, "factor": _as(float, "a number"),
+    "increment_bytes": _bytes, "limit_bytes": _bytes,
 }  # fmt: skip
 """Fields that read otherwise than others of their type."""

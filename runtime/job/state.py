@@ -38,6 +38,8 @@ class State(msgspec.Struct, frozen=True):
     phase: JobPhase = JobPhase.FORMING
     since: float = 0.0
     """Since when the job has had no round."""
+    began_at: float = 0.0
+    """When the first round was formed; after the job was taken up again, the first one since."""
     changed_at: float = 0.0
     """When a round with other nodes than the one before it was formed."""
     nodes: Roster = Roster()

@@ -63,6 +63,23 @@ def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
     return _end_of_given_up(state, f"by the fail policy of {failing}", JobResult.FAILED)
 
 
+def time_limit(state: State, spec: JobSpec) -> float | None:
+    """When the job has lasted as long as it may (Unix time); None: it has no limit, or no round yet."""
+    return state.began_at + spec.time_limit_s if spec.time_limit_s and state.began_at else None
+
+
+def end_by_time_limit(state: State, spec: JobSpec, now: float) -> End | None:
+    """Failure, once the job has lasted as long as it may."""
+    limit = time_limit(state, spec)
+    if limit is None or now < limit:
+        return None
+    return End(
+        JobResult.FAILED,
+        f"it lasted {spec.time_limit_s:g} s, its timeLimit, at iteration {state.iteration}",
+        exit_code=1,
+    )
+
+
 def end_without_quorum(state: State, reason: str) -> End:
     """The end of a job that cannot reach its minimum; with the script's error if that is the cause."""
     if any(judged.reason is Reason.USER_ERROR for judged in state.given_up.values()):

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from everstep.runtime.net.token import shared_token
+from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
 from everstep.runtime.system.own_folder import own_folder
 
-TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
 _RESOLVE_S = 5.0
 _PAUSE_S = 0.5
 

@@ -15,6 +15,7 @@ from everstep.runtime.launch.job import Launch
 from everstep.runtime.launch.local_state import LocalState
 from everstep.runtime.launch.probe import Answer, is_master, listening_process, probe_endpoint, process_text
 from everstep.runtime.net.tls import TLS_HINT, Credentials, credentials_of
+from everstep.runtime.net.token import TOKEN_VARIABLE
 from everstep.runtime.store import Store, open_store
 
 
@@ -82,7 +83,7 @@ def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> 
         raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {seen}; choose another port")
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(
-            f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} to the one that it has"
+            f"{ip}:{port}: the master there refuses this token; set {TOKEN_VARIABLE} to the one that it has"
         )
     if answer is Answer.IN_TLS:
         raise ValueError(f"{ip}:{port}: the master there speaks TLS; {TLS_HINT}")

@@ -1,11 +1,16 @@
-"""The bearer token of a job; every process of the job on this machine reads it from one file."""
+"""The bearer token of a job: a file that its processes on this machine read, or a Secret of a cluster."""
 
 import hmac
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from everstep.runtime.system import atomic
+
+TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
+TOKEN_KEY = "token"
+"""Of the Secret."""
 
 
 def shared_token(path: Path) -> str:
@@ -13,6 +18,17 @@ def shared_token(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.create(path, secrets.token_urlsafe(32))
     return path.read_text()
+
+
+def token_secret(job: str) -> str:
+    """Name of the Secret with the job's token. A step's template names it too: no step has to read Secrets."""
+    return f"everstep-{job}"
+
+
+def token_reference(job: str, *, optional: bool = False) -> dict[str, Any]:
+    """The container's variable with the job's token. `optional`: unset until somebody has made the Secret."""
+    place = {"name": token_secret(job), "key": TOKEN_KEY, **({"optional": True} if optional else {})}
+    return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": place}}
 
 
 class Bearer:

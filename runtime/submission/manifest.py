@@ -11,13 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everstep.runtime.net.token import token_reference
+
 DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
 ACCOUNT = "everstep/account"
 """Annotation of a template: what its service account's name has after that of the others (files/rbac.yaml)."""
+JOB_TOKEN = "everstep/job-token"
+"""Annotation of a template: the job whose token its container gets, once there is one."""
 TITLE = "workflows.argoproj.io/title"
 """Annotation: what Argo's list of runs shows instead of the name, which is part of it therefore."""
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
+OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+"""The end of the name of an object of Kubernetes (a DNS subdomain)."""
 WORKING_FOLDER = "/tmp"
 """Where a step may write without being root."""
 OWN_POD = {"name": "EVERSTEP_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -136,9 +142,24 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
         credentials = _credential_variables(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     for template in templates:
-        more = (template.get("metadata", {}).get("annotations") or {}).pop(ACCOUNT, "")
+        annotations = template.get("metadata", {}).get("annotations") or {}
+        more, job = annotations.pop(ACCOUNT, ""), annotations.pop(JOB_TOKEN, "")
+        if job:
+            _require_usable_names(spec, template)
+            template["container"]["env"].append(token_reference(job, optional=True))
         if options.service_account:
             template["serviceAccountName"] = f"{options.service_account}{more}"
+
+
+def _require_usable_names(spec: Mapping[str, Any], template: Mapping[str, Any]) -> None:
+    """A task's name is part of its job's, and that of its Secret's. Raises NotForAClusterError."""
+    for task in (task for one in all_templates(spec) for task in tasks_of(one)):
+        entries = (task.get("arguments") or {}).get("parameters") or ()
+        given = next((str(one.get("value")) for one in entries if one["name"] == "task"), "")
+        if task.get("template") == template["name"] and given and "{{" not in given and not OBJECT.fullmatch(given):
+            raise NotForAClusterError(
+                f"task {given}: on a cluster the name of a training has only a-z, 0-9, - and ., as its Secret has it"
+            )
 
 
 def spec_digest(spec: Mapping[str, Any]) -> str:
@@ -160,13 +181,15 @@ def all_templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _with_inline(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield template
-    tasks = [
-        *(template.get("dag") or {}).get("tasks", ()),
-        *(one for group in template.get("steps", ()) for one in group),
-    ]
-    for task in tasks:
+    for task in tasks_of(template):
         if inline := task.get("inline"):
             yield from _with_inline(inline)
+
+
+def tasks_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The tasks of a DAG, or of all groups of steps."""
+    yield from (template.get("dag") or {}).get("tasks", ())
+    yield from (one for group in template.get("steps", ()) for one in group)
 
 
 def containers_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """What a workflow needs of the namespace that it is submitted to. Pure: read from its manifest."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.runtime.job.spec_values import quantity
-from everstep.runtime.submission.manifest import all_templates, containers_of
+from everstep.runtime.job.spec_values import USUAL_PRIORITY, quantity
+from everstep.runtime.submission.manifest import all_templates, containers_of, tasks_of
 
 _PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
 TRAIN, SPARK = "-train", "-spark"
@@ -14,7 +15,7 @@ TRAIN, SPARK = "-train", "-spark"
 REPORTS = (("argoproj.io", "workflowtaskresults", ("create", "patch")),)
 MAKES_NODES = (
     ("", "pods", ("create", "get", "list", "watch", "delete", "patch")),
-    ("", "secrets", ("create", "get")),
+    ("", "secrets", ("create",)),
     ("", "configmaps", ("create", "get")),
     ("argoproj.io", "workflows", ("get",)),
 )
@@ -49,6 +50,7 @@ def needs_of(manifest: Mapping[str, Any]) -> Needs:
     templates = list(all_templates(spec))
     values = _values(spec, templates)
     classes = [*values.get("priority-class", ()), *values.get("extra-priority-class", ())]
+    classes += [name for text in values.get("job-spec", ()) for name in _classes_of(text)]
     gangs = [one for one in values.get("gang", ()) if one != "none"]
     default = spec.get("serviceAccountName") or "default"
     named = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
@@ -72,12 +74,23 @@ def account_rights(name: str) -> Rights:
     return (*REPORTS, *more)
 
 
+def _classes_of(job_spec: str) -> Iterator[str]:
+    """PriorityClasses that a job spec names, if it is in the manifest itself: its own, and those of its roles' pods."""
+    try:
+        spec = json.loads(job_spec)
+        roles = (spec.get("replicaSpecs") or {}).values()
+        named = [((role.get("template") or {}).get("spec") or {}).get("priorityClassName") for role in roles]
+    except (ValueError, AttributeError):  # The train step refuses it by name and line.
+        return
+    yield from (name for name in (spec.get("priority"), *named) if name and name != USUAL_PRIORITY)
+
+
 def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The values that tasks give, by the parameter's name; neither empty ones, nor those known only while it runs."""
     entries = (spec.get("arguments") or {}).get("parameters") or ()
     given = {one["name"]: str(one.get("value") or "") for one in entries}
     values: dict[str, list[str]] = {}
-    for task in (task for one in templates for task in _tasks(one)):
+    for task in (task for one in templates for task in tasks_of(one)):
         for entry in (task.get("arguments") or {}).get("parameters") or ():
             value = _PARAMETER.sub(lambda name: given.get(name[1], ""), str(entry.get("value") or ""))
             if value and "{{" not in value:
@@ -85,13 +98,8 @@ def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[st
     return values
 
 
-def _tasks(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from (template.get("dag") or {}).get("tasks", ())
-    yield from (one for group in template.get("steps", ()) for one in group)
-
-
 def _references(template: Mapping[str, Any]) -> Iterator[str]:
-    references = [task.get("templateRef") or {} for task in _tasks(template)]
+    references = [task.get("templateRef") or {} for task in tasks_of(template)]
     yield from (one["name"] for one in references if "name" in one and not one.get("clusterScope"))
 
 

@@ -45,11 +45,11 @@ class PodHold:
         """Make the training's token, and end the pods that an earlier try of the check held. Raises KubeError."""
         from everstep.runtime.platform.kubernetes import KubeError
         from everstep.runtime.platform.kubernetes.held_pods import held_selector
-        from everstep.runtime.platform.kubernetes.platform import shared_token
+        from everstep.runtime.platform.kubernetes.platform import ensure_token
 
         if not self.training:
             return
-        await shared_token(self._api, self.training, self._owner)
+        await ensure_token(self._api, self.training, self._owner)
         pods, _ = await self._api.retry(lambda: self._api.list("pods", held_selector(self.training)))
         for pod in pods:
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.net.token import shared_token
+from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.protocol.handover import encode_start, start_key
 from everstep.runtime.store import open_store
@@ -70,7 +70,8 @@ async def node_backend(
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store}
+        token = environment.get(TOKEN_VARIABLE, "")
+        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store, "token": token}
         async with sibling_pods(pod, spec, access, scheduling, shared_memory_bytes(config), **more) as place:
             yield place
         return
@@ -90,11 +91,12 @@ async def node_backend(
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
-    """The scheduling that the flags ask for."""
+    """The scheduling that the flags and the spec ask for."""
     from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
+    priority_class = config.priority_class or spec.priority_class
     return Scheduling(
-        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec),
+        Gang(config.gang), config.queue, priority_class, config.extra_priority_class, minimum_of(spec),
         tuple(name for name, role in spec.roles.items() if role.waits_for),
     )  # fmt: skip
 
@@ -110,11 +112,12 @@ async def sibling_pods(
     taints: bool = False,
     tls: bool = True,
     store: str = "",
+    token: str = "",
 ) -> AsyncIterator[NodeBackend]:
     """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
     `taints`: mark hosts to avoid for everybody. `tls`: between all of them. `store`: where pods that were checked and
-    wait for this training look for what to run; empty: none is taken.
+    wait for this training look for what to run; empty: none is taken. `token`: the job's, if there is one yet.
     """
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
@@ -136,7 +139,7 @@ async def sibling_pods(
     async with KubeApi(access) as api:
         own = await api.own_pod(pod)
         owner = owner_of(own)
-        credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
+        credentials = credentials_of(await token_of(api, spec.job, owner, token), spec.job, tls=tls)
         spec_there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
         async def is_stopped() -> bool:
@@ -149,6 +152,7 @@ async def sibling_pods(
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
         sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
+        template |= {"schedulerName": spec.scheduler_name} if spec.scheduler_name else {}
         own_templates = {name: role.template for name, role in spec.roles.items()}
         leave_start = start_leaver(store, spec.job, credentials.token) if store else None
         rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates, leave_start)

@@ -34,6 +34,7 @@ def template() -> Container:
         memory="4Gi",
         shared_memory="1Gi",
         account="-train",
+        has_token=True,
     )
 
 

@@ -76,6 +76,19 @@ def phases(found: dict[str, Any]) -> dict[str, str]:
     return {one["displayName"]: one["phase"] for one in found["status"].get("nodes", {}).values()}
 
 
+def retry(training: "ByArgo") -> None:
+    """What `argo retry` does to a run whose only step has failed: no pod, no shutdown, and it runs again.
+
+    After "FormulateRetryWorkflow" of Argo's workflow/util.
+    """
+    kubectl, label = training.cluster.kubectl, "workflows.argoproj.io"
+    kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in training.steps()))
+    nothing = {"phase": "Running", "message": None, "finishedAt": None, "nodes": None, "progress": None}
+    labels = {f"{label}/completed": None, f"{label}/phase": "Running"}
+    change = {"metadata": {"labels": labels}, "spec": {"shutdown": None}, "status": nothing}
+    kubectl("patch", "workflow", training.name, "--type=merge", "-p", json.dumps(change))
+
+
 @dataclass
 class ByArgo(Training):
     """A train step that Argo starts and tries again."""

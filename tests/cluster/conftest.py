@@ -1,5 +1,6 @@
 """The running cluster, for all tests of this folder: `make test-cluster`."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,7 @@ def cluster() -> Iterator[Cluster]:
         lifecycle.programs()
     except NoGoError as why:
         pytest.skip(str(why))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Whoever ends a run so leaves no cluster behind.
     with lifecycle.alone():
         try:
             yield lifecycle.up()

@@ -1,7 +1,7 @@
 """What a fault costs the training: `python -m tests.cluster.costs > docs/fault-costs.md`.
 
 The page is made from what the tests of faults have told JUnit: the last `make test-cluster`, or the runs whose files
-are named.
+are named, with the load average of the machine (1 minute) when each was over.
 """
 
 import statistics
@@ -30,10 +30,11 @@ out, because nodes that stand still ask each other; it counts as lost after 30 s
 the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes; this test does so at once. 45 s later
 `everstep status` asks for the taint, the test sets it at once, and Argo retries the step.
 
-{runs}; `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster`.
+Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
+`python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster` (or from JUnit files).
 
-| what happens | seconds without a new iteration | iterations done again |
-|---|---|---|
+| what happens | seconds without a new iteration | iterations done again | times | load |
+|---|---|---|---|---|
 """
 
 
@@ -45,6 +46,8 @@ class Cost:
     """The longest time without a new iteration; without a fault it is that of one iteration."""
     lost: int
     """Iterations that had to be done again."""
+    load: float = 0.0
+    """Load average of the machine over 1 minute, after it."""
 
 
 def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
@@ -68,24 +71,26 @@ def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
         for case in ElementTree.parse(file).iter("testcase"):
             known = {one.get("name"): one.get("value", "") for one in case.iter("property")}
             if "fault" in known:
-                found.setdefault(known["fault"], []).append(Cost(float(known["seconds"]), int(known["lost"])))
+                told = Cost(float(known["seconds"]), int(known["lost"]), float(known["load"]))
+                found.setdefault(known["fault"], []).append(told)
     return found
 
 
 def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
-    """A line for each fault; of several runs the median and the worst."""
-    runs = max(map(len, costs.values()), default=0)
-    head = HEAD.format(cores=f"{cores} cores", runs="One run" if runs == 1 else f"Median and worst of {runs} runs")
-    lines = (
-        f"| {fault} | {_of([one.seconds for one in each], '.1f')} | {_of([one.lost for one in each], '.0f')} |\n"
-        for fault, each in costs.items()
-    )
-    return head + "".join(lines)
+    """A line for each fault; of several times the median and the worst, and the range of the loads."""
+    return HEAD.format(cores=f"{cores} cores") + "".join(_line(fault, each) for fault, each in costs.items())
+
+
+def _line(fault: str, each: Sequence[Cost]) -> str:
+    loads = sorted({f"{one.load:.0f}" for one in each}, key=int)
+    load = loads[0] if len(loads) == 1 else f"{loads[0]} to {loads[-1]}"
+    seconds, lost = _of([one.seconds for one in each], ".1f"), _of([one.lost for one in each], ".0f")
+    return f"| {fault} | {seconds} | {lost} | {len(each)} | {load} |\n"
 
 
 def _of(figures: Sequence[float], form: str) -> str:
     middle, worst = format(statistics.median(figures), form), format(max(figures), form)
-    return middle if len(figures) == 1 else f"{middle}, {worst}"
+    return middle if middle == worst else f"{middle}, {worst}"
 
 
 def main(words: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ again, an API server started) it mends itself once the training has shown what i
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -174,10 +174,11 @@ def _deleted(training: Training, *pods: str, flags: tuple[str, ...] = ()) -> flo
 
 def evicted(training: Training) -> float:
     """By the API's eviction, as `kubectl drain`, an autoscaler or a preempting scheduler asks for it."""
-    return _evicted(training, newest(training)[1])
+    return evict(training, newest(training)[1])
 
 
-def _evicted(training: Training, pod: str) -> float:
+def evict(training: Training, pod: str) -> float:
+    """Evict that pod. Returns the Unix time."""
     moment = time.time()
     wish = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     training.cluster.kubectl.ask(f"pods/{pod}/eviction", wish)
@@ -219,13 +220,25 @@ def node_lost(training: Training) -> float:
     """Power cut of the machine of a node; it comes back when the training has gone on without."""
     number = elsewhere(training)
     gone, moment = missed(training, node_name(number)), time.time()
-    node.lost(number)
-    try:
+    with powerless(number):
         wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
-    finally:
-        lifecycle.up()
     return moment
+
+
+@contextmanager
+def powerless(number: int) -> Iterator[None]:
+    """A machine without power, in which all is killed, and switched on again.
+
+    First its cable is pulled: else its kernel, which is also that of the others, would tell them of closed connections.
+    """
+    network.cut(number, off=True)
+    node.lost(number)
+    try:
+        yield
+    finally:
+        network.cut(number, off=False)
+        lifecycle.up()
 
 
 def node_cut_off(training: Training) -> float:
@@ -251,7 +264,7 @@ def master_deleted(training: Training) -> float:
 
 def master_evicted(training: Training) -> float:
     """The step's own pod is evicted, and tried again."""
-    moment = _evicted(training, training.pod)
+    moment = evict(training, training.pod)
     _tried_again(training, MASTERS_HOST)
     return moment
 
@@ -276,9 +289,8 @@ def masters_machine_lost(training: Training) -> float:
     """
     number, kubectl = elsewhere(training), training.cluster.kubectl
     gone, moment = missed(training, MASTERS_HOST), time.time()
-    node.lost(int(MASTERS_HOST.rpartition("-")[2]))
-    _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
-    try:
+    with powerless(int(MASTERS_HOST.rpartition("-")[2])):
+        _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
         wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
         kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
         try:
@@ -287,8 +299,6 @@ def masters_machine_lost(training: Training) -> float:
             goes_on(training)
         finally:
             kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
-    finally:
-        lifecycle.up()
     return moment
 
 
@@ -312,7 +322,7 @@ def store_stopped(training: Training) -> float:
     processes.stop("minio")
     away = time.time()
     try:
-        wait_until(lambda: "the store refuses" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
+        wait_until(lambda: "cannot be reached" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
         wait_until(lambda: time.time() > away + STORE_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
         assert not plane.store_answers()
         back = time.time()

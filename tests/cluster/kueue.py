@@ -44,9 +44,7 @@ def install(kubectl: Kubectl) -> None:
     keys = etc / "kueue/metrics/certs"
     kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})
-    kubectl(
-        "wait", "--for=condition=established", "--timeout=30s", f"crd/workloads.{GROUP}", f"crd/localqueues.{GROUP}"
-    )
+    wait(lambda: _are_established(kubectl, len(list(made.glob("*.yaml")))), "Kueue's kinds")
     keys.mkdir(parents=True, exist_ok=True)
     output_of(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=kueue", "-addext",
@@ -87,6 +85,13 @@ def _webhooks(certificate: bytes) -> list[dict[str, Any]]:
     return found
 
 
+def _are_established(kubectl: Kubectl, kinds: int) -> bool:
+    """Whether the API server serves so many kinds of its group. (`kubectl wait` fails where there is no status yet.)"""
+    found = [one for one in kubectl.list("crd") if one["spec"]["group"] == GROUP]
+    conditions = [one for kind in found for one in kind.get("status", {}).get("conditions") or ()]
+    return sum(one["type"] == "Established" and one["status"] == "True" for one in conditions) == kinds
+
+
 def _takes_queues(kubectl: Kubectl) -> bool:
     try:
         quota(kubectl, 0)
@@ -108,6 +113,13 @@ def quota(kubectl: Kubectl, slots: int) -> None:
         _object("ClusterQueue", {"name": QUEUE}, spec),
         _object("LocalQueue", {"name": QUEUE, "namespace": NAMESPACE}, {"clusterQueue": QUEUE}),
     )
+
+
+def slots_in_use(kubectl: Kubectl) -> int:
+    """What the queue's admitted workloads have of its quota; finished ones stay there as long as their pods."""
+    queue = kubectl.get(f"clusterqueues.{GROUP}", QUEUE) or {}
+    usage = [one for flavor in queue["status"]["flavorsUsage"] for one in flavor["resources"]]
+    return sum(int(one["total"]) for one in usage if one["name"] == SLOT)
 
 
 def _object(kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:

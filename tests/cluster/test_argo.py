@@ -17,6 +17,7 @@ from everstep.runtime.store import open_store
 from everstep.steps.template import RETRIES
 from tests.cluster import argo, faults, images, layout, processes
 from tests.cluster.argo import ByArgo
+from tests.cluster.costs import cost
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
@@ -125,12 +126,16 @@ def training(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
         made.delete()
 
 
-def test_a_deleted_step_is_tried_again_and_takes_the_nodes_over(training: ByArgo) -> None:
+@pytest.mark.parametrize("how", ["deleted", "evicted"])
+def test_a_step_that_was_lost_is_tried_again_and_takes_the_nodes_over(training: ByArgo, how: str) -> None:
     training.submit_paced("", faults.spec())
     training.wait_iteration(5)
     nodes = {pod["metadata"]["uid"] for pod in training.nodes().values()}
     (step,) = training.steps()
-    training.cluster.kubectl("delete", "pod", step["metadata"]["name"], "--wait=false")
+    if how == "evicted":
+        faults.evict(training, step["metadata"]["name"])
+    else:
+        training.cluster.kubectl("delete", "pod", step["metadata"]["name"], "--wait=false")
     wait_until(lambda: len(training.records_of("MasterClaimed")) == 2, "the second master", PATIENCE_S, pause_s=0.5)
     faults.goes_on(training)
     assert {pod["metadata"]["uid"] for pod in training.nodes().values()} == nodes
@@ -154,6 +159,25 @@ def test_a_step_whose_pod_is_lost_more_often_than_others_are_tried_again_goes_on
     faults.goes_on(training)
     training.stop()
     assert training.finish() == "Succeeded", training.last_words()
+
+
+def test_a_run_that_was_stopped_and_is_retried_does_no_iteration_again(training: ByArgo) -> None:
+    training.submit_paced("", faults.spec())
+    training.wait_iteration(10)
+    stopped = everstep(training.cluster, "-m", "everstep", "workflow", "stop", training.name, "-n", layout.NAMESPACE)
+    assert stopped.returncode == 0, stopped.stderr
+    assert training.finish() == "Failed"
+    wait_until(lambda: not training.nodes(), "the end of every pod", PATIENCE_S, pause_s=0.2)
+    known = len(training.records())
+    (ended,) = training.records_of("JobEnded")
+    trained = max(training.iteration(), ended["iteration"])
+    assert training.not_stored() == 0
+    argo.retry(training)
+    faults.goes_on(training)
+    (first, *_) = (one["round"] for one in training.records()[known:] if one["kind"] == "RoundFormed")
+    assert first["restore"]["iteration"] >= trained
+    assert cost(training.reports(), ended["time"]).lost == 0
+    assert training.in_order()
 
 
 @pytest.mark.parametrize("how", ["Stop", "Terminate", "deleted", "deadline"])

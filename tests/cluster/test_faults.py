@@ -5,6 +5,7 @@ One training suffers all of it, one fault after the other. A long series of thos
     EVERSTEP_ROUNDS=50 make test-cluster CLUSTER="tests/cluster/test_faults.py -k '(process or pod) and not image'"
 """
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,7 @@ def test_training_goes_on_and_applies_each_sample_once(
     record_property("fault", fault)
     record_property("seconds", f"{cost.seconds:.1f}")
     record_property("lost", cost.lost)
+    record_property("load", f"{os.getloadavg()[0]:.1f}")
 
 
 def test_who_ran_out_of_memory_had_got_twice_as_much(suffering: Training) -> None:

@@ -83,4 +83,5 @@ def test_it_ends_well_and_its_quota_is_free(job: Training) -> None:
     job.stop()
     assert job.finish() == "Succeeded", job.last_words()
     assert job.in_order()
-    wait_until(lambda: job.cluster.kubectl.list(WORKLOADS) == [], "its workloads are gone", PATIENCE_S, pause_s=0.5)
+    kubectl = job.cluster.kubectl
+    wait_until(lambda: kueue.slots_in_use(kubectl) == 0, "all of the quota is free", PATIENCE_S, pause_s=0.5)

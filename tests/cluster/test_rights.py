@@ -31,7 +31,7 @@ MAY = {
     SERVICE_ACCOUNT: RESULTS,
     OF_SPARK: {**RESULTS, "pods": {*PODS, "deletecollection"}},
     OF_TRAINING: {
-        **RESULTS, "pods": PODS, "secrets": {"get", "create"}, "configmaps": {"get", "create"},
+        **RESULTS, "pods": PODS, "secrets": {"create"}, "configmaps": {"get", "create"},
         "podgroups": {"get", "create", "delete"}, "workflows": {"get"},
     },
 }  # fmt: skip

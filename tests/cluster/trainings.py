@@ -17,6 +17,7 @@ from typing import Any
 from hera.workflows import Workflow
 
 from everstep.runtime.data.sampler import Sampler, sample_count
+from everstep.runtime.journal import segments
 from everstep.runtime.platform.kubernetes.pods import NODE, has_ended, selector
 from everstep.runtime.store import Store, open_store
 from everstep.runtime.submission.manifest import ClusterOptions, for_argo
@@ -65,8 +66,11 @@ class Training:
     manifest: dict[str, Any] = field(default_factory=dict)
     deadline_s: int | None = None
     """Of the Workflow."""
-    _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What objects of the store say, by key: none ever changes."""
+    _told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The lines of the telemetry's objects, by key: none ever changes."""
+    _records: list[dict[str, Any]] = field(default_factory=list)
+    _segment: int = 0
+    """The last segment of the journal that is in `_records`."""
 
     @property
     def uri(self) -> str:
@@ -103,10 +107,10 @@ class Training:
         self.uid = made[0]["metadata"]["uid"]
         self.start(host)
 
-    def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, **flags: str) -> None:
-        """One that trains until `stop`, a few iterations a second (see `paced`)."""
+    def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, more: str = "", **flags: str) -> None:
+        """One that trains until `stop`, a few iterations a second; `more`: arguments (see `paced`)."""
         order = f"--length {LENGTH} --batch {BATCH} --seed {SEED}"
-        arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order}"
+        arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order} {more}"
         script = {"script": str(PACED), "script_args": arguments}
         self.submit(host, **script, job_spec=spec, nodes="2", min_nodes="1", global_batch=str(BATCH), **flags)
 
@@ -131,7 +135,7 @@ class Training:
         known = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
         known |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
         container = {**template["container"], "name": "main", "env": list(template["container"]["env"])}
-        container["args"] = [re.sub(r"{{([^}]*)}}", lambda found: known[found[1]], one) for one in container["args"]]
+        container = json.loads(re.sub(r"{{([^}]*)}}", lambda found: _escape(known[found[1]]), json.dumps(container)))
         container["env"] += [{"name": name, "value": value} for name, value in self.environment.items()]
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
         spec = {
@@ -203,20 +207,19 @@ class Training:
 
     def reports(self) -> list[dict[str, Any]]:
         """What rank 0 told of each iteration, in the order of its time."""
-        lines = [line for line in self._lines("telemetry") if "loss" in line and line.get("rank", 0) == 0]
+        store, folder = self.store(), f"jobs/{self.job}/telemetry/"
+        for key in {entry.key for entry in store.list(folder)} - self._told.keys():
+            self._told[key] = [json.loads(line) for line in store.get(key).splitlines()]
+        lines = [one for told in self._told.values() for one in told if "loss" in one and one.get("rank", 0) == 0]
         return sorted(lines, key=lambda line: line["time"])
 
     def records(self) -> list[dict[str, Any]]:
-        """The job's journal."""
-        return [line for line in self._lines("journal") if line["kind"] != "Segment"]
-
-    def _lines(self, part: str) -> list[dict[str, Any]]:
-        store = self.store()
-        keys = sorted(entry.key for entry in store.list(f"jobs/{self.job}/{part}/"))
-        for key in keys:
-            if key not in self._read:
-                self._read[key] = [json.loads(line) for line in store.get(key).splitlines()]
-        return [line for key in keys for line in self._read[key]]
+        """The job's journal, from its first record on."""
+        for segment in segments.read(self.store(), self.job, self._segment):
+            lines = map(json.loads, segment.data.splitlines())
+            self._records += [line for line in lines if line["kind"] != "Segment"]
+            self._segment = segment.number
+        return list(self._records)
 
     def last_words(self) -> str:
         """What is there, for the message of a failed assertion."""
@@ -234,6 +237,11 @@ class Training:
     def delete(self) -> None:
         """The Workflow and all that it owns, as far as it is there."""
         self.cluster.kubectl("delete", "workflow", self.name, "--ignore-not-found", "--wait=false")
+
+
+def _escape(value: str) -> str:
+    """As Argo puts a value into the JSON of a template."""
+    return json.dumps(value)[1:-1]
 
 
 def _patched(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -120,10 +120,11 @@ def test_a_policy_of_exit_codes_that_names_none_restarts_nothing_and_that_is_sai
     assert found.arguments["job_spec"]["replicaSpecs"]["launcher"]["restartPolicy"] == "Never"
 
 
-def test_a_time_limit_is_the_steps_deadline() -> None:
-    text = (JOBS / "ai_training_job.yaml").read_text().replace("  priority: normal", "  timeLimit: 3600")
-    (template,) = [one for one in workflow_of(convert(text, "j.yaml"))["spec"]["templates"] if one["name"] == "train"]
-    assert template["activeDeadlineSeconds"] == 3600
+def test_a_time_limit_and_a_scheduler_are_the_job_specs() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    text = text.replace("  priority: normal", "  timeLimit: 3600\n  schedulerName: mine")
+    spec = convert(text, "j.yaml").arguments["job_spec"]
+    assert (spec["timeLimit"], spec["schedulerName"]) == (3600, "mine")
 
 
 def test_sizes_of_each_kind() -> None:

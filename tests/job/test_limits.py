@@ -46,6 +46,22 @@ def last_request(world: World) -> NodeRequested:
     return [record for record in world.records if isinstance(record, NodeRequested)][-1]
 
 
+def test_a_job_lasts_as_long_as_its_time_limit_from_its_first_round_whatever_happens_meanwhile() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, time_limit_s=60.0))
+    world.now += 500
+    world.join_all()
+    began = world.now
+    world.exit("worker-1-0", -9)
+    world.join_all()
+    world.takeover()
+    world.wait(began + 59 - world.now)
+    assert world.state.ended is None
+    world.wait(1)
+    assert world.state.ended is not None
+    assert (world.state.ended.result, world.state.ended.exit_code) == (JobResult.FAILED, 1)
+    assert "it lasted 60 s, its timeLimit" in world.state.ended.reason
+
+
 MEMORY = {"resources": Resources(memory_bytes=4 * GIB)}
 
 

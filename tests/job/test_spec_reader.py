@@ -14,6 +14,7 @@ from everstep.runtime.job.spec import (
     NodeEvent,
     Patience,
     Placement,
+    ReplicaType,
     Resources,
     RestartPolicy,
     RestartScope,
@@ -27,6 +28,11 @@ job: horovod-elastic
 cleanPodPolicy: None
 completePolicy: Any
 failPolicy: Any
+frameworkType: horovod
+faultTolerant: true
+priority: normal
+schedulerName: volcano
+timeLimit: 7200
 topology: |
   asw-0 psw-0 192.168.0.0
   asw-1 psw-0 192.168.0.1
@@ -36,6 +42,7 @@ patience: {coolDown: 5, maxRestarts: 1}
 replicaSpecs:
   launcher:
     replicas: 1
+    replicaType: master
     completePolicy: All
     failPolicy: Any
     faultTolerantPolicy:
@@ -71,7 +78,10 @@ def test_the_fields_of_an_ai_training_job_mean_what_they_say() -> None:
     assert (spec.hang.policy, spec.hang.timeout_s) == (HangPolicy.REPORT, 60.0)
     assert (spec.oom.factor, spec.oom.increment_bytes, spec.oom.limit_bytes) == (1.5, 4 * GIB, 32 * GIB)
     assert (spec.patience.cooldown_s, spec.patience.max_restarts) == (5.0, 1)
+    assert (spec.framework_type, spec.fault_tolerant, spec.priority_class) == ("horovod", True, "")
+    assert (spec.scheduler_name, spec.time_limit_s) == ("volcano", 7200.0)
     launcher, trainer = spec.roles["launcher"], spec.roles["trainer"]
+    assert (launcher.replica_type, trainer.replica_type) == (ReplicaType.MASTER, ReplicaType.WORKER)
     assert launcher.fault_rules == (
         FaultRule((129, 101), (), RestartPolicy.EXIT_CODE, RestartScope.POD),
         FaultRule((), (NodeEvent.NODE_NOT_READY,), RestartPolicy.ON_NODE_FAIL, RestartScope.POD),
@@ -82,6 +92,19 @@ def test_the_fields_of_an_ai_training_job_mean_what_they_say() -> None:
     assert (trainer.nodes, trainer.min_nodes, trainer.most, trainer.priority) == (3, 1, 5, 2)
     assert trainer.fault_rules[0].events == (NodeEvent.NODE_NOT_READY, NodeEvent.POD_FORCE_DELETED)
     assert trainer.resources == Resources(0.5, 4 * GIB, {"baidu.com/v100_32g_cgpu": 1.0})
+
+
+def test_a_job_that_tolerates_no_fault_restarts_only_roles_that_say_how() -> None:
+    spec = spec_of(SEED.replace("faultTolerant: true", "faultTolerant: false"))
+    policies = {name: role.restart_policy for name, role in spec.roles.items()}
+    assert policies == {"launcher": RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE, "trainer": RestartPolicy.NEVER}
+    assert spec_of(mapping_of(spec)) == spec
+
+
+def test_a_role_may_name_nothing_but_its_policy_and_rules_of_events() -> None:
+    rule = "    - exceptionalEvent: nodeNotReady,PodForceDeleted\n      restartPolicy: OnNodeFail\n"
+    spec = spec_of(f"{BASE}    restartPolicy: OnNodeFailWithExitCode\n    faultTolerantPolicy:\n{rule}")
+    assert spec.roles["worker"].restart_policy is RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE
 
 
 def test_a_dictionary_reads_like_the_same_yaml() -> None:
@@ -114,7 +137,12 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         ),
         (BASE + "    nodeUnit: 3\n", "line 5: replicaSpecs.worker.nodeUnit: no multiple of 3 lies between 2 and 2"),
         (BASE + "    replicas: 3\n", "job.yaml line 5: replicas: appears twice"),
-        (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: not needed"),
+        (BASE + "plugin: {ssh: []}\n", "job.yaml line 5: plugin: not built: hosts need no ssh"),
+        (BASE + "faultTolerant: perhaps\n", "job.yaml line 5: faultTolerant: 'perhaps' is not true or false"),
+        (BASE + "timeLimit: -1\n", "job.yaml line 5: timeLimit: -1 is not a number of seconds, 0 or more"),
+        (BASE + "priority: 3\n", "job.yaml line 5: priority: 3 is not the name of a PriorityClass"),
+        (BASE + "    replicaType: boss\n", "line 5: replicaSpecs.worker.replicaType: 'boss' is not one of master, wo"),
+        (BASE + "placement: joined\npriority: high\n", "line 6: priority: nodes that come by themselves"),
         (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
         (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
         (BASE + "completePolicy: None\n", "line 5: completePolicy: None would never let the job succeed"),

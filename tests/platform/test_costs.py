@@ -7,7 +7,8 @@ from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
 
 JUNIT = """<testsuites><testsuite><testcase name="a"><properties><property name="fault" value="a pod is deleted"/>
-<property name="seconds" value="{seconds}"/><property name="lost" value="{lost}"/></properties></testcase>
+<property name="seconds" value="{seconds}"/><property name="lost" value="{lost}"/>
+<property name="load" value="{load}"/></properties></testcase>
 <testcase name="b"><failure/></testcase></testsuite></testsuites>"""
 
 
@@ -29,14 +30,13 @@ def test_iterations_done_again_are_no_progress_and_count_as_lost() -> None:
 
 def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path) -> None:
     files = []
-    for number, (seconds, lost) in enumerate([(1.2, 0), (9.0, 7), (1.5, 1)]):
+    for number, (seconds, lost, load) in enumerate([(1.2, 0, 12.2), (9.0, 7, 9.4), (1.5, 1, 30)]):
         files.append(tmp_path / f"{number}.xml")
-        files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost))
-    assert page(read_costs(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 |"
-    assert "Median and worst of 3 runs" in page(read_costs(files), 2)
-    assert page(read_costs(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 |"
+        files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost, load=load))
+    assert page(read_costs(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 | 3 | 9 to 30 |"
+    assert page(read_costs(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 | 1 | 12 |"
 
 
 def test_the_docs_have_a_line_for_each_fault() -> None:
-    lines = (ROOT / "docs/fault-costs.md").read_text().split("|---|---|---|\n")[1].splitlines()
+    lines = (ROOT / "docs/fault-costs.md").read_text().split("|---|---|---|---|---|\n")[1].splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == list(FAULTS)

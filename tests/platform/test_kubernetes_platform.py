@@ -365,7 +365,7 @@ def test_every_master_of_a_job_has_the_same_token_and_no_pod_shows_it() -> None:
     async def story(server: PodApi, url: str) -> None:
         async with KubeApi(Access(url, server.namespace), no_wait) as api:
             token = await shared_token(api, JOB, OWNER)
-            assert await shared_token(api, JOB, OWNER) == token
+            assert await shared_token(api, JOB, OWNER, given=token) == token
         (secret,) = server.secrets.values()
         made = pod_of(request(), JOB, OWNER, TEMPLATE)
         variables = {one["name"]: one for one in made["spec"]["containers"][0]["env"]}
@@ -376,6 +376,22 @@ def test_every_master_of_a_job_has_the_same_token_and_no_pod_shows_it() -> None:
         }
         assert "hush" not in str(made)
         assert secret["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+    tell(story)
+
+
+@pytest.mark.parametrize("answer", [200, 0])
+def test_a_master_whose_pod_started_before_the_token_was_made_is_tried_again_and_reads_no_secret(answer: int) -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with KubeApi(Access(url, server.namespace), no_wait) as api:
+            if answer:
+                await shared_token(api, JOB, OWNER)
+            else:
+                server.refuse = [(0, "the answer is lost")]
+            with pytest.raises(KubeError, match="was made after this pod had started; the next try") as error:
+                await shared_token(api, JOB, OWNER)
+        assert error.value.passing
+        assert {verb for verb, path in server.asked if path.startswith("secrets")} == {"POST"}
 
     tell(story)
 

@@ -1,6 +1,7 @@
 """What is asked of a namespace before a workflow is submitted to it, and what each answer means."""
 
 import base64
+import json
 import threading
 from typing import Any
 
@@ -185,6 +186,19 @@ def test_needs_are_read_from_the_manifest() -> None:
     assert needs.templates == ("everstep-check",)
     assert needs.artifacts == ("a",)
     assert needs.requests == {"cpu": 0.5, "memory": float(1 << 30)}
+
+
+def test_priority_classes_of_a_job_spec_are_needs_too() -> None:
+    pods = {"template": {"spec": {"priorityClassName": "low"}}}
+    specs = [{"priority": "high", "replicaSpecs": {"worker": pods}}, {"priority": "normal"}, ["no spec"]]
+    tasks = [
+        {"name": "t", "template": "a", "arguments": {"parameters": [{"name": "job-spec", "value": json.dumps(spec)}]}}
+        for spec in specs
+    ]
+    assert needs_of({"spec": {"templates": [{"name": "m", "dag": {"tasks": tasks}}]}}).priority_classes == (
+        "high",
+        "low",
+    )
 
 
 def test_a_workflow_whose_namespace_is_not_ready_is_refused_whole(route: CustomResource, cluster: Cluster) -> None:

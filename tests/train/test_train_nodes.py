@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
+from everstep.runtime.platform import NodeRequest
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeError, Scheduling
 from everstep.runtime.platform.kubernetes.workflow import is_over
@@ -48,8 +49,10 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
             (secret,) = server.secrets.values()
             assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
             assert place.credentials.tls
-        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN, tls=False) as place:
-            assert not place.credentials.tls
+        token = place.credentials.token
+        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN, tls=False, token=token) as again:
+            assert not again.credentials.tls
+            assert again.credentials.token == token
 
     asyncio.run(story())
 
@@ -167,6 +170,23 @@ def test_pods_check_each_other_before_they_join_unless_that_is_switched_off(
     asyncio.run(story())
 
 
+def test_the_specs_priority_and_scheduler_are_its_pods() -> None:
+    spec = replace(SPEC, priority_class="high", scheduler_name="volcano")
+    scheduling = scheduling_of(Config(), spec)
+    assert scheduling.priority_class == "high"
+
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        async with server as url, sibling_pods("step", spec, Access(url, "ml"), scheduling) as place:
+            await place.platform.observe()
+            await place.platform.create(NodeRequest("worker-0-0", "worker", "", {}, [], Resources()))
+        (pod,) = [one for name, one in server.pods.items() if name != "step"]
+        assert (pod["spec"]["schedulerName"], pod["spec"]["priorityClassName"]) == ("volcano", "high")
+
+    asyncio.run(story())
+
+
 def test_flags_for_a_scheduler_are_told_to_it_and_to_nobody_on_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,10 +209,10 @@ def test_the_gang_is_there_before_its_pods_and_gone_when_the_job_is_over() -> No
         server.pods["step"] = STEP
         gang = Scheduling(Gang.VOLCANO, minimum=2)
         async with server as url:
-            async with sibling_pods("step", SPEC, Access(url, "ml"), gang):
-                pass
+            async with sibling_pods("step", SPEC, Access(url, "ml"), gang) as first:
+                token = first.credentials.token
             assert [group["spec"]["minMember"] for group in server.podgroups.values()] == [2, 0]
-            async with sibling_pods("step", SPEC, Access(url, "ml"), gang) as place:
+            async with sibling_pods("step", SPEC, Access(url, "ml"), gang, token=token) as place:
                 assert len(server.podgroups) == 2
                 assert place.release
                 await place.release()

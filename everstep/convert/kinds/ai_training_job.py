@@ -6,14 +6,15 @@ from typing import Any
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
+from everstep.runtime.job.spec_values import USUAL_PRIORITY
 
 _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
     "restartTimeout": int, "completePolicy": str, "failPolicy": str, "faultTolerantPolicy": list,
 }  # fmt: skip
-_USUAL_PRIORITY = "normal"
-"""What the console writes for a job without a PriorityClass of its own."""
-_JOB = {"completePolicy": str, "failPolicy": str, "cleanPodPolicy": str}
+_JOB = {
+    "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
+}  # fmt: skip
 
 
 def read(fields: Fields) -> SourceJob:
@@ -27,11 +28,8 @@ def read(fields: Fields) -> SourceJob:
     found = [_role(fields, name) for name in roles]
     if not tolerant:
         found = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in found]
-    if limit := fields.count("spec", "timeLimit", default=0, least=0):
-        pod = found[0].pod
-        found[0] = replace(found[0], pod=replace(pod, template={**pod.template, "activeDeadlineSeconds": limit}))
-    priority = fields.take(str, "spec", "priority", default=_USUAL_PRIORITY)
-    arguments = {"priority_class": priority} if priority != _USUAL_PRIORITY else {}
+    priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
+    arguments = {"priority_class": priority} if priority != USUAL_PRIORITY else {}
     return SourceJob(fields.take(str, "metadata", "name"), tuple(found), arguments, policies)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from everstep.runtime.job.spec_values import quantity
+from everstep.runtime.net.token import token_reference
 from everstep.runtime.platform import NodeRequest
-from everstep.runtime.platform.kubernetes.pods import SHARED_MEMORY, THREADS, TOKEN_KEY, digest, secret_name
+from everstep.runtime.platform.kubernetes.pods import SHARED_MEMORY, THREADS, digest
 from everstep.runtime.protocol.handover import NodeStart
 
 HELD, UNTIL = "everstep/held-for", "everstep/held-until"
@@ -38,8 +39,7 @@ def hold(job: str, until: float) -> dict[str, Any]:
 
 def token_variable(job: str) -> dict[str, Any]:
     """The variable that every pod has which may be held for that job; the Secret must exist."""
-    reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
-    return {"name": TRAINING_TOKEN, "valueFrom": reference}
+    return {**token_reference(job), "name": TRAINING_TOKEN}
 
 
 def is_suitable(pod: Pod, wanted: Pod, request: NodeRequest, now: float) -> bool:

@@ -6,7 +6,6 @@ deletions wait. Pod names follow from the job, so a repeated create finds the po
 """
 
 import asyncio
-import base64
 import contextlib
 import math
 import secrets
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from everstep.runtime.net.token import token_secret
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, retry_pauses
 from everstep.runtime.platform.kubernetes.held_pods import adoption, held_selector, is_suitable, start_of
@@ -23,12 +23,10 @@ from everstep.runtime.platform.kubernetes.known_pods import KnownPods
 from everstep.runtime.platform.kubernetes.own_template import with_own_metadata, with_own_template
 from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
-    TOKEN_KEY,
     Owner,
     has_ended,
     node_of,
     pod_of,
-    secret_name,
     secret_of,
     selector,
     waiting_reason,
@@ -49,11 +47,23 @@ FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
 
 
-async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
-    """The job's token, from a Secret that the Workflow owns; created on first use. Raises KubeError."""
-    await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
-    secret = await api.retry(lambda: api.get("secrets", secret_name(job)))
-    return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
+async def shared_token(api: KubeApi, job: str, owner: Owner, given: str = "") -> str:
+    """The job's token: `given`, if the job's Secret was there when this pod started; else a new one, in a Secret that
+    the Workflow owns.
+
+    It is never read through the API: the step's account may create Secrets, and read none. Raises KubeError.
+    """
+    if given:
+        return given
+    token = secrets.token_urlsafe(32)
+    try:
+        await api.retry(lambda: api.create("secrets", secret_of(job, owner, token)))
+    except KubeError as error:
+        if error.status != HTTPStatus.CONFLICT:
+            raise
+        where = f"Secret {token_secret(job)}: it was made after this pod had started"
+        raise KubeError(f"{where}; the next try has its token, if its template names it (everstep templates)") from None
+    return token
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,11 @@ class PodRules:
     """By role: how its pods differ from the template (see `pod_template`)."""
     leave_start: LeaveStart | None = None
     """Take checked pods that wait for this job (see `held_pods`), and leave each what to run."""
+
+
+async def ensure_token(api: KubeApi, job: str, owner: Owner) -> None:
+    """Make the job's Secret unless it is there, for pods that will name it. Raises KubeError."""
+    await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
 
 
 class KubernetesPlatform:

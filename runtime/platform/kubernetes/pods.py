@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job.spec_values import quantity
+from everstep.runtime.net.token import TOKEN_KEY, TOKEN_VARIABLE, token_reference, token_secret
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
@@ -23,12 +24,10 @@ STEP = {"everstep/step": "train"}
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO, LAST_TO_GO = "-100", "100"
 """Deletion costs of a node beyond the minimum, and of a node of the minimum."""
-TOKEN = "EVERSTEP_JOB_TOKEN"
 HOST, IP, HOST_IP, ZONE = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP", "EVERSTEP_ZONE"
 """Variables: the host that the scheduler chose, the pod's address, its machine's address, and its machine's zone."""
 HOST_LABEL, ZONE_LABEL = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 """Of machines. From Kubernetes 1.35 on a pod gets its machine's ZONE_LABEL when it is placed (PodTopologyLabels)."""
-TOKEN_KEY = "token"
 THREADS = "OMP_NUM_THREADS"
 OOM_KILLED = 247
 """The exit code for out of memory in the table of faults; the killed container itself ends with 137 or 0."""
@@ -96,15 +95,15 @@ def pod_name(job: str, owner: Owner, node: str) -> str:
     return owner.name.replace(".", "-")[: 63 - len(tail)].rstrip("-") + tail
 
 
-def secret_name(job: str) -> str:
-    """Name of the Secret that holds the job's token."""
+def object_name(job: str) -> str:
+    """Name of the job's ConfigMap, and of its groups."""
     return f"everstep-{digest(job)}"
 
 
 def secret_of(job: str, owner: Owner, token: str) -> dict[str, Any]:
     """The Secret with the job's token."""
     metadata = {
-        "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job},
+        "name": token_secret(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job},
         "ownerReferences": [owner.reference()],
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {TOKEN_KEY: token}}
@@ -164,9 +163,8 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     """
     spec = copy.deepcopy(dict(template))
     first, *others = spec["containers"]
-    reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
-    variables = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
-    variables |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
+    texts = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
+    variables: dict[str, dict[str, Any]] = {**texts, TOKEN_VARIABLE: token_reference(job)}
     fields = {
         HOST: "spec.nodeName", IP: "status.podIP", HOST_IP: "status.hostIP", ZONE: f"metadata.labels['{ZONE_LABEL}']",
     }  # fmt: skip

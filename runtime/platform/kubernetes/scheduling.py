@@ -23,7 +23,7 @@ from everstep.runtime.platform.kubernetes.pods import (
     Pod,
     digest,
     gates_of,
-    secret_name,
+    object_name,
 )
 
 GROUP_NAME = "scheduling.k8s.io/group-name"
@@ -98,7 +98,7 @@ def _group(scheduling: Scheduling, job: str, owner: Owner, extra: bool) -> dict[
 
 def group_name(job: str, extra: bool = False) -> str:
     """Name of the PodGroup of the minimum, or of the extras."""
-    return f"{secret_name(job)}-extra" if extra else secret_name(job)
+    return f"{object_name(job)}-extra" if extra else object_name(job)
 
 
 def _priority_class(scheduling: Scheduling, extra: bool) -> str:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, secret_name
+from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, object_name
 
 KEY = "replicas"
 BOUNDS = "everstep/bounds"
@@ -27,7 +27,7 @@ def sizes_config_map(
 ) -> dict[str, Any]:
     """The ConfigMap with the initial sizes. `bounds`: by role, the fewest and the most nodes."""
     metadata = {
-        "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job, BOUNDS: json.dumps(bounds)},
+        "name": object_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job, BOUNDS: json.dumps(bounds)},
         "ownerReferences": [owner.reference()],
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: format_sizes(sizes)}}
@@ -75,7 +75,7 @@ async def watch_sizes(
 
     An unreadable ConfigMap is reported once; a deleted one changes nothing. Raises KubeError for a refusal.
     """
-    name, known, last_problem = secret_name(job), {}, ""
+    name, known, last_problem = object_name(job), {}, ""
     while True:
         try:
             config_map = parse_sizes(await api.retry(lambda: api.get("configmaps", name)))
