@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks test-trackers
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -50,6 +50,9 @@ reference: $(READY)  ## the pages of docs/reference, from the code
 screenshots: $(READY)  ## docs/pictures/report-*.png: the page of a run, in Chromium (RUN=NAME)
 	$(BIN)/python -m docs.rendering.screenshots runs/$(RUN)/report.html
 
+ui-picture: $(READY)  ## docs/pictures/ui.png: the page of `everstep ui` while a training runs, in Chromium
+	$(BIN)/python -m docs.rendering.ui_picture
+
 picture: $(READY)  ## docs/pictures/run.svg: the terminal of a real run of the default pipeline
 	$(BIN)/python -m docs.rendering.terminal llama-finetune-$$(date +%H%M)
 
@@ -94,6 +97,13 @@ test-second-s3: $(READY)  ## the store's tests of S3 on SeaweedFS (built by Go t
 
 test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
 	$(BIN)/python -m pytest -rs tests/images
+
+TRACKERS ?= /tmp/everstep-trackers
+test-trackers: $(READY)  ## the experiment trackers' own packages read what a job wrote (installs them into TRACKERS, some 600 MB)
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	echo $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') > $$($(TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/everstep.pth
+	$(TRACKERS)/bin/python -m pip install --quiet tensorboard mlflow wandb
+	EVERSTEP_TRACKERS_PYTHON=$(TRACKERS)/bin/python $(BIN)/python -m pytest -q -rs tests/training/test_real_trackers.py
 
 test-metrics: $(READY)  ## metrics, alert rules and dashboard before a real Prometheus (built by Go: 6 minutes the first time)
 	$(BIN)/python -m pytest -rs tests/prometheus

@@ -30,10 +30,12 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
 from everstep.runtime.store import Store, StoreError, open_store
+from everstep.runtime.watch import in_worker
 from everstep.trackers import Callback, figures
 
 NOT_FINITE_SAID = (10, 100, 1000)
 """Besides the first, these losses in a row that are not finite are said."""
+RESTORE = "restore"
 EVALUATION = "evaluation"
 """The phase whose seconds are reported as such."""
 WATCHED = 3
@@ -348,7 +350,12 @@ class Checkpointer(worker.Checkpointer):
         has no room for it.
         """
         began = time.perf_counter()
-        if iteration := super().load(state):
+        in_worker.set_phase(RESTORE)
+        try:
+            iteration = super().load(state)
+        finally:
+            in_worker.set_phase("")
+        if iteration:
             self._session.note_restore(time.perf_counter() - began)
         return iteration
 
@@ -360,7 +367,9 @@ class Checkpointer(worker.Checkpointer):
         self._session.end_rehearsal()
         if self._session.loop is not None:
             self._session.loop.on_save(iteration)
+        began = time.perf_counter()
         super().save(iteration, state, persist)
+        in_worker.note_staging(time.perf_counter() - began)
 
     def finish(self, state: dict[str, Any]) -> str:
         """End the training: wait until the last state is committed in the store. Returns the manifest's key."""

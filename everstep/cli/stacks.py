@@ -1,7 +1,7 @@
 """`everstep stacks RUN[/STEP]`: what every rank does at this moment, as one picture.
 
-The workers of this machine are found by their boards, so neither master nor agent is asked. For nodes elsewhere, run it
-there (`kubectl exec POD -- everstep stacks JOB -o json > POD.json`) and merge the files with `--path`.
+The workers of this machine are found by their boards, so neither master nor agent is asked. On a cluster the same
+command runs in every pod of the job, all at once. Of other machines' files `--path` makes one picture.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from everstep.cli.find_job import locate
+from everstep.cli.find_job import find_on_cluster, locate
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from everstep.runtime.watch.find_workers import LocalWorker
     from everstep.runtime.watch.looks import Look
 
+_POD_S = 120.0
+"""How long one pod may take to tell."""
 EXAMPLES = (
-    "examples: everstep stacks llama-finetune-x7k2; everstep stacks RUN --native --to pictures; "
+    "examples: everstep stacks llama-finetune-x7k2; everstep stacks RUN -n ml; "
+    "everstep stacks RUN --native --to pictures; "
     "everstep stacks --path runs/store/jobs/JOB/logs"
 )
 
@@ -40,6 +43,8 @@ class Stacks:
     """Write stacks.txt, stacks.json, speedscope.json, py_stack.svg and, with --native, native_stack.svg there."""
     output: Annotated[Literal["text", "json", "speedscope"], Flag("-o")] = "text"
     """text: merged, for people. json: the stacks themselves, which --path reads. speedscope: for that viewer."""
+    namespace: Annotated[str, Flag("-n")] = ""
+    """Namespace of the run, if it is on a cluster (kube context; needs the right to exec in pods)."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -54,6 +59,8 @@ def run(flags: Stacks) -> int:
     """Print or write the stacks; returns the exit code. Raises BadInput."""
     from everstep.runtime.watch.looks import render, write_all
 
+    if flags.namespace and flags.path is not None:
+        raise BadInput(f"--path {flags.path} is read on this machine; leave --namespace out")
     if flags.job and flags.path is not None:
         raise BadInput(f"--path {flags.path} holds stacks of a job that needs no name; leave {flags.job} out")
     looks = _looks(flags)
@@ -67,6 +74,8 @@ def run(flags: Stacks) -> int:
 def _looks(flags: Stacks) -> "Sequence[Look]":
     if flags.path is not None:
         return read_dumps(flags.path)
+    if flags.namespace:
+        return look_in_pods(flags.namespace, flags.job, flags.native)
     from everstep.runtime.watch.looks import look
 
     return asyncio.run(look(workers_of(flags.runs, flags.job), flags.native))
@@ -90,6 +99,41 @@ def workers_of(runs: Path, name: str) -> "list[LocalWorker]":
     if job not in jobs:
         raise BadInput(f"{name or 'which job?'}: these have workers on this machine: {', '.join(jobs)}")
     return [worker for worker in workers if worker.board.job == job]
+
+
+def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
+    """Look at all workers of the run's job on the cluster, all pods at the same time. Raises BadInput."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, NODE, has_ended, selector
+    from everstep.runtime.submission.route import ApiError
+    from everstep.runtime.watch.looks import Look, parse_looks
+
+    if not name:
+        raise BadInput(f"--namespace {namespace}: name the run whose stacks are wanted")
+    try:
+        found = find_on_cluster(namespace, name)
+        pods = [pod["metadata"] for pod in found.route.pods(selector(found.job)) if not has_ended(pod)]
+    except ApiError as error:
+        raise BadInput(f"{name}: {error}") from None
+    command = ["python", "-m", "everstep", "stacks", found.job, "-o", "json", *(["--native"] if native else [])]
+    trouble: list[str] = []
+
+    def ask(pod: "dict[str, Any]") -> "list[Look]":
+        try:
+            output = found.route.execute(pod["name"], AGENT_CONTAINER, command, _POD_S)
+        except ApiError as error:
+            trouble.append(f"{pod['labels'][NODE]}: {error}")
+            return []
+        return parse_looks(output.decode(errors="replace"))
+
+    with ThreadPoolExecutor(max(len(pods), 1)) as threads:
+        looks: list[Look] = [one for some in threads.map(ask, pods) for one in some]
+    for line in trouble:
+        print(line, file=sys.stderr)
+    if not looks:
+        raise BadInput(f"{name}: no pod of it has told its stacks" + ("" if pods else ": none runs"))
+    return sorted(looks, key=lambda one: one.stacks.rank)
 
 
 def read_dumps(path: Path) -> "list[Look]":

@@ -105,6 +105,7 @@ def text(status: dict[str, Any]) -> str:
         lines.append(f"  newest checkpoint: iteration {checkpoint['iteration']}  {checkpoint['manifest']}")
     restarts = ", ".join(f"{role} {count}" for role, count in status["RestartCount"].items() if count)
     lines.append(f"  restarts: {restarts or 'none'}")
+    lines += [f"  slow: {detail}" for detail in status["slow"]]
     lines += [f"  given up: {place} ({why})" for place, why in status["givenUp"].items()]
     lines += [f"  {_overdue(pod)}" for pod in status.get("overduePods", ())]
     if status["avoidedHosts"]:

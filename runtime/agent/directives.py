@@ -12,7 +12,8 @@ from everstep.runtime.agent.workers import Workers
 from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
 from everstep.runtime.diagnosis.self_test import result_of
 from everstep.runtime.protocol.messages import Seat, SelfTest
-from everstep.runtime.watch.board import Board, read_board
+from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
 from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.looks import look

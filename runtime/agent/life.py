@@ -23,6 +23,7 @@ from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
+from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
@@ -39,6 +40,7 @@ from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages
 from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board_fields import Board
 
 _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
@@ -103,6 +105,7 @@ class AgentLifecycle:
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
         )
+        self._paces = PaceWatch(self._boards, time.monotonic)
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
 
     async def open(self) -> None:
@@ -128,6 +131,7 @@ class AgentLifecycle:
             lambda: self._shutdown.leave_without_master(self._client),
             self._watch_notice,
             self._neighbours.run,
+            self._paces.run,
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
@@ -313,7 +317,14 @@ class AgentLifecycle:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     def _next_heartbeat(self) -> Heartbeat:
-        return self._talk.next_heartbeat(**self._progress.observe()._asdict(), **self._neighbours.as_fields())
+        shown = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
+        return self._talk.next_heartbeat(**shown)
+
+    def _boards(self) -> dict[int, Board]:
+        """The boards of this round's workers that run."""
+        seat, pids = self._status.seat, self._workers.pids()
+        found = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
+        return {rank: board for rank, board in found.items() if board and seat and board.round == seat.round}
 
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""

@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from everstep.runtime.job.liveness import LONG_PHASES
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.watch.board import Board
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.hang_culprit import Standing
-from everstep.runtime.watch.process_state import process_state
+from everstep.runtime.watch.process_state import activity, process_state
 
 _WORKING_CORES = 0.05
 """CPU that a worker uses at least if it computes."""
 _APART_S = 1.0
 """Seconds between two looks at a worker's CPU time, at least."""
+_IDLE_CORES, _IDLE_BYTES_PER_S = 0.02, 4096
+"""A worker that uses less is blocked: one that polls torch's store uses half of it."""
 
 
 class Progress(NamedTuple):
@@ -34,6 +37,10 @@ class Progress(NamedTuple):
     """The median of the newest iterations of the slowest worker, in seconds; 0: not known."""
     is_working: bool = False
     """The script shows no beacon of its own, some worker computes, and none waits for another rank."""
+    blocked_s: float = 0.0
+    """Before the first progress: seconds since a worker, or a process that it started, last used CPU or disk."""
+    awaits: bool = False
+    """Some worker waits for other ranks."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,16 @@ class ProgressMonitor:
         self._moved_at: float | None = None
         self._is_running = False
         self._cpu: dict[int, _CpuTime] = {}
+        self._activity: tuple[float, float, int] | None = None
+        """When it was looked at, CPU seconds, bytes of all workers."""
+        self._active_at = clock()
 
     def begin(self) -> None:
         """Begin a round. The beacons in memory are still those of the previous round's workers and do not count."""
         self._first = self._before = self._changes()
         self._boards_before, self._cpu = [], {}
         self._began_at, self._moved_at, self._is_running = self._clock(), None, True
+        self._activity, self._active_at = None, self._clock()
 
     def end(self) -> None:
         """End the round: no worker runs."""
@@ -86,7 +97,7 @@ class ProgressMonitor:
         if not self._has_shown(local_rank):
             return standing
         iteration, phase = self._keeper.beacon(local_rank)
-        return msgspec.structs.replace(standing, iteration=iteration, phase=phase)
+        return msgspec.structs.replace(standing, iteration=iteration, phase=standing.phase or phase)
 
     def observe(self) -> Progress:
         """Look at all workers."""
@@ -103,10 +114,33 @@ class ProgressMonitor:
         self._before, self._boards_before = changes, counts
         since = self._began_at if self._moved_at is None else self._moved_at
         still_s, moved = round(self._clock() - since, 3), self._moved_at is not None
-        slowest = min(self._beacon(rank, board) for rank, board in enumerate(boards))
+        shown = [self._beacon(rank, board) for rank, board in enumerate(boards)]
+        # While one evaluates or saves, the others wait for it: what they wait for says how long that may take.
+        awaited = [one for one, board in zip(shown, boards, strict=True) if board is None or not board.awaits_others]
+        slowest = min(shown)[0], min(awaited or shown)[1]
         pace_s = max((board.pace_s for board in boards if board is not None), default=0.0)
         is_working = changes == self._first and self._is_working(boards)
-        return Progress(*slowest, still_s, moved, self._known, round(pace_s, 6), is_working)
+        blocked_s = 0.0 if moved else self._blocked_s(boards)
+        awaits = any(board is not None and board.awaits_others for board in boards)
+        return Progress(*slowest, still_s, moved, self._known, round(pace_s, 6), is_working, blocked_s, awaits)
+
+    def _blocked_s(self, boards: list[Board | None]) -> float:
+        """Seconds since a worker was last active. One without a board has not begun yet, and one that evaluates may be
+        a server that waits for requests: both count as active."""
+        now = self._clock()
+        if any(board is None or board.phase in LONG_PHASES for board in boards):
+            self._activity, self._active_at = None, now
+            return 0.0
+        if self._activity is not None and now - self._activity[0] < _APART_S:
+            return round(now - self._active_at, 3)
+        looks = [activity(board.pid) for board in boards if board is not None]
+        cpu_s, moved = sum(one[0] for one in looks), sum(one[1] for one in looks)
+        before, self._activity = self._activity, (now, cpu_s, moved)
+        passed = now - before[0] if before else 0.0
+        is_idle = before is not None and cpu_s - before[1] <= max(_IDLE_CORES * len(looks) * passed, 0.011)
+        if before is None or not is_idle or moved - before[2] > _IDLE_BYTES_PER_S * len(looks) * passed:
+            self._active_at = now
+        return round(now - self._active_at, 3)
 
     def _is_working(self, boards: list[Board | None]) -> bool:
         used = [self._uses_cpu(rank, board) for rank, board in enumerate(boards) if board is not None]

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from everstep.runtime.watch import in_worker
+
 _BACKLOG = 4096
 
 
@@ -60,7 +62,8 @@ class _RestrictedStore:
         self._kept = None  # A round may be told the port of the last one.
         if arguments.get("is_master") and (listener := bind_listener(host, port, _is_one_machine())):
             arguments["master_listen_fd"] = listener.detach()
-        store = self._create(**arguments)
+        with in_worker.making_group():  # The first store waits until all ranks have connected.
+            store = self._create(**arguments)
         self._kept = _KeptStore(place, store, self._prefix)
         return store
 

@@ -8,7 +8,7 @@ directives, desired nodes) is a function of the state. Only signs of life are no
 from collections.abc import Iterable
 
 from everstep.runtime.job.events import Event, HeartbeatSeen, Tick
-from everstep.runtime.job.liveness import stands_still
+from everstep.runtime.job.liveness import is_blocked, stands_still
 from everstep.runtime.job.on_event import handle_event
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import MasterAway
@@ -88,7 +88,9 @@ class Brain:
             return False
         state = self.state
         beat = event.heartbeat
-        return not (beat.silent or stands_still(beat, self.spec) or state.hang or state.nodes.any_leaving())
+        is_still = stands_still(beat, self.spec) or is_blocked(beat, self.spec)
+        is_slow = bool(beat.paces and self._transaction.liveness.slow_nodes.seen)
+        return not (beat.silent or is_still or is_slow or state.hang or state.nodes.any_leaving())
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick (Unix time); None: never.

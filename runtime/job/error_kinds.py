@@ -63,6 +63,10 @@ TABLE = (
               (-signal.SIGBUS, 128 + signal.SIGBUS)),
     ErrorKind("the disk is full", Hope.NO, "free or enlarge the disk that the path is on",
               r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
+    ErrorKind("ranks disagree about a collective", Hope.NO,
+              "they called different ones, or with different shapes: compare what each rank does at that line",
+              r"distributed collective mismatch|Detected mismatch between collectives|"
+              r"Mismatch between collective operation types"),
     ErrorKind("a collective timed out", Hope.PERHAPS,
               "a rank did not join it: find the rank that is elsewhere in the stacks (everstep stacks)",
               r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (recv|send)|"

@@ -69,8 +69,9 @@ TABLE = (
     Row("the others stand still, and a node answers neither them nor the master", Reason.SUSPECTED,
         Decision.MEMBERSHIP, "nothing; it joins again when it is back, and is lost if it stays silent"),
     Row("a requested node never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
-    Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
-        f"{_NODE_LIMIT}; with the policy `report` it is only reported"),
+    Row("a node's check takes more than twice the median; with the policy `replace` also: the others wait for it for a "
+        "minute, iteration after iteration", Reason.STRAGGLER, Decision.EXCLUDE,
+        "replacements of the node; with the policy `report` it is only reported"),
     Row("the beacons of all ranks stand still, or have never moved in a round", Reason.HANG, Decision.DUMP,
         "rounds in a row without a new iteration", tests=True),
     Row("a node is told that it will be preempted (SIGTERM to its agent), or its pod was preempted or evicted",
@@ -151,7 +152,8 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
     by_itself = spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE)
     if by_itself and reason not in WORKER_FAULTS:
         return Judgement(Decision.MEMBERSHIP, "nodes of this job come by themselves")
-    if role.restart_limit is not None and state.restarts.get(node.role, 0) >= role.restart_limit:
+    has_limit = reason is not Reason.STRAGGLER and role.restart_limit is not None
+    if has_limit and state.restarts.get(node.role, 0) >= (role.restart_limit or 0):
         why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
         return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     if by_itself:

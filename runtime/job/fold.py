@@ -46,6 +46,7 @@ from everstep.runtime.job.records import (
     Record,
     RoundBroken,
     RoundFormed,
+    SlowSeen,
     WorkerFaulted,
 )
 from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
@@ -110,8 +111,8 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
     ]
     return _with_nodes(
         state, *nodes, since=record.time, began_at=0.0, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0,
-        ended=None, hang=None, finished={}, excused=frozenset(), refused=(), moved_for=(), broken=None,
-        reason="taken up again",
+        ended=None, hang=None, slow=(), finished={}, excused=frozenset(), refused=(), moved_for=(),
+        slow_replaced=frozenset(), broken=None, reason="taken up again",
     )  # fmt: skip
 
 
@@ -230,7 +231,10 @@ def _blame_order(fault: WorkerFaulted) -> tuple[bool, float, int]:
 
 def _apply_fault_judged(state: State, record: FaultJudged) -> State:
     node = _require_node(state, record.node)
-    if record.decision is Decision.RESTART or record.decision in RELAUNCHES:
+    is_slow = record.reason is Reason.STRAGGLER  # Nothing failed, so it counts as no restart.
+    if is_slow and record.decision in RELAUNCHES:
+        state = replace(state, slow_replaced=state.slow_replaced | {node.replica})
+    elif record.decision is Decision.RESTART or record.decision in RELAUNCHES:
         state = replace(state, restarts=_count_up(state.restarts, node.role))
     if record.decision in RELAUNCHES:
         state = replace(state, relaunches=_count_up(state.relaunches, node.replica))
@@ -263,6 +267,12 @@ def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
     return _with_nodes(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
 
 
+def _apply_slow_seen(state: State, record: SlowSeen) -> State:
+    if state.round is None or record.round != state.round.number:
+        raise UnlistedTransition(f"SlowSeen in round {record.round}, but it does not run")
+    return replace(state, slow=(*state.slow, record), reason=f"round {record.round}: {record.detail}")
+
+
 def _apply_round_formed(state: State, record: RoundFormed) -> State:
     round_ = record.round
     if round_.number != next_round(state):
@@ -287,7 +297,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
     unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
     return _with_nodes(
-        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, queues=queues,
+        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, slow=(), queues=queues,
         began_at=state.began_at or record.time,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
         members={role: len(members) for role, members in round_.members.items()},
@@ -339,7 +349,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
         for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
     ]
     return _with_nodes(
-        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, broken=record.reason,
+        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, slow=(), broken=record.reason,
         excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
@@ -383,6 +393,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     HangSeen: _apply_hang,
     HangExplained: _apply_hang_explained,
     HangOver: _apply_hang,
+    SlowSeen: _apply_slow_seen,
     RoundFormed: _apply_round_formed,
     CheckRequested: _apply_check_requested,
     NodeTested: _apply_node_tested,

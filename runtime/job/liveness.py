@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
 from everstep.runtime.job.records import Reason
+from everstep.runtime.job.slow_nodes import SlowNodes
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.job.suspicion import Accusations
@@ -58,6 +59,12 @@ class Liveness:
         """What the nodes that have written their stacks say about their ranks."""
         self.accusations = Accusations()
         """Who says of whom that it does not answer."""
+        self.slow_nodes = SlowNodes()
+        """For whom the others wait."""
+        self._blocked: set[str] = set()
+        """Nodes without progress since their workers began, which have used no CPU or disk for `hang.timeout_s`."""
+        self._awaiting: set[str] = set()
+        """Nodes with a worker that waits for other ranks."""
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
         self._trained = 0
         self.rearm(state, now)
@@ -73,8 +80,9 @@ class Liveness:
         self._started_at = now
 
     def _forget_movements(self) -> None:
-        for names in (self._still, self._unmoved, self._moving, self._working):
+        for names in (self._still, self._unmoved, self._moving, self._working, self._blocked, self._awaiting):
             names.clear()
+        self.slow_nodes.clear()
 
     def is_late(self, beat: Heartbeat) -> bool:
         """Whether a newer heartbeat of this agent, or one of a later agent of its node, has arrived before."""
@@ -103,8 +111,12 @@ class Liveness:
             (self._unmoved, still and not beat.moved),
             (self._moving, beat.moved and not still),
             (self._working, beat.is_working),
+            (self._blocked, is_blocked(beat, self._spec)),
+            (self._awaiting, beat.awaits),
         ):
             (names.add if within else names.discard)(beat.node)
+        if beat.paces:
+            self.slow_nodes.record(state, node, beat.paces)
 
     def record_silent(self, state: State, beat: Heartbeat, now: float) -> None:
         """Note which neighbours do not answer the node."""
@@ -147,8 +159,13 @@ class Liveness:
 
     def all_still(self, state: State, now: float) -> bool:
         """Whether the job hangs: every member that still trains has reported no progress for `hang.timeout_s`, or has
-        not reported to be in the round for `hang.start_timeout_s`. Not if all of them compute and none waits for
-        another: that may be an export, or a long evaluation, of a script that does not say so."""
+        not reported to be in the round for `hang.start_timeout_s`; before the first progress, also if all workers have
+        used neither CPU nor disk for `hang.timeout_s` and one waits for other ranks.
+
+        Not if all of them compute and none waits for another: that may be an export, or a long evaluation, of a script
+        that does not say so."""
+        if self._awaiting and self.all_blocked(state):
+            return True
         still = self._still
         if self._unmoved:
             still = still | {name for name in self._unmoved if self._must_move(state.nodes[name].role)}
@@ -156,6 +173,10 @@ class Liveness:
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
         return self._includes_all_running(still, state) and not self._includes_all_running(self._working, state)
+
+    def all_blocked(self, state: State) -> bool:
+        """Whether no worker has used CPU or disk for `hang.timeout_s`, before the first progress."""
+        return self._includes_all_running(self._blocked, state)
 
     def _must_move(self, role: str) -> bool:
         """Whether its script will show progress: it has, or the user has set a limit for it."""
@@ -259,6 +280,11 @@ class Liveness:
 def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:
     """Whether no worker of the node has made progress for so long that the node may hang."""
     return beat.still_s >= hang_limit_s(beat, spec.hang)
+
+
+def is_blocked(beat: Heartbeat, spec: JobSpec) -> bool:
+    """Whether the node's workers, before their first progress, have used neither CPU nor disk for `hang.timeout_s`."""
+    return not beat.moved and beat.blocked_s >= spec.hang.timeout_s
 
 
 def hang_limit_s(beat: Heartbeat, hang: Hang) -> float:

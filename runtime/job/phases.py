@@ -32,6 +32,7 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    SlowSeen,
     StateCertified,
     StateRejected,
     StoreSurveyed,
@@ -69,7 +70,7 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     **{
         (R, kind): R
         for kind in (
-            NodeFinished, HangSeen, HangExplained, HangOver, DataShardTaken, DataShardEnded, StateCertified,
+            NodeFinished, HangSeen, HangExplained, HangOver, SlowSeen, DataShardTaken, DataShardEnded, StateCertified,
             StateRejected,
         )
     },

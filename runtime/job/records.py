@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from everstep.runtime.protocol.messages import Holding, Refusal, Round
+from everstep.runtime.watch.slow_ranks import SlowPart
 
 VERSION = 1
 
@@ -247,6 +248,18 @@ class HangOver(Fact, frozen=True, kw_only=True):
     round: int
 
 
+class SlowSeen(Fact, frozen=True, kw_only=True):
+    """The others wait for a node's ranks in iteration after iteration. Once per round, node and part."""
+
+    round: int
+    node: str
+    ranks: tuple[int, ...]
+    """The slowest first; they may be on several nodes, of which `node` has the slowest."""
+    part: SlowPart
+    detail: str
+    """One sentence."""
+
+
 class RoundFormed(Fact, frozen=True, kw_only=True):
     """A round was formed; its reason is in the round."""
 
@@ -423,6 +436,7 @@ Record = (
     | HangSeen
     | HangExplained
     | HangOver
+    | SlowSeen
     | RoundFormed
     | CheckRequested
     | NodeTested

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from everstep.runtime.job import escalation, fault_policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
@@ -21,8 +22,10 @@ from everstep.runtime.job.records import (
     NodeSuspected,
     Reason,
     RoundFormed,
+    SlowSeen,
 )
 from everstep.runtime.job.slow_checks import stragglers
+from everstep.runtime.job.slow_nodes import replacement
 from everstep.runtime.job.spec import HangPolicy, StragglerPolicy
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.job.termination import End
@@ -31,6 +34,7 @@ from everstep.runtime.watch.hang_culprit import judge
 
 P = NodePhase
 _MOST_NAMED = 3
+_MOST_SLOW = 64
 _OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.CHECKING, P.REJOINING, P.SUSPECTED)
 
 
@@ -42,6 +46,7 @@ def settle(tx: Transaction) -> rounds.Verdict:
         _expire_deadlines(tx)
         _leave_out_silent(tx)
         _handle_hang(tx)
+        _handle_slow(tx)
         _resize_roles(tx)
         _release_leaving(tx)
         _end_if_done(tx)
@@ -149,7 +154,7 @@ def _handle_hang(tx: Transaction) -> None:
     if state.hang is None:
         if tx.liveness.all_still(state, tx.now):
             unmoved = not tx.liveness.any_moved
-            still_s = hang.start_timeout_s if unmoved else hang.timeout_s
+            still_s = hang.start_timeout_s if unmoved and not tx.liveness.all_blocked(state) else hang.timeout_s
             tx.record(HangSeen(time=tx.now, round=number, still_s=still_s, unmoved=unmoved))
             tx.liveness.begin_dump()
     elif tx.liveness.any_moving(state):
@@ -160,6 +165,25 @@ def _handle_hang(tx: Transaction) -> None:
             tx.break_round(Reason.HANG, why)
         elif hang.policy is HangPolicy.FAIL:
             tx.end_job(End(JobResult.FAILED, f"round {number} hung: {why}", exit_code=1))
+
+
+def _handle_slow(tx: Transaction) -> None:
+    """Say once which node the others wait for, and what of it is slow; replace it if the policy says so."""
+    for slow in tx.liveness.slow_nodes.seen:
+        state, verdict = tx.state, slow.verdict
+        if state.phase is not JobPhase.RUNNING or state.hang or slow.node not in state.nodes:
+            return
+        number, node = round_number(state), state.nodes[slow.node]
+        if not any((seen.node, seen.part) == (slow.node, verdict.part) for seen in state.slow):
+            tx.record(
+                SlowSeen(
+                    time=tx.now, round=number, node=slow.node, ranks=verdict.ranks[:_MOST_SLOW], part=verdict.part,
+                    detail=f"{slow.node}: {verdict.sentence}",
+                )
+            )  # fmt: skip
+        if fate := replacement(tx.state, tx.spec, slow):
+            tx.break_round(Reason.STRAGGLER, f"{slow.node} is replaced: {verdict.sentence}", slow.node)
+            tx.carry_out(node, Reason.STRAGGLER, number, replace(fate, detail=f"{fate.detail}; {verdict.sentence}"))
 
 
 def _explain_hang(tx: Transaction, hang: HangSeen) -> str:
@@ -283,7 +307,7 @@ def _judge_error(tx: Transaction) -> bool:
 def _exclude_stragglers(tx: Transaction) -> bool:
     """Before a round is formed, replace nodes whose check took too long, if the policy says so. Whether there were
     any."""
-    if tx.spec.stragglers is not StragglerPolicy.EXCLUDE:
+    if tx.spec.stragglers is StragglerPolicy.REPORT:
         return False
     chosen = [node for nodes in rounds.choose_members(tx.state, tx.spec).values() for node in nodes]
     slow = stragglers(chosen)

@@ -104,12 +104,15 @@ class HangPolicy(StrEnum):
 
 
 class StragglerPolicy(StrEnum):
-    """What happens to a node whose check took more than twice the median of the job's nodes."""
+    """What happens to a slow node: one whose check took more than twice the median of the job's nodes, or for which the
+    others wait in iteration after iteration. Every policy reports it, with what of it is slow."""
 
     REPORT = "report"
     """It is only reported."""
     EXCLUDE = "exclude"
-    """It is replaced, and its host is avoided."""
+    """After a slow check, it is replaced, and its host is avoided."""
+    REPLACE = "replace"
+    """Also while it trains, once per replica, if the job can go on without it meanwhile."""
 
 
 class NodeEvent(StrEnum):

@@ -18,6 +18,7 @@ from everstep.runtime.job.records import (
     HangSeen,
     JobEnded,
     Reason,
+    SlowSeen,
     WorkerFaulted,
 )
 from everstep.runtime.job.roster import Roster
@@ -68,6 +69,10 @@ class State(msgspec.Struct, frozen=True):
     """Members per role that finished this round, including those lost since."""
     hang: HangSeen | None = None
     """Set while all ranks of the running round stand still."""
+    slow: tuple[SlowSeen, ...] = ()
+    """The slow nodes that were seen in the running round."""
+    slow_replaced: frozenset[tuple[str, int]] = frozenset()
+    """(role, index) of replicas whose slow node was replaced. If the next one is slow, too, no machine mends it."""
     worlds: dict[int, int] = {}
     """World size of the newest rounds."""
     blamed: dict[int, WorkerFaulted] = {}

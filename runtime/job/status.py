@@ -14,7 +14,7 @@ def job_status(state: State) -> dict[str, Any]:
     round_ = state.round
     committed = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
     live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
-    slow = {node.name for node in stragglers(live)}
+    slow = {node.name for node in stragglers(live)} | {one.node for one in state.slow}
     return {
         "conditions": [
             {
@@ -47,6 +47,7 @@ def job_status(state: State) -> dict[str, Any]:
         else {"round": committed[0], "iteration": committed[1], "manifest": state.checkpoints[committed].manifest},
         "nodes": [_node_status(node, slow, state) for node in live],
         "givenUp": {f"{role}-{index}": judged.detail for (role, index), judged in state.given_up.items()},
+        "slow": [one.detail for one in state.slow],
         "avoidedHosts": sorted(state.avoided),
         "error": state.ended.error if state.ended else "",
     }

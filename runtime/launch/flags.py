@@ -90,6 +90,13 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         help="what to do about a hang (default: restart; fail with --max-restarts 0)",
     )  # fmt: skip
     group.add_argument(
+        "--straggler-policy",
+        choices=["report", "replace"],
+        default="report",
+        help="what follows if the others wait for a node for a minute, iteration after iteration: it is reported, with "
+        "what of it is slow, or also left out, if enough others are there (report)",
+    )
+    group.add_argument(
         "--cooldown", type=float, default=30.0, metavar="SECONDS",
         help="after a change, wait this long before breaking a round to add nodes (30)",
     )  # fmt: skip

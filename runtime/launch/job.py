@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from everstep.runtime.agent.logs import LogPlan
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
-from everstep.runtime.job.spec import EndingPolicy, Hang, JobSpec, Patience, Placement, RoleSpec
+from everstep.runtime.job.spec import EndingPolicy, Hang, JobSpec, Patience, Placement, RoleSpec, StragglerPolicy
 from everstep.runtime.launch.affinity import Cpus
 from everstep.runtime.launch.job_spec import ROLE
 from everstep.runtime.launch.rendezvous import Rendezvous
@@ -104,6 +104,7 @@ class Launch:
     saving: Saving
     cooldown_s: float
     hang: Hang
+    stragglers: StragglerPolicy
     environment: Mapping[str, str]
     """Variables for the workers, besides the ranks."""
 
@@ -126,4 +127,5 @@ def job_of(options: Launch, job: str) -> JobSpec:
     limits = {"restart_limit": options.max_restarts, "fail_policy": EndingPolicy.ANY}
     role = RoleSpec(options.nodes, options.min_nodes, options.slots, node_unit=options.node_unit, **limits)
     spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=options.hang)
+    spec = replace(spec, stragglers=options.stragglers)
     return replace(spec, keep_last=options.saving.keep_last, keep_every=options.saving.keep_every)

@@ -68,6 +68,8 @@ def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], s
         yield FlagValue("--hang-timeout", ("hang", "timeout"), flags.hang_timeout)
     if flags.on_hang:
         yield FlagValue("--on-hang", ("hang", "policy"), flags.on_hang)
+    if flags.straggler_policy != "report":
+        yield FlagValue("--straggler-policy", ("stragglers",), flags.straggler_policy)
     conf, usual = parse_conf(flags.rdzv_conf, static=False), Rendezvous()
     waits = {"join_timeout_s": "joinTimeout", "last_call_s": "joinWindow", "silence_s": "silence"}
     for field, spelled in waits.items():

@@ -59,17 +59,19 @@ def _print_line(text: str) -> None:
 
 
 class _Lines:
-    """Prints a line for each new reason; says nothing for a job of one node in its first round."""
+    """Prints a line for each new reason; of a job of one node in its first round only who is slow."""
 
     def __init__(self, config: MasterConfig) -> None:
         self._many = any(role.nodes > 1 for role in config.spec.roles.values())
-        self._reason = ""
+        self._reason = self._slow = ""
         self._first = config.remove
 
     def show(self, progress: Progress) -> None:
         if progress.reason != self._reason and (self._many or progress.round > 1):
             _print_line(progress.reason)
-        self._reason = progress.reason
+        elif progress.slow != self._slow and progress.slow:
+            _print_line(progress.slow)
+        self._reason, self._slow = progress.reason, progress.slow
 
 
 @contextlib.asynccontextmanager

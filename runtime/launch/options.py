@@ -19,7 +19,7 @@ from typing import NamedTuple
 from everstep.runtime.agent.logs import LogPlan, parse_streams
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.diagnosis.switchbox import parse_switchbox
-from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
+from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec, StragglerPolicy
 from everstep.runtime.launch.affinity import Cpus, cpus_of
 from everstep.runtime.launch.job import Endpoint, Launch, NodeCheck, Saving
 from everstep.runtime.launch.job_spec import ROLE, read_spec
@@ -95,6 +95,7 @@ def read_launch(
         store=flags.store,
         saving=_saving(flags),
         cooldown_s=flags.cooldown,
+        stragglers=StragglerPolicy(flags.straggler_policy),
         hang=spec.hang if spec is not None else Hang(_hang_policy(flags), flags.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": flags.signals_to_handle},
     )

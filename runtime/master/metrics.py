@@ -13,6 +13,7 @@ from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.watch.slow_ranks import Pace
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -52,6 +53,10 @@ FAMILIES = (
            ("node", "role", "host"), "seconds"),
     Family("everstep_node_heartbeat_timestamp_seconds", "gauge", "Unix time of each node's last heartbeat.",
            ("node", "role", "host"), "seconds"),
+    Family("everstep_rank_own_seconds", "gauge", "Of an iteration, what each rank does not wait for the others: the "
+           "mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
+    Family("everstep_rank_waiting_ratio", "gauge", "Of its newest window, what each rank waited in collectives.",
+           ("node", "role", "host", "rank"), "ratio"),
     Family("everstep_requests_refused", "counter", "Requests that this master has refused.", ("reason",)),
 )  # fmt: skip
 """Every metric, in the order in which they are written."""
@@ -68,10 +73,13 @@ class Metrics:
         self._seconds = self._stall_s = 0.0
         self._loss: float | None = None
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
+        self._paces: dict[str, tuple[Pace, ...]] = {}
 
     def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Take in a heartbeat, and rank 0's iterations in its telemetry."""
         self._beats[beat.node] = now, beat
+        if beat.paces:
+            self._paces[beat.node] = beat.paces
         for line in beat.telemetry:
             if line.get("kind") not in (None, "iteration") or line.get("rank") or "iteration" not in line:
                 continue
@@ -94,6 +102,11 @@ class Metrics:
         phases = Counter((node.role, node.phase.value) for node in state.nodes.values())
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
         beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
+        paces = [
+            ((*nodes[name], str(one.rank)), one)
+            for name, some in self._paces.items() if name in nodes
+            for one in some if one.own_s
+        ]  # fmt: skip
         return {
             "everstep_job": [((spec.job,), 1)],
             "everstep_master_epoch": [((), state.epoch)],
@@ -113,6 +126,8 @@ class Metrics:
             "everstep_node_pace_seconds": [(labels, beat.pace_s) for labels, _, beat in beats if beat.pace_s],
             "everstep_node_still_seconds": [(labels, beat.still_s) for labels, _, beat in beats],
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
+            "everstep_rank_own_seconds": [(labels, one.own_s) for labels, one in paces],
+            "everstep_rank_waiting_ratio": [(labels, one.waited) for labels, one in paces],
             "everstep_requests_refused": [((reason,), count) for reason, count in refused.items()],
         }
 

@@ -19,6 +19,8 @@ class Progress(msgspec.Struct, frozen=True):
     loss: float | None = None
     stall: float | None = None
     """Percentage of iteration time in which saving blocked training, as far as this master knows."""
+    slow: str = ""
+    """Who keeps the others waiting in this round, if anybody does."""
 
 
 class Reporter:
@@ -51,7 +53,8 @@ class Reporter:
         number, members = (state.round.number, state.round.members.values()) if state.round else (0, ())
         nodes = sum(len(part) for part in members)
         iteration = max(last.iteration, state.iteration)
-        return Progress(iteration, nodes, number, state.reason, last.loss, last.stall)
+        slow = state.slow[-1].detail if state.slow else ""
+        return Progress(iteration, nodes, number, state.reason, last.loss, last.stall, slow)
 
     def _report(self, progress: Progress) -> None:
         if progress != self._last and self._tell:

@@ -20,6 +20,7 @@ from enum import StrEnum
 import msgspec
 
 from everstep.runtime.watch.hang_culprit import Standing
+from everstep.runtime.watch.slow_ranks import Pace
 
 PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"
@@ -220,6 +221,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The median of the newest iterations of the node's slowest worker, in seconds; 0: not known."""
     is_working: bool = False
     """The workers show no beacon of their own, compute, and wait for no other rank."""
+    blocked_s: float = 0.0
+    """Before the first progress: for so long neither a worker nor a process that it started has used CPU or disk."""
+    awaits: bool = False
+    """Some worker waits for other ranks, in a collective or for a process group."""
+    paces: tuple[Pace, ...] = ()
+    """The times of each rank over the window that has just ended; empty in other heartbeats."""
     silent: tuple[str, ...] = ()
     """Neighbours in `round` that answer neither this agent nor those through which it asked them."""
     silent_s: float = 0.0

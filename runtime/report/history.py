@@ -17,7 +17,7 @@ from everstep.runtime.job import records as job
 from everstep.runtime.report.causes import Causes, death_time
 from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
 
-HistoryRecord = job.MasterClaimed | job.HangExplained | job.ShardPersisted | NodeRecord
+HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
 """The records that a history is made from."""
 _NEEDED = (
     job.MasterClaimed,
@@ -143,6 +143,8 @@ class History:
     """The time of the newest record."""
     stored_bytes: Mapping[int, int] = field(default_factory=dict)
     """By iteration: the size of its checkpoint in the store."""
+    slow: tuple[tuple[float, str], ...] = ()
+    """(time, sentence) of each slow node that was seen in a round."""
     lives: Lives = field(default_factory=Lives)
     """What happened to each node."""
 
@@ -163,6 +165,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     """
     points, intervals = _read_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
+    slow: list[tuple[float, str]] = []
     needed: list[job.Record] = []
     formed: list[_FormedRound] = []
     collector, newest, stored = LifeCollector(), 0.0, dict[tuple[int, int], int]()
@@ -174,6 +177,8 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
             stored[place] = stored.get(place, 0) + record.holding.size
         elif isinstance(record, job.Committed):
             commits.append((record.time, record.iteration))
+        elif isinstance(record, job.SlowSeen):
+            slow.append((record.time, record.detail))
         elif isinstance(record, job.RoundFormed):
             formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
         elif isinstance(record, _NEEDED):
@@ -197,6 +202,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         error=ended.error if ended else "",
         newest=newest,
         stored_bytes={iteration: size for (iteration, _), size in sorted(stored.items())},
+        slow=tuple(slow),
         lives=collector.lives(),
     )
 

@@ -7,6 +7,8 @@ from everstep.runtime.report.job_view import FaultView, JobView, view
 from everstep.runtime.report.page import format_seconds, what_next
 from everstep.runtime.report.read import Run
 
+MOST_SLOW = 20
+"""Slow nodes that are told: the newest ones."""
 MOST_PARAGRAPHS = 5
 """Faults that Markdown explains: the newest ones."""
 
@@ -49,6 +51,7 @@ def _job(job: JobView) -> dict[str, Any]:
         "nodes": {}
         if span is None
         else {node.node: {one.value: s for one, s in node.seconds.items() if s} for node in span.nodes},
+        "slow": [{"time": time, "detail": detail} for time, detail in history.slow[-MOST_SLOW:]],
         "faults": [_fault(one) for one in job.faults],
         "checkpoints": [
             {"iteration": one.iteration, "time": one.time, "bytes": one.size, "stall_s": one.stall_s,
@@ -84,6 +87,7 @@ def markdown(told: dict[str, Any]) -> str:
                 for entry in job["ledger"]
             ]
             lines += ["", *_table(["node-seconds spent on", "time", "share"], rows)]
+        lines += [line for one in job["slow"] for line in ("", f"Slow: {_cell(one['detail'])}.")]
         if job["faults"]:
             rows = [
                 [one["what"], one["reason"], one["decision"], format_seconds(one["seconds"])] for one in job["faults"]

@@ -1,6 +1,6 @@
 """The route through the Kubernetes API: the Workflow as a custom object, asked for with the one Kubernetes client."""
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
@@ -88,6 +88,10 @@ class CustomResource:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Those of the namespace with these labels. Raises ApiError."""
         return self.ask(lambda api: api.list("pods", selector))[0]
+
+    def execute(self, pod: str, container: str, command: Sequence[str], limit_s: float) -> bytes:
+        """What the command prints in that container of a pod. Raises ApiError."""
+        return self.ask(lambda api: api.execute(pod, container, command, limit_s))
 
     def edit_config_map(self, name: str, data: Mapping[str, str]) -> None:
         """Give these keys these texts. Raises ApiError."""

@@ -10,7 +10,8 @@ import signal
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from everstep.runtime.watch.board_fields import Board
 
 VARIABLE = "EVERSTEP_BOARD"
 """Names the worker's board file."""
@@ -26,46 +27,9 @@ _PROGRESS_AT, _PROGRESS = 64, struct.Struct("=2qd32s")
 _COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
 _RECENT_AT, _RECENT = 256, struct.Struct(f"={RECENT}d")
 _JOB_AT, _JOB_BYTES = 384, 128
-_SIZE = 512
+_SPENT_AT, _SPENT = 512, struct.Struct("=2d")
+_SIZE = 576
 _PHASE_BYTES, _NAME_BYTES = 32, 80
-
-
-class Board(NamedTuple):
-    """What a board says."""
-
-    pid: int
-    rank: int
-    world_size: int
-    local_rank: int
-    round: int
-    job: str = ""
-    iteration: int = 0
-    """Optimizer steps since the process began."""
-    changes: int = 0
-    """Rises with each sign of progress."""
-    changed_at: float = 0.0
-    """Unix time of the newest one."""
-    phase: str = ""
-    entered: int = 0
-    """Collectives of the default group that were entered: the number of the newest one."""
-    completed: int = 0
-    """Of these, finished."""
-    samples: int = 0
-    """How often the worker counted them."""
-    waits: int = 0
-    """How often one was unfinished then: for so large a part of its time the rank waited for others."""
-    sampled_at: float = 0.0
-    """Unix time at which the worker counted them; 0: they are not known. Old: the process stands as a whole."""
-    collective: str = ""
-    """The newest one: `all_reduce [1024]`."""
-    recent: tuple[float, ...] = ()
-    """Seconds of the newest iterations, in no order."""
-
-    @property
-    def pace_s(self) -> float:
-        """The median of the newest iterations, in seconds; 0: there are none."""
-        ordered = sorted(self.recent)
-        return ordered[len(ordered) // 2] if ordered else 0.0
 
 
 class BoardWriter:
@@ -81,6 +45,7 @@ class BoardWriter:
             os.close(file)
         self._memory[:_SIZE] = bytes(_SIZE)
         self._changes = self._iteration = self._samples = self._waits = 0
+        self._data_s = self._staging_s = 0.0
         self._phase = b""
         job = board.job.encode()[:_JOB_BYTES]
         self._memory[_JOB_AT : _JOB_AT + len(job)] = job
@@ -103,6 +68,11 @@ class BoardWriter:
         self._changes += 1
         _PROGRESS.pack_into(self._memory, _PROGRESS_AT, self._iteration, self._changes, now, self._phase)
 
+    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
+        """Add seconds that the worker has waited for data, or for a save."""
+        self._data_s, self._staging_s = self._data_s + data_s, self._staging_s + staging_s
+        _SPENT.pack_into(self._memory, _SPENT_AT, self._data_s, self._staging_s)
+
     def set_collectives(self, entered: int, completed: int, name: str, now: float) -> None:
         """Say which collective was entered last, and which finished."""
         self._samples += 1
@@ -121,8 +91,9 @@ def read_board(path: Path) -> Board | None:
             entered, completed, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(data, _COLLECTIVES_AT)
             recent = tuple(seconds for seconds in _RECENT.unpack_from(data, _RECENT_AT) if seconds > 0)
             return Board(
-                pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:]), iteration, changes, changed_at,
-                _text(phase), entered, completed, samples, waits, sampled_at, _text(name), recent,
+                pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration, changes,
+                changed_at, _text(phase), entered, completed, samples, waits, sampled_at, _text(name), recent,
+                *_SPENT.unpack_from(data, _SPENT_AT),
             )  # fmt: skip
     return None
 

@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.runtime.watch.board import Board, read_board
+from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board_fields import Board
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from everstep.runtime.watch.board_fields import GROUP_PHASE
 from everstep.runtime.watch.merge import fold_ranks
 
 _MEANINGS = {
@@ -28,11 +29,15 @@ class ProcessState(msgspec.Struct, frozen=True):
     """CPU time so far."""
     wait_channel: str = ""
     call: str = ""
-    """The system call it is in, if it reads or writes a file."""
+    """The system call it is in, if that is about a file: read, write, fsync."""
     file: str = ""
     """That file."""
     major_faults: int = 0
     """Pages that were read from disk so far."""
+    cpu_wait_s: float = 0.0
+    """Seconds so far that its main thread could run and had no CPU."""
+    swapped_bytes: int = 0
+    """Of its memory, in swap."""
 
     @property
     def meaning(self) -> str:
@@ -62,6 +67,16 @@ class Standing(msgspec.Struct, frozen=True):
     """The user's own innermost call."""
     lock_holder: str = ""
     """The thread that holds the interpreter's lock."""
+    in_kernel: float = 0.0
+    """Share of the time that its main thread is in an uninterruptible wait."""
+    without_cpu: float = 0.0
+    """Share of the time that its main thread could run and had no CPU."""
+    faults_hz: float = 0.0
+    """Pages that it reads from disk, a second."""
+    neighbour: str = ""
+    """Who uses most of the node's CPU, other than the job's ranks: `stress (pid 12), 3.9 cores`."""
+    link: str = ""
+    """What of its sockets is not acknowledged by the other end, if anything."""
 
     @property
     def waits(self) -> bool:
@@ -80,6 +95,11 @@ class Cause(StrEnum):
     DIFFERENT_COLLECTIVE = "different collective"
     DIFFERENT_SHAPE = "different shape"
     BLOCKED_FILE = "blocked file"
+    MEMORY = "memory"
+    """It reads its own memory back from disk."""
+    DISK = "disk"
+    NO_CPU = "no CPU"
+    """Others on its node leave it too little."""
     COMPUTES = "computes"
     NEVER_ENTERED = "never entered"
     NETWORK = "network"
@@ -100,6 +120,11 @@ SILENT_S = 2.0
 """A worker counts five times a second. Counts older than this: its watching thread cannot run."""
 _BUSY = 0.2
 """Cores from which on a rank computes rather than waits."""
+_OFTEN = 0.3
+"""Share of the time from which on a wait for disk or CPU is what keeps a rank."""
+_MOST_LINKS = 3
+_THRASHES_HZ = 50.0
+"""Pages read back from disk in a second from which on a rank's memory is what keeps it."""
 
 
 def judge(standings: Sequence[Standing]) -> Verdict:
@@ -111,7 +136,8 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     if not standings:
         return Verdict(Cause.NOBODY, (), "where its ranks stand is not known")
     ordered = sorted(standings, key=lambda one: one.rank)
-    for rule in (_find_stopped, _find_missing, _find_mismatch, _find_stalled_network, _find_behind):
+    rules = (_find_stopped, _find_absent, _find_missing, _find_mismatch, _find_stalled_network, _find_behind)
+    for rule in rules:
         if (verdict := rule(ordered)) is not None:
             return verdict
     return Verdict(Cause.NOBODY, (), f"no rank differs: {_places(ordered)}")
@@ -119,7 +145,10 @@ def judge(standings: Sequence[Standing]) -> Verdict:
 
 def _find_stopped(ordered: Sequence[Standing]) -> Verdict | None:
     for cause, states in ((Cause.GONE, "ZX"), (Cause.STOPPED, "Tt"), (Cause.KERNEL, "D")):
-        if ranks := [one for one in ordered if one.process.state in states]:
+        ranks = [one for one in ordered if one.process.state in states]
+        if cause is Cause.KERNEL:  # One that is served in between is slow, not stuck: `_activity` says by what.
+            ranks = [one for one in ranks if not 0 < one.in_kernel < 1 and one.faults_hz < _THRASHES_HZ]
+        if ranks:
             if len(ranks) == len(ordered) and len(ordered) > 1 and cause is Cause.KERNEL:
                 return None  # All wait for the disk: that is no rank's fault.
             first = ranks[0]
@@ -127,6 +156,16 @@ def _find_stopped(ordered: Sequence[Standing]) -> Verdict | None:
             at = f"; it is in {first.place}" if first.place else ""
             return _verdict(cause, ranks, ordered, f"{first.process.meaning}{detail}{at}")
     return None
+
+
+def _find_absent(ordered: Sequence[Standing]) -> Verdict | None:
+    """Ranks that others wait for to make a process group."""
+    absent = [one for one in ordered if one.phase != GROUP_PHASE and not one.waits]
+    if not absent or len(absent) == len(ordered) or any(one.waits or one.iteration for one in ordered):
+        return None
+    cause, does = _activity(absent[0])
+    what = f"never came to where the others make a process group; it {does}"
+    return _verdict(cause, absent, ordered, what, verb="")
 
 
 def _find_missing(ordered: Sequence[Standing]) -> Verdict | None:
@@ -149,12 +188,22 @@ def _find_missing(ordered: Sequence[Standing]) -> Verdict | None:
 
 
 def _activity(one: Standing) -> tuple[Cause, str]:
-    at = f" in {one.place}" if one.place else ""
+    phase = f", phase {one.phase!r}" if one.phase else ""
+    at = f" in {one.place}{phase}" if one.place else phase
     if not _is_fresh(one):
         holder = f" (thread {one.lock_holder})" if one.lock_holder else ""
         return Cause.SILENT, f"holds the interpreter's lock{holder} and is{at or ' in native code'}"
+    if one.faults_hz >= _THRASHES_HZ:
+        swapped = f", {one.process.swapped_bytes / (1 << 20):.0f} MiB are in swap" if one.process.swapped_bytes else ""
+        return Cause.MEMORY, f"reads its memory back from disk, {one.faults_hz:.0f} pages a second{swapped}{at}"
+    if one.in_kernel >= _OFTEN:
+        what = f"{one.process.call} of {_file(one.process.file)}" if one.process.call else "the kernel's I/O"
+        return Cause.DISK, f"waits {one.in_kernel:.0%} of the time for the disk ({what}){at}"
     if one.process.call and one.process.file:
         return Cause.BLOCKED_FILE, f"is blocked in {one.process.call} of {_file(one.process.file)}{at}"
+    if one.without_cpu >= _OFTEN:
+        who = f"; most is used by {one.neighbour}" if one.neighbour else ""
+        return Cause.NO_CPU, f"waits {one.without_cpu:.0%} of the time for a CPU{at}{who}"
     if one.cpu >= _BUSY:
         return Cause.COMPUTES, f"computes ({one.cpu:.1f} cores){at}"
     return Cause.NEVER_ENTERED, f"is{at or ' waiting'}"
@@ -190,6 +239,8 @@ def _find_stalled_network(ordered: Sequence[Standing]) -> Verdict | None:
         what = f"never entered {name} #{newest}; it {_activity(ranks[0])[1]}, and #{behind} is not marked as finished"
         return _verdict(Cause.BEHIND, ranks, ordered, what, verb="")
     what = f"all {len(ordered)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
+    if links := [f"rank {one.rank}: {one.link}" for one in ordered if one.link]:
+        what += f" ({'; '.join(links[:_MOST_LINKS])})"
     return Verdict(Cause.NETWORK, tuple(one.rank for one in ordered), what)
 
 

@@ -3,6 +3,7 @@
 - Iterations: torch's hook after each optimizer step (`torch.optim.optimizer.register_optimizer_step_post_hook`). Where
   a script has several optimizers, the one that steps first counts.
 - Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
+- Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, and our own checkpointer says it.
 - Collectives: torch's flight recorder counts them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
   A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us.
 
@@ -18,12 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, Board, BoardWriter, stack_file
+from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, BoardWriter, stack_file
+from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
 from everstep.runtime.watch.group_making import surround_group_making
 
 EVALUATION, SAVE = "evaluation", "torch.save"
@@ -67,6 +69,7 @@ def install(environment: Mapping[str, str]) -> None:
         "torch.optim.optimizer": watch.hook_optimizers,
         "torch.nn.modules.module": watch.hook_modules,
         "torch.serialization": watch.hook_saves,
+        "torch.utils.data.dataloader": watch.hook_loaders,
         "torch.distributed.distributed_c10d": watch.hook_groups,
     }
     waiting = {name: hook for name, hook in hooks.items() if not _apply(name, hook)}
@@ -86,6 +89,17 @@ def set_phase(name: str) -> None:
     """Say what this worker does now."""
     if _watch is not None:
         _watch.set_phase(name)
+
+
+def making_group() -> AbstractContextManager[None]:
+    """Meanwhile this worker waits for all others, to make a process group."""
+    return _watch.making_group() if _watch is not None else nullcontext()
+
+
+def note_staging(seconds: float) -> None:
+    """A save has kept this worker from training for so long."""
+    if _watch is not None:
+        _watch.add_spent(staging_s=seconds)
 
 
 def _forget() -> None:
@@ -124,6 +138,10 @@ class _Watch:
             self._phase = name
             self._board.set_phase(name, time.time())
 
+    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
+        if not self.is_child:
+            self._board.add_spent(data_s, staging_s)
+
     def hook_optimizers(self, module: Any) -> None:
         module.register_optimizer_step_post_hook(self._after_step)
 
@@ -153,24 +171,49 @@ class _Watch:
         save = module.save
 
         def watched_save(*arguments: Any, **more: Any) -> Any:
-            before = self._phase
+            before, began = self._phase, time.perf_counter()
             self.set_phase(SAVE)
             try:
                 return save(*arguments, **more)
             finally:
                 self.set_phase(before)
+                self.add_spent(staging_s=time.perf_counter() - began)
 
         watched_save.__doc__ = save.__doc__
         module.save = watched_save
         if (torch := sys.modules.get("torch")) is not None and getattr(torch, "save", None) is save:
             torch.save = watched_save  # type: ignore[attr-defined]
 
+    def hook_loaders(self, module: Any) -> None:
+        iterator = module._BaseDataLoaderIter
+        take = iterator.__next__
+
+        def watched_next(loader: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return take(loader)
+            finally:
+                self.add_spent(data_s=time.perf_counter() - began)
+
+        watched_next.__doc__ = take.__doc__
+        iterator.__next__ = watched_next
+
     def hook_groups(self, module: Any) -> None:
         surround_group_making(module, self._sampling_afterwards)
 
     @contextmanager
+    def making_group(self) -> Iterator[None]:
+        before = self._phase
+        self.set_phase(GROUP_PHASE)
+        try:
+            yield
+        finally:
+            self.set_phase(before)
+
+    @contextmanager
     def _sampling_afterwards(self) -> Iterator[None]:
-        yield
+        with self.making_group():
+            yield
         self._start_sampler()
 
     def _start_sampler(self) -> None:
@@ -181,42 +224,47 @@ class _Watch:
             self._sampler.start()
 
     def _sample(self, recorder: Any) -> None:
-        name = ""
+        unfinished: tuple[int, str] | None = None
         while not self.is_child:
             time.sleep(1 / SAMPLES_PER_S)
             with suppress(*_UNREADABLE):
-                counts = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
-                if counts[1] >= counts[0]:
-                    name = ""
-                elif counts == self._counts and not name:  # It waits: ask for what.
+                counts = entered, completed = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
+                if counts != self._counts or completed >= entered:
+                    unfinished = None
+                elif unfinished is None:  # It waits: ask for what.
                     with suppress(*_UNREADABLE):  # The counters are known all the same.
-                        name = _oldest_unfinished(json.loads(recorder._dump_fr_trace_json(True, True)))
-                elif counts != self._counts:
-                    name = ""
+                        unfinished = _unfinished(json.loads(recorder._dump_fr_trace_json(True, False)))
                 self._counts = counts
-                self._board.set_collectives(*counts, name, time.time())
+                if unfinished is not None:
+                    completed = entered - unfinished[0]
+                self._board.set_collectives(entered, completed, unfinished[1] if unfinished else "", time.time())
 
 
 def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
-    """(Entered, completed) collectives of all groups."""
+    """(Entered, completed) collectives of all groups, by the counters: cheap to read.
+
+    The second may be too low: gloo's two threads each set it to the collective that they have just finished, so it goes
+    back if the later one of two was faster.
+    """
     status = [{key: max(int(number), 0) for key, number in one.items()} for one in trace["pg_status"].values()]
     entered = sum(one["last_enqueued_collective"] for one in status)
     return entered, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
 
 
-def _oldest_unfinished(trace: Mapping[str, Any]) -> str:
-    """`all_reduce [1024]`: the oldest collective that the rank entered and that is not finished; empty if unknown."""
-    completed = {group: int(one["last_completed_collective"]) for group, one in trace["pg_status"].items()}
-    waiting = [
-        entry
-        for entry in trace.get("entries", ())
-        if not entry.get("is_p2p") and entry["collective_seq_id"] > completed.get(str(entry["pg_id"]), 0)
-    ]
+def _unfinished(trace: Mapping[str, Any]) -> tuple[int, str] | None:
+    """How many collectives the rank entered that are not finished, and the oldest of them: (1, `all_reduce [1024]`).
+
+    None if the recorder keeps no entries. Each collective is retired by itself, so their order does not matter.
+    """
+    entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
+    if not entries:
+        return None
+    waiting = [entry for entry in entries if not entry.get("retired")]
     if not waiting:
-        return ""
+        return 0, ""
     entry = min(waiting, key=lambda one: one["record_id"])
     sizes = " ".join(str(size).replace(" ", "") for size in entry.get("input_sizes") or ())
-    return f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
+    return len(waiting), f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.runtime.watch.board import Board, read_board
+from everstep.runtime.system.tcp_sockets import sockets_of, tcp_sockets, unacknowledged
+from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
 from everstep.runtime.watch.hang_culprit import ProcessState, Standing, judge
 from everstep.runtime.watch.merge import is_users, merge, odd_ones, text
 from everstep.runtime.watch.pictures import speedscope, svg
-from everstep.runtime.watch.process_state import process_state
+from everstep.runtime.watch.process_state import busiest, cpu_times, main_thread_state, process_state
 from everstep.runtime.watch.read_stacks import read_stacks
 from everstep.runtime.watch.stacks import RankStacks, as_text, python_only
 
-_APART_S = 0.5
-"""Between two looks at a process, which show whether it uses the CPU."""
+_APART_S, _LOOKS = 0.5, 20
+"""From the first to the last of so many looks at a process, which show whether it uses the CPU or waits for it."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -30,18 +32,28 @@ class Look(msgspec.Struct, frozen=True):
 async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Look]:
     """Look at these workers, all at the same time."""
     before = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
-    began = time.monotonic()
-    await asyncio.sleep(_APART_S)
+    own = {worker.board.pid for worker in workers}
+    others, began = cpu_times(own), time.monotonic()
+    in_kernel = dict.fromkeys(before, 0)
+    for _ in range(_LOOKS):
+        await asyncio.sleep(_APART_S / _LOOKS)
+        for worker in workers:
+            in_kernel[worker.board.rank] += main_thread_state(worker.board.pid) == "D"
     after = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
     passed, now = time.monotonic() - began, time.time()
+    neighbour, sockets = busiest(others, cpu_times(own), passed), tcp_sockets()
+    links = {worker.board.rank: unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
     boards = {worker.board.rank: worker.path for worker in workers}
     pids = {worker.board.rank: worker.board.pid for worker in workers}
     stacks = await read_stacks(pids, native=native, boards=boards)
     return [
         Look(
             msgspec.structs.replace(one, node=worker.node),
-            standing_of(worker.node, read_board(worker.path) or worker.board, one,
-                        (before[one.rank], after[one.rank], passed), now),
+            msgspec.structs.replace(
+                standing_of(worker.node, read_board(worker.path) or worker.board, one,
+                            (before[one.rank], after[one.rank], passed), now),
+                in_kernel=in_kernel[one.rank] / _LOOKS, neighbour=neighbour, link=links[one.rank],
+            ),
         )
         for worker, one in zip(workers, stacks, strict=True)
     ]  # fmt: skip
@@ -56,7 +68,11 @@ def standing_of(
 ) -> Standing:
     """Where a rank stands: by its board, two states of its process (and the seconds between them), and its stacks."""
     before, after, passed = states
-    used = max(after.cpu_s - before.cpu_s, 0.0) / passed if before and after and passed > 0 else 0.0
+    used = waited = faults = 0.0
+    if before and after and passed > 0:
+        used = max(after.cpu_s - before.cpu_s, 0.0) / passed
+        waited = max(after.cpu_wait_s - before.cpu_wait_s, 0.0) / passed
+        faults = max(after.major_faults - before.major_faults, 0) / passed
     return Standing(
         rank=board.rank,
         world_size=board.world_size,
@@ -69,6 +85,8 @@ def standing_of(
         counted_ago_s=round(max(now - board.sampled_at, 0.0), 3) if board.sampled_at else None,
         process=after or ProcessState("X"),
         cpu=round(used, 3),
+        without_cpu=round(min(waited, 1.0), 3),
+        faults_hz=round(faults, 1),
         place=place_of(stacks),
         lock_holder=next((thread.name for thread in stacks.threads if "gil" in thread.state), ""),
     )

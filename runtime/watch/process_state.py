@@ -1,17 +1,24 @@
 """What the kernel says about a process: proc(5)."""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from everstep.runtime.watch.hang_culprit import ProcessState
 
-_FILE_CALLS = {"0": "read", "1": "write"} if os.uname().machine == "x86_64" else {}
-"""By their numbers in linux/arch/x86/entry/syscalls/syscall_64.tbl."""
+_FILE_CALLS = (
+    {"0": "read", "17": "read", "19": "read", "1": "write", "18": "write", "20": "write", "74": "fsync", "75": "fsync"}
+    if os.uname().machine == "x86_64"
+    else {}
+)
+"""By their numbers in linux/arch/x86/entry/syscalls/syscall_64.tbl: read, pread64, readv, write, pwrite64, writev,
+fsync, fdatasync."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PROC = Path("/proc")
 
 
-def process_state(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:
+def process_state(pid: int, proc: Path = PROC) -> ProcessState | None:
     """The state of its main thread and the CPU time of all its threads; None if there is no such process."""
     folder = proc / str(pid)
     try:
@@ -30,15 +37,74 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:
         call=call if file else "",
         file=file,
         major_faults=int(fields[9]),
+        cpu_wait_s=_cpu_wait_s(folder),
+        swapped_bytes=_status_number(folder, "VmSwap", 0) * 1024,
     )
 
 
-def catches(pid: int, signum: int, proc: Path = Path("/proc")) -> bool:
+def main_thread_state(pid: int, proc: Path = PROC) -> str:
+    """The letter of its main thread's state; empty if there is no such process."""
+    return _text(proc / str(pid) / "stat").rpartition(")")[2].strip()[:1]
+
+
+def catches(pid: int, signum: int, proc: Path = PROC) -> bool:
     """Whether the process has a handler for that signal."""
-    for line in _text(proc / str(pid) / "status").splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    return bool(_status_number(proc / str(pid), "SigCgt", 0, 16) >> (signum - 1) & 1)
+
+
+def activity(pid: int, proc: Path = PROC) -> tuple[float, int]:
+    """(CPU seconds, bytes written or read from disk) so far of the process and those that it has started."""
+    cpu_s, moved = 0.0, 0
+    for one in _family(pid, proc):
+        fields = _text(proc / str(one) / "stat").rpartition(")")[2].split()
+        if fields:
+            cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # With those of its children that have ended.
+        for line in _text(proc / str(one) / "io").splitlines():
+            name, _, number = line.partition(": ")
+            moved += int(number) if name in ("wchar", "read_bytes") else 0
+    return cpu_s, moved
+
+
+def busiest(before: dict[int, float], after: dict[int, float], seconds: float, proc: Path = PROC) -> str:
+    """The process that used most CPU between two readings of `cpu_times`: `stress (pid 12), 3.9 cores`; or empty."""
+    used = {pid: cpu_s - before[pid] for pid, cpu_s in after.items() if pid in before}
+    if not used or seconds <= 0:
+        return ""
+    pid = max(used, key=lambda one: (used[one], -one))
+    cores, name = used[pid] / seconds, _text(proc / str(pid) / "comm")
+    return f"{name} (pid {pid}), {cores:.1f} cores" if cores >= 0.1 and name else ""
+
+
+def cpu_times(without: set[int], proc: Path = PROC) -> dict[int, float]:
+    """CPU seconds so far of every process of this machine that this user sees, without these."""
+    found = {}
+    for folder in proc.iterdir():
+        if folder.name.isdigit() and int(folder.name) not in without:
+            fields = _text(folder / "stat").rpartition(")")[2].split()
+            if fields:
+                found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return found
+
+
+def _family(pid: int, proc: Path) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            for child in _text(thread / "children").split():
+                yield from _family(int(child), proc)
+
+
+def _cpu_wait_s(folder: Path) -> float:
+    """Of the main thread; 0 if this kernel does not count it (CONFIG_SCHED_INFO)."""
+    fields = _text(folder / "schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def _status_number(folder: Path, name: str, default: int, base: int = 10) -> int:
+    for line in _text(folder / "status").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1], base)
+    return default
 
 
 def _text(path: Path) -> str:

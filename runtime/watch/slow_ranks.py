@@ -1,39 +1,109 @@
-"""Which rank is slow, from how long each waits for the others. Pure.
+"""Which rank is slow, from how long each waits for the others, and what of it is slow. Pure.
 
 In data-parallel training all ranks take the same time per iteration: fast ones wait in collectives for the slow one.
-A rank's own time is what it does not spend there.
+A rank's own time is what it does not spend there. What explains at least half of what a slow rank takes longer than the
+others is named: its node's memory, disk or CPU first, then data and saves, else its computation. If no rank's own time
+is long, but all wait, it is the network, where the kernel's figures of the connections show that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from statistics import median, median_low
 from typing import NamedTuple
 
-from everstep.runtime.watch.board import Board
+import msgspec
+
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.merge import fold_ranks
 
 SLOW_FACTOR = 1.5
 """A straggler's own time is more than this many times the median of all."""
 _FEWEST_SAMPLES = 10
+_PAUSED = 3.0
+"""If the mean iteration of a window takes more than so many times the median, a pause has made it long: no pace."""
+_EXPLAINS = 0.5
+_THRASHES_HZ = 50.0
+_SLOW_LINK_S = 0.02
+"""Round trips within a cluster take well below a millisecond."""
+_LOSSY_HZ = 1.0
+"""Segments sent again in a second."""
 
 
-class Pace(NamedTuple):
-    """A rank's times over a window."""
+class SlowPart(StrEnum):
+    """What of a rank is slow."""
+
+    COMPUTE = "compute"
+    DATA = "data"
+    STAGING = "staging"
+    CPU = "host: CPU"
+    MEMORY = "host: memory"
+    DISK = "host: disk"
+    NETWORK = "communication"
+
+
+class HostUse(NamedTuple):
+    """What a process has taken of its machine so far, or between two moments."""
+
+    cpu_wait_s: float = 0.0
+    """Its main thread could run and had no CPU."""
+    disk_wait_s: float = 0.0
+    """Its main thread was in an uninterruptible wait."""
+    major_faults: int = 0
+    resent: int = 0
+    """TCP segments that its connections sent again."""
+    rtt_s: float = 0.0
+    """The longest smoothed round trip of its connections to other machines, now."""
+
+    def since(self, before: "HostUse") -> "HostUse":
+        """What came after that moment."""
+        return HostUse(
+            max(self.cpu_wait_s - before.cpu_wait_s, 0.0), max(self.disk_wait_s - before.disk_wait_s, 0.0),
+            max(self.major_faults - before.major_faults, 0), max(self.resent - before.resent, 0), self.rtt_s,
+        )  # fmt: skip
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """A rank's times over a window; times are seconds per iteration."""
 
     rank: int
     iterations: int
     waited: float
     """Share of the window that it spent in collectives, 0 to 1."""
     own_s: float
-    """Seconds per iteration outside of collectives; 0: it finished none, or too little is known."""
+    """Outside of collectives; 0: it finished no iteration, or too little is known."""
+    data_s: float = 0.0
+    staging_s: float = 0.0
+    cpu_wait_s: float = 0.0
+    disk_wait_s: float = 0.0
+    faults_hz: float = 0.0
+    resent_hz: float = 0.0
+    rtt_s: float = 0.0
 
 
-def pace(before: Board, after: Board, seconds: float) -> Pace:
-    """The times of a rank between two readings of its board, `seconds` apart."""
+class SlowVerdict(msgspec.Struct, frozen=True):
+    """Who is slow, what of it, and one sentence about it."""
+
+    ranks: tuple[int, ...]
+    """The slowest first."""
+    part: SlowPart
+    sentence: str
+
+
+def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None) -> Pace:
+    """The times of a rank between two readings of its board, `seconds` apart. `use`: of its machine, between them."""
+    use = use or HostUse()
     iterations, samples = after.iteration - before.iteration, after.samples - before.samples
-    if before.pid != after.pid or iterations < 1 or samples < _FEWEST_SAMPLES:
+    if before.pid != after.pid or before.round != after.round or iterations < 1 or samples < _FEWEST_SAMPLES:
         return Pace(after.rank, max(iterations, 0), 0.0, 0.0)
+    if after.pace_s and seconds / iterations > _PAUSED * after.pace_s:
+        return Pace(after.rank, iterations, 0.0, 0.0)
     waited = min(max((after.waits - before.waits) / samples, 0.0), 1.0)
-    return Pace(after.rank, iterations, waited, (1 - waited) * seconds / iterations)
+    return Pace(
+        after.rank, iterations, waited, (1 - waited) * seconds / iterations,
+        (after.data_s - before.data_s) / iterations, (after.staging_s - before.staging_s) / iterations,
+        use.cpu_wait_s / iterations, use.disk_wait_s / iterations,
+        use.major_faults / seconds, use.resent / seconds, use.rtt_s,
+    )  # fmt: skip
 
 
 def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
@@ -48,12 +118,69 @@ def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     return [one for one in known if one.own_s > SLOW_FACTOR * usual]
 
 
+def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:
+    """Who keeps the others waiting iteration after iteration; None: nobody. The order of the ranks does not matter."""
+    known = sorted((one for one in paces if one.own_s > 0), key=lambda one: one.rank)
+    slow = sorted(slow_ranks(known), key=lambda one: (-one.own_s, one.rank))
+    if not slow:
+        return _judge_network(known)
+    others = [one for one in known if one not in slow]
+    part, detail = _explain(slow[0], others)
+    return SlowVerdict(tuple(one.rank for one in slow), part, f"{_who(slow, others)}: {part.value}: {detail}")
+
+
 def sentence(paces: Sequence[Pace]) -> str:
     """Who is slow, in one line; empty: nobody."""
-    slow = slow_ranks(paces)
-    if not slow:
-        return ""
-    worst = max(slow, key=lambda one: one.own_s)
-    others = median(one.own_s for one in paces if one.own_s > 0 and one not in slow) if len(slow) < len(paces) else 0.0
+    verdict = judge_paces(paces)
+    return verdict.sentence if verdict else ""
+
+
+def _who(slow: Sequence[Pace], others: Sequence[Pace]) -> str:
+    usual = median(one.own_s for one in others) if others else 0.0
     who = f"rank {slow[0].rank} is" if len(slow) == 1 else f"ranks {fold_ranks(one.rank for one in slow)} are"
-    return f"{who} slow: {worst.own_s:.3g} s of its own per iteration, the others {others:.3g} s and wait for it"
+    return f"{who} slow, {slow[0].own_s:.3g} s of its own per iteration; the others take {usual:.3g} s and wait for it"
+
+
+def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
+    """What of the slowest rank takes longer than with the others."""
+
+    def more(value: Callable[[Pace], float]) -> float:
+        return value(worst) - (median(map(value, others)) if others else 0.0)
+
+    enough = _EXPLAINS * more(lambda one: one.own_s)
+    faults = more(lambda one: one.faults_hz)
+    disk, cpu = more(lambda one: one.disk_wait_s), more(lambda one: one.cpu_wait_s)
+    data, staging = more(lambda one: one.data_s), more(lambda one: one.staging_s)
+    at = " while it loads data" if data >= enough else " while it saves" if staging >= enough else ""
+    if faults >= _THRASHES_HZ:
+        return SlowPart.MEMORY, f"it reads {faults:.0f} pages a second back from disk{at}"
+    if disk >= enough:
+        return SlowPart.DISK, f"it waits {disk:.3g} s longer for it{at}"
+    if cpu >= enough:
+        return SlowPart.CPU, f"it waits {cpu:.3g} s longer for one, others on its node use it{at}"
+    if data >= enough:
+        return SlowPart.DATA, f"it waits {data:.3g} s longer for its data loader"
+    if staging >= enough:
+        return SlowPart.STAGING, f"saves take {staging:.3g} s longer"
+    return SlowPart.COMPUTE, "it waits for neither data, nor saves, nor its host's CPU or disk"
+
+
+def _judge_network(known: Sequence[Pace]) -> SlowVerdict | None:
+    """The ranks whose connections are slow or lossy, if most of everybody's time goes into collectives."""
+    if len(known) < 2 or median(one.waited for one in known) < _EXPLAINS:
+        return None
+    usual = min(one.rtt_s for one in known)
+    bad = [one for one in known if one.resent_hz >= _LOSSY_HZ or one.rtt_s >= max(_SLOW_LINK_S, 3 * usual)]
+    if not bad and usual >= _SLOW_LINK_S:
+        bad = list(known)
+    if not bad:
+        return None
+    worst = max(bad, key=lambda one: (one.rtt_s, one.resent_hz, -one.rank))
+    ranks = sorted(bad, key=lambda one: (-one.rtt_s, one.rank))
+    return SlowVerdict(
+        tuple(one.rank for one in ranks),
+        SlowPart.NETWORK,
+        f"ranks wait {median(one.waited for one in known):.0%} of the time in collectives, and the connections of "
+        f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(one.rank for one in ranks)} are slow: communication: round "
+        f"trips of up to {worst.rtt_s * 1e3:.0f} ms, {worst.resent_hz:.1f} segments sent again a second",
+    )

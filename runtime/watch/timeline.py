@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from everstep.runtime.watch.board import RECENT, Board
+from everstep.runtime.watch.board import RECENT
+from everstep.runtime.watch.board_fields import Board
 
 
 def chrome_trace(ranks: Sequence[tuple[str, Board]]) -> str:

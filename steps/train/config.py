@@ -128,6 +128,9 @@ class Config:
     """MB/s; a pair below it is a faulty link."""
     min_channels: int = 2
     """With fewer working pairs the node is faulty."""
+    straggler_policy: str = "report"
+    """What follows if the others wait for a node iteration after iteration: report, or replace (once for each node, if
+    min-nodes are left meanwhile)."""
     gang: str = "none"
     """On a cluster: the scheduler that admits min-nodes nodes together or not at all: none, volcano, koordinator,
     coscheduling or kueue."""
@@ -226,6 +229,8 @@ class Config:
         require_number("--learning-rate", self.learning_rate, MOST_RATE)
         for name in ("persist_bytes_per_s", "state_bytes"):
             require_number(f"--{name.replace('_', '-')}", getattr(self, name), MOST_BYTES)
+        if self.straggler_policy not in ("report", "replace"):
+            raise StepError(f"--straggler-policy {self.straggler_policy}: unknown; use report or replace")
         self._check_node_check()
         if self.certify_interval and self.checkpoint_overhead:
             raise StepError("--certify-interval: needs states at known iterations; leave --checkpoint-overhead out")

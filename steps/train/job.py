@@ -23,6 +23,7 @@ _PATHS = {
     "keep_every": ("keepEvery",),
     "priority_class": ("priority",),
     "certify_interval": ("certifyInterval",),
+    "straggler_policy": ("stragglers",),
 }
 """Flags for values that a spec can set, too."""
 
@@ -56,6 +57,8 @@ class Flags(Protocol):
     def certify_interval(self) -> int: ...
     @property
     def priority_class(self) -> str: ...
+    @property
+    def straggler_policy(self) -> str: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
     def hosts_in_order(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
@@ -66,7 +69,7 @@ def job_of(config: Flags) -> "JobSpec":
 
     If there is a spec, a flag with its default value says nothing.
     """
-    from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+    from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, StragglerPolicy
     from everstep.runtime.job.spec_reader import SpecError, spec_of
 
     if not config.job_spec:
@@ -85,6 +88,7 @@ def job_of(config: Flags) -> "JobSpec":
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             certify_interval=config.certify_interval,
+            stragglers=StragglerPolicy(config.straggler_policy),
         )
     text, name = _read_spec(config.job_spec)
     try:

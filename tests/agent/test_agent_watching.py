@@ -1,11 +1,16 @@
 """What an agent sees without its workers' help: beacons that stand still, kills for want of memory."""
 
+import subprocess
+import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
+from everstep.runtime.agent.pace_watch import WINDOW_S, PaceWatch
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.watch.board_fields import Board
 
 
 class Shown:
@@ -50,6 +55,13 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
     assert beacons.observe()[:5] == (3, "forward", 7.0, True, True)
     keeper.show(0, 3, "backward", 116.0)
     assert beacons.observe().still_s == 0.0
+
+
+def test_the_phase_is_that_of_the_worker_for_which_the_others_wait() -> None:
+    boards = [Board(1, 0, 2, 0, 1, iteration=7, phase="torch.save"), Board(1, 1, 2, 1, 1, iteration=7, entered=3)]
+    beacons = ProgressMonitor(Shown(2), 2, lambda: 100.0, True, boards.__getitem__)  # type: ignore[arg-type]
+    beacons.begin()
+    assert beacons.observe()[:2] == (7, "torch.save")
 
 
 def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
@@ -157,3 +169,65 @@ def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None
     kills = OomCounter(gone)
     gone.unlink()
     assert not kills.rose_since_last_call()
+
+
+def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() -> None:
+    now, boards = [0.0], {0: Board(1, 3, 4, 0, 1)}
+    watch = PaceWatch(lambda: boards, lambda: now[0])
+    watch.look()
+    now[0], boards[0] = WINDOW_S / 2, Board(1, 3, 4, 0, 1, iteration=10, samples=25, waits=5)
+    watch.look()
+    assert watch.take() == ()
+    now[0], boards[0] = WINDOW_S, Board(1, 3, 4, 0, 1, iteration=20, samples=50, waits=10, data_s=4.0)
+    watch.look()
+    (pace,) = watch.take()
+    assert (pace.rank, pace.iterations, pace.waited) == (3, 20, 0.2)
+    assert (pace.own_s, pace.data_s) == (0.8 * WINDOW_S / 20, 0.2)
+    assert watch.take() == (), "each window is told once"
+    now[0], boards[0] = 2 * WINDOW_S, Board(2, 3, 4, 0, 2, iteration=9, samples=50)
+    watch.look()
+    assert watch.take() == ()
+
+
+def test_a_window_in_which_a_rank_evaluates_says_nothing_of_its_pace() -> None:
+    now, boards = [0.0], {0: Board(1, 0, 2, 0, 1)}
+    watch = PaceWatch(lambda: boards, lambda: now[0])
+    watch.look()
+    for at in (1.0, WINDOW_S):
+        now[0], boards[0] = at, Board(1, 0, 2, 0, 1, iteration=20, samples=50, phase="evaluation")
+        watch.look()
+    (pace,) = watch.take()
+    assert pace.own_s == 0
+
+
+@pytest.mark.parametrize("phase", ["", "evaluation"])
+def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_they_evaluate(phase: str) -> None:
+    idle = subprocess.Popen(["sleep", "999"])
+    try:
+        now, board = [100.0], Board(idle.pid, 0, 2, 0, 1, phase=phase, entered=1)
+        beacons = ProgressMonitor(Shown(1), 1, lambda: now[0], False, lambda _: board)  # type: ignore[arg-type]
+        beacons.begin()
+        for _ in range(5):
+            now[0] += 60.0
+            shown = beacons.observe()
+        assert shown.awaits
+        assert shown.blocked_s == (0.0 if phase else 240.0)
+    finally:
+        idle.kill()
+        idle.wait()
+
+
+def test_before_the_first_progress_a_worker_that_computes_is_not_blocked() -> None:
+    busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        clock, board = monotonic, Board(busy.pid, 0, 2, 0, 1, entered=1)
+        beacons = ProgressMonitor(Shown(1), 1, clock, False, lambda _: board)  # type: ignore[arg-type]
+        beacons.begin()
+        until, most = clock() + 5, 0.0
+        while clock() < until:
+            most = max(most, beacons.observe().blocked_s)
+            threading.Event().wait(0.2)
+        assert most < 4.0, "its CPU time was seen"
+    finally:
+        busy.kill()
+        busy.wait()

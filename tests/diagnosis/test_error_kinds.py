@@ -78,6 +78,11 @@ WRITTEN = [
     # gloo/transport/tcp/pair.cc, as torch 2 prints it after the end of a peer.
     ("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10427", 1,
      "the connection to another rank broke"),
+    # The same file, of torch 2.15, where two ranks all-reduced tensors of different sizes.
+    ("terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at "
+     "gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 72 vs 4. Received data size doesn't match "
+     "expected size. Is there a distributed collective mismatch in your code?", -6,
+     "ranks disagree about a collective"),
     # NCCL's documentation, "ncclRemoteError".
     ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error "
      "or a remote process exiting prematurely.", 1, "the connection to another rank broke"),

@@ -32,6 +32,7 @@ from everstep.runtime.job.spec import (
     RestartPolicy,
     RestartScope,
     RoleSpec,
+    StragglerPolicy,
 )
 from tests.job.simulated import KINDS, Fault, Plan, Simulation, check_replay
 
@@ -40,7 +41,7 @@ PATIENCE = Patience(join_timeout_s=120.0, join_window_s=20.0, no_progress=6)
 HANG = Hang(HangPolicy.RESTART, 40.0, 90.0)
 BY_THEMSELVES = Placement.JOINED
 SPECS = (
-    JobSpec("j", {"worker": RoleSpec(3, 2)}, PATIENCE, hang=HANG),
+    JobSpec("j", {"worker": RoleSpec(3, 2)}, PATIENCE, hang=HANG, stragglers=StragglerPolicy.REPLACE),
     JobSpec("j", {"worker": RoleSpec(2, 2)}, PATIENCE, hang=HANG),
     JobSpec("j", {"worker": RoleSpec(2, 1, max_nodes=4, scale_out_timeout_s=20.0)}, PATIENCE, hang=HANG),
     JobSpec("j", {"worker": RoleSpec(4, 2, node_unit=2)}, PATIENCE, hang=HANG),
@@ -62,7 +63,10 @@ SPECS = (
         PATIENCE, hang=HANG,
     ),
     JobSpec("j", {"worker": RoleSpec(2, 2)}, PATIENCE, hang=HANG, placement=BY_THEMSELVES),
-    JobSpec("j", {"worker": RoleSpec(3, 1)}, PATIENCE, hang=HANG, placement=BY_THEMSELVES),
+    JobSpec(
+        "j", {"worker": RoleSpec(3, 1)}, PATIENCE, hang=HANG, placement=BY_THEMSELVES,
+        stragglers=StragglerPolicy.REPLACE,
+    ),
     JobSpec("j", {"worker": RoleSpec(3, 2, node_unit=1)}, PATIENCE, hang=HANG, placement=BY_THEMSELVES),
 )  # fmt: skip
 

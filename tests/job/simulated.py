@@ -269,6 +269,7 @@ _FAULTS: dict[str, Callable[..., bool]] = {
     "frozen agent": _on_agent(_freeze),
     "hang": _on_agent(lambda agent, how: agent.hang()),
     "slander": _on_agent(lambda agent, how: agent.slander(how)),
+    "slow": _on_agent(lambda agent, how: agent.slow(how)),
     "notice": _on_agent(lambda agent, how: agent.notice(how * 60)),
     "master": _on_master(lambda master, how: master.stop(how)),
     "frozen master": _on_master(_freeze),

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from everstep.runtime.agent.pace_watch import WINDOW_S
 from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, SelfTest, WorkerExit
+from everstep.runtime.watch.slow_ranks import Pace
 
 if TYPE_CHECKING:
     from tests.job.simulated import Simulation
@@ -34,6 +36,9 @@ class Agent:
         self.seat: Seat | None = None
         self.slanders_until = 0.0
         """Until then it says of any neighbour that it does not answer."""
+        self.slow_until = 0.0
+        """Until then the others wait for it."""
+        self._window_began = sim.now
         self._last_seat: Seat | None = None
         self.held: dict[tuple[int, int, int], Holding] = {}
         self._known = False
@@ -223,8 +228,16 @@ class Agent:
         known = self.sim.plan.has_beacon
         return self.talk.next_heartbeat(
             iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known,
-            silent=self._silent(still_s), silent_s=1.5, **more
+            silent=self._silent(still_s), silent_s=1.5, paces=self._paces(), **more
         )  # fmt: skip
+
+    def _paces(self) -> tuple[Pace, ...]:
+        """Its rank's, once a window."""
+        if self.seat is None or not self.training or self.sim.now < self._window_began + WINDOW_S:
+            return ()
+        self._window_began = self.sim.now
+        own_s = 2.0 if self.slow_until > self.sim.now and not self.sim.fair else 1.0
+        return (Pace(self.seat.first_rank, 5, 1 - own_s / ITERATION_S, own_s),)
 
     def _silent(self, still_s: float) -> tuple[str, ...]:
         """The neighbours that do not answer, while it stands still or waits for a seat; or so it says."""
@@ -300,6 +313,10 @@ class Agent:
         """It accuses neighbours that would answer."""
         self.slanders_until = self.sim.now + how * 40
         self.accuse()
+
+    def slow(self, how: float) -> None:
+        """Its machine is slow for a while."""
+        self.slow_until = self.sim.now + how * 300
 
     def vanish(self) -> None:
         """The machine loses its power: nobody tells. The platform finds out later."""

@@ -217,3 +217,30 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
     assert (explained.ranks, explained.detail) == ((1,), "rank 1 of 2 never entered all_reduce #7; it is in f (a.py:1)")
     assert isinstance(broken, RoundBroken)
     assert explained.detail in broken.detail
+
+
+def blocked(world: World, blocked_s: float, awaits: bool) -> None:
+    """Both nodes say so, before their first progress."""
+    for name in ("worker-0-0", "worker-1-0"):
+        shown = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
+        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=blocked_s + 5, **shown)))
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+def test_before_the_first_progress_ranks_hang_that_use_nothing_while_one_waits_for_the_others(awaits: bool) -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
+    world.join_all()
+    blocked(world, 59.0, awaits)
+    assert world.state.hang is None
+    blocked(world, 60.0, awaits)
+    assert (world.state.hang is not None) == awaits
+    if world.state.hang:
+        assert (world.state.hang.still_s, world.state.hang.unmoved) == (60.0, True)
+
+
+def test_before_the_first_progress_a_node_that_still_loads_is_waited_for() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
+    world.join_all()
+    world.send(HeartbeatSeen(Heartbeat("worker-0-0", 1, still_s=900.0, blocked_s=900.0, awaits=True)))
+    world.send(HeartbeatSeen(Heartbeat("worker-1-0", 1, still_s=900.0, blocked_s=0.0)))
+    assert world.state.hang is None

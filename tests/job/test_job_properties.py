@@ -43,7 +43,7 @@ SPECS = [
     platform(),
     platform(
         {"worker": RoleSpec(4, 2, node_unit=2, max_nodes=6, scale_out_timeout_s=20.0)},
-        stragglers=StragglerPolicy.EXCLUDE,
+        stragglers=StragglerPolicy.REPLACE,
     ),
     platform(
         {
@@ -68,6 +68,7 @@ SPECS = [
 ACTS = [
     "join", "join", "anew", "join all", "join all", "exit", "gone", "finish", "stage", "persist", "manifest", "delete",
     "late", "tick", "tick", "jump", "back", "takeover", "scale", "beat", "leave", "hang", "dump", "created", "pass",
+    "slow", "slow",
 ]  # fmt: skip
 
 
@@ -129,6 +130,9 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.send(LeaveAnnounced(Leaving(name, "SIGTERM", data.draw(st.sampled_from([-1.0, 0.0, 3.0, 30.0])))))
         case "hang":
             world.beat_all(iteration, still_s=world.spec.hang.timeout_s)
+        case "slow":
+            for _ in range(data.draw(st.sampled_from([1, 2, 7]))):
+                world.pace(name)
         case "dump":
             world.dump(name)
         case "created":

@@ -20,6 +20,7 @@ from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, Round
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, SelfTest, WorkerExit
+from everstep.runtime.watch.slow_ranks import Pace, SlowPart
 
 
 class World:
@@ -189,6 +190,14 @@ class World:
         life = self.agents.get(name, 0)
         beat = Heartbeat(name, self.number, iteration, still_s=still_s, moved=True, life=life, **more)
         self.send(HeartbeatSeen(beat))
+
+    def pace(self, slow: str, part: SlowPart = SlowPart.CPU, iteration: int = 5) -> None:
+        """Every running node sends a window; the others wait for that node's rank."""
+        for name in self.names(NodePhase.RUNNING):
+            own_s = 3.0 if name == slow else 1.0
+            waits = own_s - 1.0 if part is SlowPart.CPU else 0.0
+            pace = Pace(self.state.nodes[name].first_rank, 4, 1 - own_s / 3.0, own_s, cpu_wait_s=waits)
+            self.beat(name, iteration, paces=(pace,))
 
     def dump(self, name: str) -> None:
         """The node has written its stacks as it was told."""

@@ -6,6 +6,7 @@ from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.master.endpoints import Reply
 from everstep.runtime.master.metrics import CONTENT_TYPE, FAMILIES, Metrics
 from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.watch.slow_ranks import Pace
 from tests.master.shell import Shell, TroubledStore, in_virtual_time
 
 
@@ -19,7 +20,8 @@ def scraped(**headers: str) -> Reply:
         first, _ = await asyncio.gather(shell.join("worker-0-0"), shell.join("worker-1-0"))
         line = {"v": 1, "n": 1, "iteration": 7, "round": 1, "rank": 0, "loss": 2.5, "tokens": 10, "seconds": 2}
         for node in ("worker-0-0", "worker-1-0"):
-            beat = Heartbeat(node, first.round, iteration=7, telemetry=(line,) if node < "worker-1" else ())
+            lines, paces = ((line,), (Pace(0, 4, 0.25, 1.5),)) if node < "worker-1" else ((), ())
+            beat = Heartbeat(node, first.round, iteration=7, telemetry=lines, paces=paces)
             await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
         reply = await shell.request("GET", "/metrics", b"", **headers)
         await shell.close()
@@ -37,6 +39,9 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     assert 'everstep_node_iteration{node="worker-1-0",role="worker",host="h"} 7\n' in text
     assert 'everstep_nodes_desired{role="worker"} 2\n' in text
     assert "everstep_loss 2.5\n" in text
+    rank = '{node="worker-0-0",role="worker",host="h",rank="0"}'
+    assert f"everstep_rank_own_seconds{rank} 1.5\n" in text
+    assert f"everstep_rank_waiting_ratio{rank} 0.25\n" in text
 
 
 def test_metrics_need_the_jobs_token() -> None:

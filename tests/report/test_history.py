@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.messages import Member, Restore, Round
 from everstep.runtime.report.history import Point, _PointsByRound, history
+from everstep.runtime.watch.slow_ranks import SlowPart
 
 
 def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
@@ -46,6 +47,11 @@ def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
     records = [formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9)]
     (restart,) = history(records, [at(8, 1, 6), at(12, 2, 10)]).restarts
     assert (restart.lost, restart.seconds) == (0, 2.0)
+
+
+def test_slow_nodes_are_told_with_their_time() -> None:
+    seen = job.SlowSeen(time=9, round=1, node="worker-0-0", ranks=(0,), part=SlowPart.DISK, detail="rank 0 is slow")
+    assert history([formed(1, 1), seen], []).slow == ((9, "rank 0 is slow"),)
 
 
 def test_a_restart_that_is_not_over_has_no_cost_yet() -> None:

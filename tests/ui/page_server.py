@@ -3,25 +3,29 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from everstep.cli.ui.server import serve
-from everstep.cli.ui.sources import LocalRuns
+from everstep.cli.ui.sources import LocalRuns, Source
 from everstep.runtime.net.token_gate import listen
 
 TOKEN = "the-token-of-this-test"
 
 
-@asynccontextmanager
-async def served(runs: Path) -> AsyncIterator[str]:
+def served(runs: Path) -> AbstractAsyncContextManager[str]:
     """Its address, `http://127.0.0.1:PORT`."""
+    return served_from(LocalRuns(runs))
+
+
+@asynccontextmanager
+async def served_from(source: Source) -> AsyncIterator[str]:
+    """The same over any source of runs."""
     listener = listen("127.0.0.1", 0)
-    here = LocalRuns(runs)
-    serving = asyncio.create_task(serve({here.place: here}, listener, TOKEN))
+    serving = asyncio.create_task(serve({source.place: source}, listener, TOKEN))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

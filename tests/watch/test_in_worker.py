@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.watch.board import VARIABLE, Board, BoardWriter, read_board
+from everstep.runtime.watch.board import VARIABLE, BoardWriter, read_board
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import local_workers
 from tests.forks import Forks
 
@@ -43,6 +44,11 @@ file = Watcher()
 torch.save({"a": 1}, file)
 assert file.phase == "torch.save"
 assert shown().phase == ""
+assert 0 < shown().staging_s < 60
+assert shown().data_s == 0
+for _ in torch.utils.data.DataLoader(torch.ones(3)):
+    pass
+assert 0 < shown().data_s < 60
 if os.fork() == 0:
     optimizer.step()
     os._exit(0)
@@ -79,12 +85,15 @@ def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
     writer.finish_iteration(0.5, 11.0)
     writer.finish_iteration(0.7, 12.0)
     writer.set_collectives(9, 8, "all_reduce [3]", 13.0)
+    writer.add_spent(data_s=0.25)
+    writer.add_spent(data_s=0.25, staging_s=2.0)
     assert read_board(tmp_path / "board-1") == Board(
-        7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]", (0.5, 0.7)
-    )
+        7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]", (0.5, 0.7),
+        0.5, 2.0,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(512), b"EVSBRD99" + bytes(504)])
+@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(576), b"EVSBRD99" + bytes(568)])
 def test_what_is_no_board_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "board-0").write_bytes(content)
     assert read_board(tmp_path / "board-0") is None

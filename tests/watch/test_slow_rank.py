@@ -1,48 +1,116 @@
-"""A slow rank in real processes: named by `everstep top`."""
+"""A slow rank in real processes: named with what of it is slow, by the launcher meanwhile and by `everstep top`."""
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from everstep.runtime.watch.slow_ranks import SlowPart
 from tests.launch.launchers import EVERSTEP, Launcher, until
 
 SCRIPT = """
-import time
+import mmap, os, subprocess, sys, time
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank, slow = dist.get_rank(), dist.get_rank() == 1
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.AdamW(model.parameters())
+
+def spin(cpu_s):
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until: pass
+
+PLANTED
 for iteration in range(100_000):
     model(torch.randn(4, 8)).pow(2).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.15 if dist.get_rank() == 1 else 0.05)
+    work()
     if iteration == 5:
         open("trains", "w").close()
 """
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    pytest.importorskip("torch")
-    launcher = Launcher(tmp_path)
-    yield launcher
-    launcher.close()
+PLANTED = {
+    SlowPart.COMPUTE: "work = lambda: time.sleep(0.15 if slow else 0.05)",
+    SlowPart.DATA: """
+class Samples(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(0.15 if slow else 0.05)
+            yield 1
+loader = iter(torch.utils.data.DataLoader(Samples(), batch_size=None))
+work = lambda: next(loader)
+""",
+    SlowPart.STAGING: """
+class File:
+    def write(self, data):
+        time.sleep(0.01 if slow else 0.001)
+        return len(data)
+    def flush(self): pass
+def work():
+    torch.save(model.state_dict(), File())
+    time.sleep(0.02)
+""",
+    SlowPart.CPU: """
+if slow:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
+work = lambda: (time.sleep(0.05), spin(0.02 if slow else 0))
+""",
+    SlowPart.DISK: """
+buffer = mmap.mmap(-1, 1 << 20)
+if slow:
+    with open(os.environ["SLOW_DISK"] + "/cgroup.procs", "w") as group:
+        group.write(str(os.getpid()))
+    with open("data", "wb") as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+    file = os.open("data", os.O_RDONLY | os.O_DIRECT)
+def work():
+    time.sleep(0.02)
+    if slow:
+        os.preadv(file, [buffer], 0)
+""",
+    SlowPart.MEMORY: """
+if slow:
+    file = open("memory", "wb+")
+    file.write(os.urandom(32 << 20))
+    os.fsync(file.fileno())
+    memory = mmap.mmap(file.fileno(), 32 << 20)
+    memory.madvise(mmap.MADV_RANDOM)
+def work():
+    time.sleep(0.02)
+    if slow:
+        memory.madvise(21)  # MADV_PAGEOUT
+        sum(memory[at] for at in range(0, len(memory), 4096))
+""",
+}
 
 
 @pytest.mark.long
-def test_the_rank_that_takes_three_times_as_long_is_named(launcher: Launcher) -> None:
-    (launcher.folder / "train.py").write_text(SCRIPT)
+@pytest.mark.parametrize("part", PLANTED)
+def test_the_rank_that_the_others_wait_for_is_named_with_what_of_it_is_slow(
+    launcher: Launcher, part: SlowPart, request: pytest.FixtureRequest
+) -> None:
+    (launcher.folder / "train.py").write_text(SCRIPT.replace("PLANTED", PLANTED[part]))
+    more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if part is SlowPart.DISK else {}
+    launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=3", "train.py", **more)
+    until(lambda: "is slow" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
+    told = launcher.text("node", "err")
+    assert (launcher.folder / "trains").exists()
+    assert re.search(rf"rank 1 is slow, .* wait for it: {part.value}: ", told), told
+
+
+@pytest.mark.long
+def test_top_names_the_rank_that_takes_three_times_as_long(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text(SCRIPT.replace("PLANTED", PLANTED[SlowPart.COMPUTE]))
     job = f"slow-{launcher.tmp.name}"
     flags = ("--standalone", "--nproc-per-node=3", "--store", "store", f"--rdzv-id={job}")
     launcher.start(EVERSTEP, *flags, "train.py")
     until(lambda: (launcher.folder / "trains").exists(), lambda: launcher.text("node", "err"))
     command = [sys.executable, "-m", "everstep.cli.main", "top", job, "--times", "1", "--every", "8"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=launcher.environment({}))
-    assert re.search(r"rank 1 is slow: 0\.\d+ s of its own per iteration", told.stdout), told.stdout
+    assert re.search(r"rank 1 is slow, 0\.\d+ s of its own per iteration", told.stdout), told.stdout

@@ -1,10 +1,12 @@
 """Which rank is slow, from how long each waits for the others."""
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.watch.board import Board
-from everstep.runtime.watch.slow_ranks import pace, sentence, slow_ranks
+from everstep.runtime.watch.board_fields import Board
+from everstep.runtime.watch.slow_ranks import Pace, SlowPart, judge_paces, pace, sentence, slow_ranks
 
 
 def rank(number: int, samples: int, waits: int, iteration: int = 30, pid: int = 7) -> Board:
@@ -20,7 +22,8 @@ def paces(*waits: int) -> list:
 def test_the_rank_that_never_waits_is_slow() -> None:
     assert [one.rank for one in slow_ranks(paces(67, 66, 2, 65))] == [2]
     assert sentence(paces(67, 66, 2, 65)) == (
-        "rank 2 is slow: 0.98 s of its own per iteration, the others 0.34 s and wait for it"
+        "rank 2 is slow, 0.98 s of its own per iteration; the others take 0.34 s and wait for it: compute: it waits "
+        "for neither data, nor saves, nor its host's CPU or disk"
     )
 
 
@@ -35,6 +38,55 @@ def test_of_two_ranks_the_slow_one_is_named() -> None:
 def test_a_new_process_or_too_few_samples_say_nothing() -> None:
     assert pace(rank(0, 0, 0, 0), rank(0, 5, 0), 1.0).own_s == 0
     assert pace(rank(0, 0, 0, 0, pid=6), rank(0, 100, 0), 30.0).own_s == 0
+
+
+ALIKE = [Pace(rank, 30, 0.6, 1.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001) for rank in range(3)]
+SLOW = Pace(3, 30, 0.0, 3.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "words"),
+    [
+        ({}, SlowPart.COMPUTE, "compute: it waits for neither data"),
+        ({"data_s": 2.0}, SlowPart.DATA, "data: it waits 1.9 s longer for its data loader"),
+        ({"staging_s": 2.0}, SlowPart.STAGING, "staging: saves take 1.9 s longer"),
+        ({"cpu_wait_s": 2.01}, SlowPart.CPU, "host: CPU: it waits 2 s longer for one"),
+        ({"disk_wait_s": 2.01}, SlowPart.DISK, "host: disk: it waits 2 s longer for it"),
+        ({"disk_wait_s": 2.0, "faults_hz": 900.0}, SlowPart.MEMORY, "host: memory: it reads 900 pages a second"),
+        ({"disk_wait_s": 2.01, "data_s": 2.2}, SlowPart.DISK, "it waits 2 s longer for it while it loads data"),
+        ({"cpu_wait_s": 0.4, "data_s": 0.4}, SlowPart.COMPUTE, "compute"),
+    ],
+)
+def test_what_explains_half_of_the_time_that_it_takes_longer_is_named(
+    changes: dict[str, float], part: SlowPart, words: str
+) -> None:
+    verdict = judge_paces([*ALIKE, msgspec.structs.replace(SLOW, **changes)])
+    assert verdict is not None
+    assert (verdict.ranks, verdict.part) == ((3,), part)
+    assert words in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [({2: {"rtt_s": 0.3}}, (2,)), ({1: {"resent_hz": 9.0}}, (1,)), ({0: {"rtt_s": 0.2}, 2: {"rtt_s": 0.3}}, (2, 0))],
+)
+def test_where_all_wait_and_nobody_is_slow_the_slow_or_lossy_connections_are_named(
+    changes: dict[int, dict[str, float]], ranks: tuple[int, ...]
+) -> None:
+    verdict = judge_paces([msgspec.structs.replace(one, **changes.get(one.rank, {})) for one in ALIKE])
+    assert verdict is not None
+    assert (verdict.ranks, verdict.part) == (ranks, SlowPart.NETWORK)
+
+
+def test_slow_connections_keep_nobody_who_hardly_waits_in_collectives() -> None:
+    assert judge_paces([msgspec.structs.replace(one, waited=0.2, rtt_s=0.3) for one in ALIKE]) is None
+
+
+def test_a_single_pause_makes_no_rank_slow() -> None:
+    before = Board(7, 0, 2, 0, 1)
+    paused = Board(7, 0, 2, 0, 1, iteration=40, samples=50, recent=(0.1,) * 16)
+    assert pace(before, paused, 10.0).own_s > 0
+    assert pace(before, paused, 13.0).own_s == 0
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.watch.board import RECENT, Board, BoardWriter, read_board
+from everstep.runtime.watch.board import RECENT, BoardWriter, read_board
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.timeline import chrome_trace, ordered
 
 

@@ -38,7 +38,7 @@ def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 
         return ["scale", name, "--nodes", str(nodes), *place]
     if what in ("stop", "retry"):
         return ["workflow", what, run, *place]
-    if what == "stacks" and source.place == "here":
+    if what == "stacks":
         return ["stacks", name, *place]
     raise BadInput(f"{what!r} is nothing that can be done here")
 

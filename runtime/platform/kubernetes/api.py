@@ -9,7 +9,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -33,6 +33,7 @@ ALLOWED_S = 60.0
 
 An API server that has just started refuses requests until it has read its own rules (Kubernetes' issue 121635).
 """
+_OUTPUT_CHANNEL, _ERROR_CHANNEL, _STATUS_CHANNEL = 1, 2, 3
 FORBIDDEN_USER = re.compile(r'User ".*" cannot ')
 """Matches the message for a missing right; the server also forbids for other reasons: a quota, a policy."""
 T = TypeVar("T")
@@ -222,6 +223,34 @@ class KubeApi:
             if not has_begun:
                 raise self._no_answer(error) from None
 
+    async def execute(self, pod: str, container: str, command: Sequence[str], limit_s: float) -> bytes:
+        """What the command prints in that container. Raises KubeError, also for a command that fails.
+
+        Kubernetes, "Pod exec": a WebSocket of the protocol v4.channel.k8s.io; each message's first byte is its channel.
+        """
+        query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("command", word) for word in command]
+        channels: dict[int, bytes] = {}
+        try:
+            async with asyncio.timeout(limit_s), self._socket(self._path("pods", f"{pod}/exec"), query) as socket:
+                async for message in socket:
+                    if message.type is aiohttp.WSMsgType.BINARY and message.data:
+                        channels[message.data[0]] = channels.get(message.data[0], b"") + message.data[1:]
+        except aiohttp.WSServerHandshakeError as error:
+            said = f"exec in pod {pod}: {error.message}"
+            raise KubeError(f"{self._access.url}: {said} ({error.status})", error.status, said=said) from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._no_answer(error) from None
+        status = json.loads(channels.get(_STATUS_CHANNEL, b"{}") or b"{}")
+        if status.get("status") != "Success":
+            words = (
+                channels.get(_ERROR_CHANNEL, b"").decode(errors="replace").strip()
+                or status.get("message")
+                or "it broke off"
+            )
+            raise KubeError(f"exec in pod {pod}: {words}", HTTPStatus.UNPROCESSABLE_ENTITY)
+        return channels.get(_OUTPUT_CHANNEL, b"")
+
     async def read_path(self, path: str) -> dict[str, Any]:
         """What the API says at that path, such as `version`. Raises KubeError."""
         return await self._ask("GET", path, path)
@@ -286,6 +315,16 @@ class KubeApi:
             self._allowed[request] = now if since is None else since
             error.passing = since is None or now < since + ALLOWED_S
         raise error
+
+    def _socket(self, path: str, query: Iterable[tuple[str, str]]) -> Any:
+        assert self._session, "used outside of `async with`"
+        account = self._access.authorization()
+        more: dict[str, Any] = {"headers": {"Authorization": account}} if account else {}
+        more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
+        more |= {"proxy": self._access.proxy} if self._access.proxy else {}
+        return self._session.ws_connect(
+            f"{self._access.url}/{path}", params=list(query), protocols=["v4.channel.k8s.io"], max_msg_size=0, **more
+        )
 
     def _open(
         self,

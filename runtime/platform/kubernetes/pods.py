@@ -28,6 +28,7 @@ HOST, IP, HOST_IP, ZONE = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP", "E
 """Variables: the host that the scheduler chose, the pod's address, its machine's address, and its machine's zone."""
 HOST_LABEL, ZONE_LABEL = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 """Of machines. From Kubernetes 1.35 on a pod gets its machine's ZONE_LABEL when it is placed (PodTopologyLabels)."""
+AGENT_CONTAINER = "agent"
 THREADS = "OMP_NUM_THREADS"
 OOM_KILLED = 247
 """The exit code for out of memory in the table of faults; the killed container itself ends with 137 or 0."""
@@ -123,7 +124,7 @@ def template_of(step: Pod) -> dict[str, Any]:
     ]
     named = {one["name"] for one in mounts}
     container = {
-        "name": "agent",
+        "name": AGENT_CONTAINER,
         **{key: main[key] for key in KEPT_CONTAINER_FIELDS if key in main},
         "env": [one for one in main.get("env") or () if not one["name"].startswith("ARGO_")],
         "volumeMounts": mounts,

@@ -83,7 +83,7 @@ export class RunView {
     const isLive = LIVE.includes(run.phase), isBad = ["Failed", "Error", "Interrupted"].includes(run.phase);
     const when = run.ended ? [since(run.ended, "ended "), ` · took ${duration(run.ended - run.began)}`] : [`started ${clock(run.began)} · `, lasting(run.began)];
     const buttons = h("div", { class: "buttons" },
-      run.jobs.length > 0 && isLive && run.place === "here" && run.jobs.map((job) => this.button(run.jobs.length > 1 ? `Stacks of ${job.name}` : "Stacks", () => this.stacks(job))),
+      run.jobs.length > 0 && isLive && run.jobs.map((job) => this.button(run.jobs.length > 1 ? `Stacks of ${job.name}` : "Stacks", () => this.stacks(job))),
       isBad && this.button(run.phase === "Interrupted" ? "Go on" : "Retry", () => this.confirm("retry", "Let what did not succeed run again? What is done is kept.")),
       isLive && this.button("Stop", () => this.confirm("stop", "Stop this run? Its training saves what it has; Retry goes on from there."), "bad"));
     return [

@@ -1,0 +1,45 @@
+"""`make ui-picture`: docs/pictures/ui.png, the page of `everstep ui` in Chromium, just after a worker was killed."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from docs.rendering.source import ROOT
+from tests import chromium
+from tests.harness import Pipeline, kill, wait_until
+from tests.ui.page_server import TOKEN, served
+
+SIZE = (1080, 750)
+"""CSS pixels."""
+
+
+async def shoot(pipeline: Pipeline, picture: Path) -> None:
+    """Kill a worker of the run, and write the picture once both train again."""
+    async with served(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+        await tab.size(*SIZE)
+        await tab.call("Emulation.setScrollbarsHidden", hidden=True)
+        await tab.until("document.querySelectorAll('.rank .meter').length === 2")
+        await tab.until("document.querySelector('.loss .curve')")
+        await asyncio.to_thread(kill, pipeline.workers()[1])
+        await tab.until("document.querySelector('.events .round').innerText.includes('round 2')")
+        await tab.until("document.querySelectorAll('.rank .meter').length === 2")
+        await asyncio.to_thread(pipeline.wait_iteration, 60)
+        await tab.picture(picture)
+
+
+def main() -> None:
+    """Train, shoot, end."""
+    with tempfile.TemporaryDirectory(prefix="everstep-picture-") as place:
+        folder = Path(place, "runs", "llama-finetune")
+        pipeline = Pipeline(folder, folder.parent / "store", flags=("--iterations", "2000", "--nodes", "2"))
+        try:
+            pipeline.start()
+            wait_until(pipeline.jobs, "a job")
+            pipeline.wait_iteration(20)
+            asyncio.run(shoot(pipeline, ROOT / "docs" / "pictures" / "ui.png"))
+        finally:
+            pipeline.kill_all()
+
+
+if __name__ == "__main__":
+    main()

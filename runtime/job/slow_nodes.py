@@ -1,0 +1,92 @@
+"""Which node the others wait for, from the paces of all ranks, and whether it is replaced. Pure.
+
+A node that is slow in `SEEN_WINDOWS` windows in a row is reported, one that is in `REPLACED_WINDOWS` may be replaced. A
+window counts once every node of the role has sent its own, so a node that is silent delays the verdict, no more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everstep.runtime.job import fault_policy, rounds
+from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.records import Decision, Reason
+from everstep.runtime.job.spec import JobSpec, StragglerPolicy
+from everstep.runtime.job.state import State
+from everstep.runtime.watch.slow_ranks import Pace, SlowVerdict, judge_paces
+
+SEEN_WINDOWS = 3
+REPLACED_WINDOWS = 6
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """The node with the slowest rank."""
+
+    node: str
+    verdict: SlowVerdict
+    windows: int
+    """In so many windows in a row it was the slowest, up to now."""
+    others: bool
+    """Ranks of other nodes are slow, too."""
+
+
+@dataclass
+class SlowNodes:
+    """The windows of one round's nodes."""
+
+    _paces: dict[str, dict[str, tuple[Pace, ...]]] = field(default_factory=dict)
+    """By role, then by node: the newest window since the last verdict."""
+    _slow: dict[str, SlowNode] = field(default_factory=dict)
+    """By role."""
+
+    def clear(self) -> None:
+        """Begin another round, or anew after a gap."""
+        self._paces.clear()
+        self._slow.clear()
+
+    def record(self, state: State, node: NodeState, paces: tuple[Pace, ...]) -> None:
+        """Take in a window of a member of the running round."""
+        known = self._paces.setdefault(node.role, {})
+        known[node.name] = paces
+        training = sum(state.nodes.count(node.role, (NodePhase.RUNNING,), leaving) for leaving in (False, True))
+        if len(known) < training:
+            return
+        there = {name: some for name, some in known.items() if state.nodes[name].phase is NodePhase.RUNNING}
+        if len(there) >= training:
+            known.clear()
+            self._judge(node.role, there)
+
+    def _judge(self, role: str, paces: Mapping[str, tuple[Pace, ...]]) -> None:
+        verdict = judge_paces([one for some in paces.values() for one in some])
+        before = self._slow.pop(role, None)
+        if verdict is None:
+            return
+        nodes = {one.rank: name for name, some in paces.items() for one in some}
+        name = nodes[verdict.ranks[0]]
+        again = before is not None and before.node == name
+        others = any(nodes[rank] != name for rank in verdict.ranks)
+        self._slow[role] = SlowNode(name, verdict, before.windows + 1 if before and again else 1, others)
+
+    @property
+    def seen(self) -> list[SlowNode]:
+        """The nodes that are slow for long enough to say so."""
+        return [one for one in self._slow.values() if one.windows >= SEEN_WINDOWS]
+
+
+def replacement(state: State, spec: JobSpec, slow: SlowNode) -> fault_policy.Judgement | None:
+    """The judgement by which that node is replaced now; None: it stays.
+
+    Invariant: a replica's slow node is replaced at most once in a job's life, and only while the others are enough.
+    """
+    node = state.nodes[slow.node]
+    if spec.stragglers is not StragglerPolicy.REPLACE or slow.windows < REPLACED_WINDOWS or slow.others:
+        return None
+    if state.phase is not JobPhase.RUNNING or state.finished or state.hang:
+        return None
+    if node.phase is not NodePhase.RUNNING or node.is_leaving or node.replica in state.slow_replaced:
+        return None
+    if not rounds.can_do_without(state, spec, {node.name}):
+        return None
+    fate = fault_policy.judgement(state, spec, node, Reason.STRAGGLER)
+    return fate if fate.decision is Decision.EXCLUDE else None

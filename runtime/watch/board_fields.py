@@ -1,0 +1,53 @@
+"""What a worker's board says. Pure; `board` is its file."""
+
+from typing import NamedTuple
+
+GROUP_PHASE = "process group"
+"""The phase of a worker while torch makes a process group: it waits for all other ranks."""
+
+
+class Board(NamedTuple):
+    """What a board says."""
+
+    pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    round: int
+    job: str = ""
+    iteration: int = 0
+    """Optimizer steps since the process began."""
+    changes: int = 0
+    """Rises with each sign of progress."""
+    changed_at: float = 0.0
+    """Unix time of the newest one."""
+    phase: str = ""
+    entered: int = 0
+    """Collectives of the default group that were entered: the number of the newest one."""
+    completed: int = 0
+    """Of these, finished."""
+    samples: int = 0
+    """How often the worker counted them."""
+    waits: int = 0
+    """How often one was unfinished then: for so large a part of its time the rank waited for others."""
+    sampled_at: float = 0.0
+    """Unix time at which the worker counted them; 0: they are not known. Old: the process stands as a whole."""
+    collective: str = ""
+    """The newest one: `all_reduce [1024]`."""
+    recent: tuple[float, ...] = ()
+    """Seconds of the newest iterations, in no order."""
+    data_s: float = 0.0
+    """Seconds that it has waited for its data loader so far."""
+    staging_s: float = 0.0
+    """Seconds that saves have kept it from training so far."""
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether it waits for other ranks, in a collective or for a process group."""
+        return self.entered > self.completed or self.phase == GROUP_PHASE
+
+    @property
+    def pace_s(self) -> float:
+        """The median of the newest iterations, in seconds; 0: there are none."""
+        ordered = sorted(self.recent)
+        return ordered[len(ordered) // 2] if ordered else 0.0

@@ -1,0 +1,91 @@
+"""Each tracker's own package reads back what a job wrote, also after another worker went on: `make test-trackers`.
+
+The packages are no dependencies of Everstep: EVERSTEP_TRACKERS_PYTHON names an environment of their own.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT
+
+PYTHON = os.environ.get("EVERSTEP_TRACKERS_PYTHON", "")
+WRITES = """
+import sys
+from everstep.trackers import open_tracker
+
+kind, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+track = open_tracker(kind, sys.argv[4])
+for iteration in range(first, last + 1):
+    track(iteration, {"loss": 8.0 / iteration, "seconds": 0.5})
+"""
+READS = {
+    "tensorboard": """
+import json, sys
+from pathlib import Path
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(str(Path(sys.argv[1], "demo")))
+events.Reload()
+print(json.dumps(sorted((one.step, round(one.value, 4)) for one in events.Scalars("loss"))))
+""",
+    "mlflow": """
+import json, sys
+import mlflow
+client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+(run,) = client.search_runs([client.get_experiment_by_name("everstep").experiment_id])
+assert run.info.run_name == "demo"
+history = client.get_metric_history(run.info.run_id, "loss")
+print(json.dumps(sorted({(one.step, round(one.value, 4)) for one in history})))
+""",
+    # Records of protocol buffers in LevelDB's log format (its doc/log_format.md), after a header of 7 bytes.
+    "wandb": """
+import json, struct, sys
+from pathlib import Path
+from wandb.proto import wandb_internal_pb2
+
+def records(data):
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+found = {}
+for path in sorted(Path(sys.argv[1]).rglob("*.wandb")):
+    for data in records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        items = {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
+        if "loss" in items:
+            found[items["iteration"]] = items["loss"]
+print(json.dumps(sorted((step, round(value, 4)) for step, value in found.items())))
+""",
+}
+
+
+def run(text: str, *arguments: str, folder: Path) -> str:
+    """What that program prints, in the trackers' environment."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EVERSTEP_JOB": "demo", "WANDB_SILENT": "true"}
+    command = [PYTHON, "-c", text, *arguments]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ""
+
+
+@pytest.mark.skipif(not PYTHON, reason="make test-trackers installs the trackers' packages")
+@pytest.mark.parametrize("kind", READS)
+def test_the_trackers_own_package_reads_one_run_of_two_workers(kind: str, tmp_path: Path) -> None:
+    place = str(tmp_path / "written")
+    run(WRITES, kind, "1", "4", place, folder=tmp_path)
+    run(WRITES, kind, "4", "6", place, folder=tmp_path)
+    told = json.loads(run(READS[kind], place, folder=tmp_path))
+    assert told == [[step, round(8.0 / step, 4)] for step in range(1, 7)]
