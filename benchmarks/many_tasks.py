@@ -1,8 +1,8 @@
 """100,000 tasks in one workflow, and 1,000 runs in one folder: `python -m benchmarks.many_tasks`.
 
 The engine decides on every task as in a real run, and the status is written; no process is started, as that costs the
-same for each task (`benchmarks/executor.py`). The runs are those of a workflow of ten steps, listed by the command, in a
-process of its own, and by the page of `everstep ui`, which asks again and again.
+same for each task (`benchmarks/executor.py`). The runs are those of a workflow of ten steps, listed by the command, in
+a process of its own, and by the page of `everstep ui`, which asks again and again.
 """
 
 import argparse

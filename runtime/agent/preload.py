@@ -1,7 +1,7 @@
 """Imports, in the fork server, the top-level imports of the script, found without running it.
 
-Fork servers of one machine take turns, as many at a time as there are cores: where all nodes of a machine start at once,
-the first can train in half the time, and the last is not later. Standard library only.
+Fork servers of one machine take turns, as many at a time as there are cores: where all nodes of a machine start at
+once, the first can train in half the time, and the last is not later. Standard library only.
 """
 
 import ast

@@ -325,6 +325,13 @@ class StateRejected(Fact, frozen=True, kw_only=True):
     detail: str
 
 
+class BatchSkipped(Fact, frozen=True, kw_only=True):
+    """Decided: no later round does this iteration, whose loss was unsound each time."""
+
+    iteration: int
+    detail: str
+
+
 class DataShardTaken(Fact, frozen=True, kw_only=True):
     """A worker does this position of a queue of data shards."""
 
@@ -432,6 +439,7 @@ Record = (
     | Committed
     | StateCertified
     | StateRejected
+    | BatchSkipped
     | DataShardTaken
     | DataShardEnded
     | Forgotten

@@ -174,6 +174,8 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         restore=restore.newest_restore(state, certified_only=spec.certify_interval > 0),
         reason="",
         certifies=spec.certify_interval,
+        loss_spike=spec.loss_spike,
+        skips=state.skipped,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""

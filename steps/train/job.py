@@ -22,6 +22,8 @@ _PATHS = {
     "keep_last": ("keepLast",),
     "keep_every": ("keepEvery",),
     "certify_interval": ("certifyInterval",),
+    "loss_spike": ("lossSpike",),
+    "skip_batches": ("skipBatches",),
 }
 """Flags for values that a spec can set, too."""
 
@@ -53,6 +55,10 @@ class Flags(Protocol):
     def keep_every(self) -> int: ...
     @property
     def certify_interval(self) -> int: ...
+    @property
+    def loss_spike(self) -> float: ...
+    @property
+    def skip_batches(self) -> int: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
     def hosts_in_order(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
@@ -82,6 +88,8 @@ def job_of(config: Flags) -> "JobSpec":
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             certify_interval=config.certify_interval,
+            loss_spike=config.loss_spike,
+            skip_batches=config.skip_batches,
         )
     text, name = _read_spec(config.job_spec)
     try:
