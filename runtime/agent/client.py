@@ -41,7 +41,7 @@ HEARTBEAT_TIMEOUT_S = 15.0
 REPORT_TIMEOUT_S = 15.0
 FIRST_PAUSE_S = 0.07
 LONGEST_PAUSE_S = 2.0
-LOOKS_PER_S = 500
+LOOKS_PER_S = 2500
 """Journal reads per second across all agents of a job while no master answers."""
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2

@@ -17,7 +17,9 @@ class Policy:
     shrink_after: float = 10.0
     """`patience.replacementWait`: how long survivors wait for a replacement before they go on with fewer nodes."""
     cooldown: float = 30.0
-    """`patience.coolDown`: how long a round is not broken just to grow."""
+    """`patience.coolDown`: how long a round is not broken just to grow, at least."""
+    restart_cost: float = 5.0
+    """`patience.restartCost`: what a restart to grow may cost; the fewer nodes wait, the longer they do."""
     min_share: float = 0.5
     """Smallest share of the nodes that trains; 1: all or none."""
     stage: int = 1
