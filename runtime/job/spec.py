@@ -202,7 +202,7 @@ class Patience(msgspec.Struct, frozen=True):
     """After a loss, how long survivors wait for the replacement before they continue with fewer nodes."""
     cooldown_s: float = 30.0
     """After a change of membership, how long a running round is not broken only to add nodes, at least."""
-    restart_cost_s: float = 5.0
+    restart_cost_s: float = 10.0
     """What a restart costs. A running round is not broken to grow before the nodes that wait have lost as much as all
     others would lose: 2,047 nodes wait longer for one than three do. 0: only the cool-down counts."""
     silence_s: float = 30.0
