@@ -133,7 +133,7 @@ def near_real(_: argparse.Namespace) -> Iterator[Line]:
 
 def plane(_: argparse.Namespace) -> Iterator[Line]:
     """One master and its crowd over real HTTP."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     rows: list[master.Row] = []
     with master.scene(AGENTS, clients=2) as stage:

@@ -64,9 +64,9 @@ class CountingStore(DirectoryStore):
         super().__init__(folder)
         self.counts: Counter[str] = Counter()
 
-    def get(self, *place: Any) -> bytes:
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self.counts["get"] += 1
-        return super().get(*place)
+        return super().get(key, start, length)
 
     def put(self, key: str, source: Any) -> None:
         self.counts["put"] += 1
