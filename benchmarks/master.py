@@ -250,6 +250,14 @@ def scene(agents: int, clients: int, tls: bool = False) -> Iterator[Scene]:
 Row = tuple[str, str, str, bool | None]
 
 
+class ShownRows(list[Row]):
+    """Rows that are printed as soon as they are known: a busy machine may not come to the last one."""
+
+    def append(self, row: Row, /) -> None:
+        print(": ".join(row[:2]), file=sys.stderr, flush=True)
+        super().append(row)
+
+
 def rounds(stage: Scene, rows: list[Row]) -> None:
     """All agents join; one dies, and all join again."""
     budget, process = f"p99 < {LATENCY_BUDGET_S:g} s", psutil.Process(stage.process.pid)
@@ -324,7 +332,7 @@ def main() -> None:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rows: list[Row] = []
+    rows = ShownRows()
     for agents in options.agents:
         with scene(agents, options.clients, options.tls) as stage:
             rounds(stage, rows)
