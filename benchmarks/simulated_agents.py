@@ -1,27 +1,36 @@
 """Agents that only talk: thousands in one process, one connection each, over the master's real HTTP.
 
-An agent joins until it has a seat, then sends heartbeats; told to rejoin, it joins again. A real agent talks on two
-connections (its heartbeats continue while it joins); its workers and shared memory do not concern the master.
+An agent joins until it has a seat, then sends heartbeats; told to rejoin, it joins again. If its connection is lost it
+looks for the next master in the journal, as often as a real one would. A real agent talks on two connections (its
+heartbeats continue while it joins); its workers and shared memory do not concern the master.
 """
 
 import asyncio
 import gc
 import os
+import random
 import time
 from asyncio import sslproto
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 
+from everstep.runtime.agent.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOKS_PER_S
 from everstep.runtime.agent.talk import MasterDialogue
+from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.store import DirectoryStore
+from everstep.runtime.system.backoff import backoff
 
 CONNECTING = 256
 """Connections that one process opens at once, as many as a listener's queue takes."""
+SHARED_LOOK_S = 0.02
+"""Agents of one process share a look at the journal that is not older: real ones look from machines of their own."""
 
 _encode = msgspec.json.Encoder().encode
 _seat = msgspec.json.Decoder(Seat).decode
@@ -37,9 +46,9 @@ class Add:
 
 @dataclass(frozen=True)
 class Drop:
-    """End this agent."""
+    """End these agents."""
 
-    name: str
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,18 @@ class AllSeated:
 
 
 @dataclass(frozen=True)
+class AllHeard:
+    """The master of this epoch has answered all agents of one process."""
+
+    epoch: int
+    connected: list[float]
+    """When each had a connection to it and had sent its heartbeat or join."""
+    answered: list[float]
+    looks: int
+    """Looks at the journal that the agents made to find it."""
+
+
+@dataclass(frozen=True)
 class Beats:
     """Heartbeats answered so far; also the request for that number."""
 
@@ -61,6 +82,8 @@ class Beats:
 class _Agent(asyncio.Protocol):
     def __init__(self, name: str, crowd: "_Crowd") -> None:
         self.name = name
+        self.address = ""
+        """Of the master that it talks to."""
         self._talk = MasterDialogue(name, int(time.time() * 1000))
         self._length = 0
         self._crowd = crowd
@@ -69,11 +92,15 @@ class _Agent(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-        self._join()
+        self._transport, self._status = transport, 0
+        self._buffer.clear()
+        if self._talk.waits or not self._talk.round:
+            self._join()
+        else:
+            self._beat()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.on_lost(self, exc)
+        self._crowd.on_lost(self)
 
     def close(self) -> None:
         self._transport.abort()
@@ -104,12 +131,15 @@ class _Agent(asyncio.Protocol):
     def _take_seat(self, body: bytes) -> None:
         if not body:
             return self._join()
-        self._talk.take_seat(_seat(body))
+        seat = _seat(body)
+        self._talk.take_seat(seat)
+        self._crowd.on_answer(self.name, seat.epoch)
         self._crowd.on_seat(self._talk.round)
         return self._beat()
 
     def _follow(self, told: Directive) -> None:
         self._crowd.beats += 1
+        self._crowd.on_answer(self.name, told.epoch)
         if self._talk.accept(told) is Action.REJOIN and self._talk.is_over(told.round):
             return self._join()
         return self._beat()
@@ -129,34 +159,76 @@ class _Agent(asyncio.Protocol):
 class _Crowd:
     """The agents of one process."""
 
-    def __init__(self, address: str, credentials: Credentials, tell: Callable[[AllSeated], None]) -> None:
-        self._trust = credentials.client
+    def __init__(
+        self,
+        find: Callable[[], str],
+        size: int,
+        credentials: Credentials,
+        tell: Callable[[AllSeated | AllHeard], None],
+    ) -> None:
+        """`find` returns the newest master's address; `size`: agents of the whole job."""
+        self._trust, self._find, self._size, self._tell = credentials.client, find, size, tell
+        self._address = find()
         self.head = (
-            f"POST /v1/%b HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {credentials.token}\r\n"
+            f"POST /v1/%b HTTP/1.1\r\nHost: {self._address}\r\nAuthorization: Bearer {credentials.token}\r\n"
             "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         ).encode()
         self.beats = 0
-        self._host, _, self._port = address.partition(":")
-        self._tell = tell
         self._agents: dict[str, _Agent] = {}
         self._last_join: dict[int, float] = {}
         self._seats: defaultdict[int, list[float]] = defaultdict(list)
         self._opening = asyncio.Semaphore(CONNECTING)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._chance = random.Random(size)
+        self._epoch, self._looks, self._looked_at = 1, 0, 0.0
+        self._connected: list[float] = []
+        self._answered: dict[str, float] = {}
 
     def add(self, names: list[str]) -> None:
         for name in names:
             self._agents[name] = agent = _Agent(name, self)
-            task = asyncio.create_task(self._open(agent))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._open(agent))
 
-    def drop(self, name: str) -> None:
-        self._agents.pop(name).close()
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def on_lost(self, agent: _Agent, error: Exception | None) -> None:
+    def drop(self, names: frozenset[str]) -> None:
+        for name in names & self._agents.keys():
+            self._agents.pop(name).close()
+
+    def on_lost(self, agent: _Agent) -> None:
+        """Its master is gone, or the connection."""
         if self._agents.get(agent.name) is agent:
-            raise RuntimeError(f"{agent.name} lost its master: {error}")
+            self._start(self._find_again(agent))
+
+    async def _find_again(self, agent: _Agent) -> None:
+        """As a real agent's client does it: each look at the journal after a while that grows with the job."""
+        between, pauses = self._size / LOOKS_PER_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform)
+        next_look = time.monotonic() + between * self._chance.random()
+        while agent.name in self._agents:
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + between * self._chance.uniform(0.5, 1.5)
+                if await self._look() != agent.address:
+                    await self._open(agent)
+                    return
+            await asyncio.sleep(next(pauses))
+
+    async def _look(self) -> str:
+        self._looks += 1
+        if time.monotonic() - self._looked_at > SHARED_LOOK_S:
+            self._looked_at = time.monotonic()
+            self._address = await asyncio.to_thread(self._find)
+        return self._address
+
+    def on_answer(self, name: str, epoch: int) -> None:
+        if epoch > self._epoch:
+            self._epoch, self._answered = epoch, {}
+        if epoch > 1 and name not in self._answered:
+            self._answered[name] = time.monotonic()
+            if len(self._answered) == len(self._agents):
+                self._tell(AllHeard(epoch, self._connected, list(self._answered.values()), self._looks))
 
     def on_join(self, after: int) -> None:
         """An agent has joined the next round. A newcomer joins whichever round is the newest."""
@@ -169,23 +241,30 @@ class _Crowd:
             self._tell(AllSeated(round_, max(self._last_join.values()), seats))
 
     async def _open(self, agent: _Agent) -> None:
+        agent.address = self._address
+        host, _, port = agent.address.partition(":")
         async with self._opening:
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: agent, self._host, int(self._port), ssl=self._trust)
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: agent, host, int(port), ssl=self._trust)
+            except OSError:
+                self.on_lost(agent)
+                return
+        self._connected.append(time.monotonic())
 
 
-async def _run(pipe: Connection, address: str, credentials: Credentials) -> None:
+async def _run(pipe: Connection, find: Callable[[], str], size: int, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
     loop.add_reader(pipe.fileno(), lambda: told.put_nowait(pipe.recv()))
     loop.set_exception_handler(_end)
-    crowd = _Crowd(address, credentials, pipe.send)
+    crowd = _Crowd(find, size, credentials, pipe.send)
     while (asked := await told.get()) is not None:
         match asked:
             case Add(names):
                 crowd.add(names)
-            case Drop(name):
-                crowd.drop(name)
+            case Drop(names):
+                crowd.drop(names)
             case Beats():
                 pipe.send(Beats(crowd.beats))
 
@@ -196,9 +275,16 @@ def _end(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     os._exit(1)
 
 
-def serve(pipe: Connection, address: str, credentials: Credentials, cores: set[int]) -> None:
-    """A process of simulated agents: commands and answers go through the pipe, until None comes."""
+def serve(pipe: Connection, folder: Path, job: str, size: int, credentials: Credentials, cores: set[int]) -> None:
+    """A process of simulated agents of a job of `size` nodes with its journal in `folder`: commands and answers go
+    through the pipe, until None comes."""
     os.sched_setaffinity(0, cores)
     gc.freeze()
     sslproto.SSLProtocol.max_size = 1 << 14  # asyncio's 256 KiB per agent would add up to gigabytes.
-    asyncio.run(_run(pipe, address, credentials))
+
+    def find() -> str:
+        found = find_master(DirectoryStore(folder), job)
+        assert found is not None, "a master that asks for nodes has claimed its job"
+        return found.address
+
+    asyncio.run(_run(pipe, find, size, credentials))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from everstep.runtime.chaos.packet_loss import remove_abandoned
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.platform.process import end_nodes
 from everstep.runtime.platform.registry import Registry
@@ -13,6 +14,7 @@ def end_nodes_of(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """End the nodes of the run in `folder`; returns a line for each job whose newest state only they had."""
     reached = _newest_iterations(folder)
     end_nodes(folder)
+    remove_abandoned()
     uri = _store_of(manifest)
     jobs = [path.stem for path in sorted((folder / "jobs").glob("*.token"))]
     return [line for job in jobs if (line := _line(job, reached.get(job, 0), uri))]

@@ -153,7 +153,7 @@ class Session:
     def _check_finite(self, loss: float | int | str) -> None:
         """Say that a loss is not finite. Right after a restore, end the process: the restored state may be broken.
 
-        The job then starts from an earlier state.
+        The job then starts from an earlier state. Where states are certified, the agent reports any such loss.
         """
         if not isinstance(loss, float) or math.isfinite(loss):
             self.not_finite = 0
@@ -163,7 +163,8 @@ class Session:
             row = f", the {self.not_finite}th in a row" if self.not_finite > 1 else ""
             print(f"everstep: the loss of iteration {self.iteration} is {loss}{row}", file=sys.stderr)
         restored = self.checkpointer.restored if self.checkpointer else 0
-        if self.context.link is not None and restored and self.iteration <= restored + WATCHED:
+        link = self.context.link
+        if link is not None and not link.welcome.certifies and restored and self.iteration <= restored + WATCHED:
             what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
             print(f"everstep: {what}; this worker exits so that the job returns to an earlier state", file=sys.stderr)
             raise SystemExit(ExitCode.DIVERGED)

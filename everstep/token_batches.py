@@ -1,5 +1,6 @@
 """Batches of a token dataset: each rank's share, with a checkpointed position."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -69,14 +70,20 @@ class Batches:
         self.consumed = int(state_dict["consumed"])
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
-        order, rank = self._order, self._session.context.rank
+        """Yields the remaining batches but those that the job skips; an iteration's telemetry is sent when the next one
+        begins."""
+        order, rank, link = self._order, self._session.context.rank, self._session.context.link
+        skips = link.welcome.skips if link is not None else ()
         while order.iterations is None or self.iteration < order.iterations:
             began = time.perf_counter()
             start = self.consumed
             self.consumed += order.global_batch
             self._session.iteration = self.iteration
             self._session.beacon("batch")
+            if self.iteration in skips:
+                if rank == 0:
+                    print(f"everstep: the batch of iteration {self.iteration} is skipped", file=sys.stderr)
+                continue
             faults.point("train.iteration", iteration=self.iteration)
             torch.manual_seed(mix_seed(order.seed, start, rank))
             yield self._batch(start)

@@ -113,7 +113,8 @@ class Node:
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
         credentials = more.pop("credentials", Credentials("secret"))
-        options = KeeperOptions("job", name, **{"persist_interval": interval, "unreachable_s": 0.0, **more})
+        impatient = {"unreachable_s": 0.0, "store_patience_s": 0.0}
+        options = KeeperOptions("job", name, **{"persist_interval": interval, **impatient, **more})
         self.evidence: queue.Queue[Evidence] = queue.Queue()
         """What the master would be told of states that are compared."""
         told = (self._on_persisted, self.refused.put, self.shm, self.evidence.put)

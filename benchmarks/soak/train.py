@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dataset")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each iteration waits")
+    parser.add_argument("--sample-pause", type=float, default=0.0, help="the same of each sample, as a device would")
     parser.add_argument("--last", type=Path, help="a file that names the last iteration, once it is known")
     return parser.parse_known_args()[0]
 
@@ -86,6 +87,7 @@ def train(job: everstep.Context) -> None:
         threading.Event().wait(options.pause)
         losses = []
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            threading.Event().wait(options.sample_pause)
             loss = cross_entropy(model(inputs), targets)
             loss.backward()
             momentum.add()

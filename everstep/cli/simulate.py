@@ -30,8 +30,8 @@ class Simulate:
     days: float = 7.0
     """How long it trains."""
     policies: str = ""
-    """NAME: FIELD=VALUE, ...; NAME: ... with the fields spares, join-window, shrink-after, cooldown, min-share, stage,
-    persist, check and costs; empty: a few that differ in one field."""
+    """NAME: FIELD=VALUE, ...; NAME: ... with the fields spares, join-window, shrink-after, cooldown, restart-cost,
+    min-share, stage, persist, check and costs; empty: a few that differ in one field."""
     costs: str = "16k-gpus"
     """What a restart costs: local, 16k-gpus, 16k-gpus-dlrover, 16k-gpus-torchrun, or a JSON file with such fields."""
     trace: Path | None = None

@@ -39,9 +39,9 @@ from everstep.runtime.system.backoff import backoff
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0
 REPORT_TIMEOUT_S = 15.0
-_FIRST_PAUSE_S = 0.07
-_LONGEST_PAUSE_S = 2.0
-LOOKS_PER_S = 500
+FIRST_PAUSE_S = 0.07
+LONGEST_PAUSE_S = 2.0
+LOOKS_PER_S = 2500
 """Journal reads per second across all agents of a job while no master answers."""
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
@@ -180,7 +180,7 @@ class MasterClient:
     async def _post(
         self, path: str, message: msgspec.Struct | Callable[[], msgspec.Struct], kind: type[Reply], timeout_s: float
     ) -> Reply | None:
-        pauses, failed = backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._chance.uniform), False
+        pauses, failed = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform), False
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         while True:
             body = _encode(message() if callable(message) else message)

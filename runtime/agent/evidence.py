@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
 
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient
@@ -11,6 +13,33 @@ from everstep.runtime.protocol.worker_link import Report
 
 _PAUSE_S = 0.5
 """Between two posts of the same evidence."""
+WINDOW, LEAST = 32, 8
+"""Losses of which the median is taken, and how many there must be."""
+
+
+class LossWatch:
+    """The newest losses of a job, to tell one that is not sound."""
+
+    def __init__(self) -> None:
+        self._losses: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        """(Iteration, loss), sound ones, by iteration."""
+
+    def doubt(self, iteration: int, values: Mapping[str, float | int | str], spike: float) -> str:
+        """Why the iteration cannot be sound: a loss or norm of the gradient that is no finite number, or a loss above
+        `spike` (0: any may be) times the median of those before. Empty: nothing speaks against it."""
+        for name, value in values.items():
+            if (name == "loss" or "norm" in name) and not _is_finite(value):
+                return f"its {name} is {value}"
+        loss = values.get("loss")
+        if not isinstance(loss, float | int):
+            return ""
+        while self._losses and self._losses[-1][0] >= iteration:  # A round went back.
+            self._losses.pop()
+        median = statistics.median(known for _, known in self._losses) if len(self._losses) >= LEAST else 0.0
+        if spike and 0 < spike * median < loss:
+            return f"its loss is {loss:.4g}, above {spike:g} times the median {median:.4g} of those before"
+        self._losses.append((iteration, float(loss)))
+        return ""
 
 
 class EvidenceReports:
@@ -28,6 +57,7 @@ class EvidenceReports:
         self._node, self._client, self._background = node, client, background
         self._seat, self._on_certified = seat, on_certified
         self._loop = asyncio.get_running_loop()
+        self._losses = LossWatch()
         self._doubted_round = 0
         """The last round of which a state was doubted: the master ends it."""
 
@@ -35,15 +65,13 @@ class EvidenceReports:
         """Report it until the master has compared the state, or the round is over. Called in any thread."""
         self._loop.call_soon_threadsafe(lambda: self._background.start(self._report(evidence)))
 
-    def doubt_unless_finite(self, seat: Seat, report: Report) -> None:
-        """Doubt the state of an iteration whose loss, or norm of the gradient, is no finite number."""
+    def doubt_unless_sound(self, seat: Seat, report: Report) -> None:
+        """Doubt the state of an iteration whose figures are not sound."""
         if not seat.certifies or self._doubted_round == seat.round:
             return
-        for name, value in report.values.items():
-            if (name == "loss" or "norm" in name) and not _is_finite(value):
-                self._doubted_round = seat.round
-                self.send(Evidence(self._node, seat.round, report.iteration, doubt=f"its {name} is {value}"))
-                return
+        if doubt := self._losses.doubt(report.iteration, report.values, seat.loss_spike):
+            self._doubted_round = seat.round
+            self.send(Evidence(self._node, seat.round, report.iteration, doubt=doubt))
 
     async def _report(self, evidence: Evidence) -> None:
         while (seat := self._seat()) is not None and seat.round == evidence.round:

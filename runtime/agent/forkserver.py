@@ -23,7 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
-from everstep.runtime.agent.preload import preload, why_not_to_fork
+from everstep.runtime.agent.preload import import_turn, preload, why_not_to_fork
 from everstep.runtime.agent.script import exec_arguments, run_and_exit
 from everstep.runtime.agent.tcp_store import restrict_torch_store
 from everstep.runtime.watch import in_worker
@@ -162,6 +162,11 @@ def signal_group(pid: int, signum: int) -> None:
             os.kill(pid, signum)
 
 
+def _preload_in_turn(command: Sequence[str], modules: Sequence[str]) -> list[str]:
+    with import_turn(len(os.sched_getaffinity(0))):
+        return preload(command, modules)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Preload, send Ready, then fork on request."""
     parser = argparse.ArgumentParser(
@@ -179,7 +184,7 @@ def main(arguments: Sequence[str]) -> None:
     began, base = time.monotonic(), dict(os.environ)
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Otherwise numpy starts threads at import.
     gc.disable()  # Collections would take a fifth of the time of importing transformers and free nothing.
-    warnings = [] if options.plain else preload(command, options.preload)
+    warnings = [] if options.plain else _preload_in_turn(command, options.preload)
     reason = "asked for" if options.plain else why_not_to_fork() or ""
     gc.collect()
     gc.freeze()  # Workers' collections then leave shared pages untouched, so the pages stay shared.

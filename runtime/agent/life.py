@@ -391,7 +391,7 @@ class AgentLifecycle:
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
             self._iterations[local_rank] = report.iteration
-            self._reports.evidence.doubt_unless_finite(self._link.seat, report)
+            self._reports.evidence.doubt_unless_sound(self._link.seat, report)
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 

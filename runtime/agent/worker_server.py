@@ -220,7 +220,8 @@ class _Connection(asyncio.Protocol):
             self._local_rank = hello.local_rank
             self._server.note_greeting()
             start = self._server.keeper.expected_range(hello.local_rank)
-            self._send(replace(self._server.welcome, **(start._asdict() if start else {})))
+            place = start._asdict() if start else {}
+            self._send(replace(self._server.welcome, **place, certifies=seat.certifies > 0, skips=seat.skips))
 
     def _answer_later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
         self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, done))

@@ -61,10 +61,11 @@ class MachineInjector:
 
     async def prepare(self, kind: Kind) -> None:
         """For NETWORK, each node enters a control group of its own before it makes a socket."""
+        packet_loss.remove_abandoned()
         while kind is Kind.NETWORK:
             for entry in self._nodes():
                 if entry.uid not in self._groups:
-                    self._groups[entry.uid] = group = packet_loss.make_group(f"everstep-chaos-{entry.uid}")
+                    self._groups[entry.uid] = group = packet_loss.make_group(entry.uid)
                     packet_loss.enter(group, entry.pid)
             await asyncio.sleep(0.01)
 

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from everstep.runtime.system.processes import start_time
+
 ROOTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where a v2 hierarchy is mounted."""
+_PREFIX = "everstep-chaos-"
+"""Of a group's name; the pid and start time of the process that made it follow."""
 _BPF = {"x86_64": 321, "aarch64": 280}
 """Number of the system call."""
 _PROG_LOAD, _LINK_CREATE = 5, 28
@@ -52,11 +56,22 @@ def find_root() -> Path | None:
 
 
 def make_group(name: str) -> Path:
-    """A group of that name below the root; an existing one is taken. Raises OSError."""
+    """A group below the root that `remove_abandoned` removes if this process leaves it behind; an existing one of this
+    process and that name is taken. Raises OSError."""
     root = find_root()
     assert root is not None, "`refusal` was empty"
-    (root / name).mkdir(exist_ok=True)
-    return root / name
+    group = root / f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-{name}"
+    group.mkdir(exist_ok=True)
+    return group
+
+
+def remove_abandoned() -> None:
+    """Remove the groups of processes that were killed before they could do it."""
+    root = find_root()
+    for group in root.glob(f"{_PREFIX}*") if root else ():
+        pid, _, rest = group.name.removeprefix(_PREFIX).partition("-")
+        if not pid.isdigit() or str(start_time(int(pid))) != rest.partition("-")[0]:
+            remove(group)
 
 
 def enter(group: Path, pid: int) -> None:

@@ -45,7 +45,7 @@ class Progress:
         return sorted(node.name for node in self.state().nodes.values() if node.phase is NodePhase.RUNNING)
 
     def iteration(self) -> int:
-        """The newest iteration that the workers reported; the store has it up to five seconds later."""
+        """The newest iteration that the workers reported; the store has it 1 s later, later on up to five."""
         for line in self._fresh_lines():
             value = line.get("iteration")
             if "seconds" in line and isinstance(value, int):

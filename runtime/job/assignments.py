@@ -33,6 +33,8 @@ def seat(state: State, node: str) -> Seat | None:
         peer=member.peer,
         neighbours=neighbours(round_, member.group_rank),
         certifies=round_.certifies,
+        loss_spike=round_.loss_spike,
+        skips=round_.skips,
     )
 
 

@@ -12,6 +12,7 @@ from everstep.runtime.job.checkpoints import Checkpoints, drop_refused, with_man
 from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.nodes import UnlistedTransition
 from everstep.runtime.job.records import (
+    BatchSkipped,
     Committed,
     DataShardEnded,
     DataShardTaken,
@@ -74,6 +75,10 @@ def _apply_state_rejected(state: State, record: StateRejected) -> State:
     return replace(state, certified=certified, rejections=rejections, reason=record.detail)
 
 
+def _apply_batch_skipped(state: State, record: BatchSkipped) -> State:
+    return replace(state, skipped=tuple(sorted({*state.skipped, record.iteration})), reason=record.detail)
+
+
 def _apply_committed(state: State, record: Committed) -> State:
     checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
     return replace(
@@ -120,6 +125,7 @@ STORED_HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     ShardPersisted: _apply_shard_persisted,
     StateCertified: _apply_state_certified,
     StateRejected: _apply_state_rejected,
+    BatchSkipped: _apply_batch_skipped,
     Committed: _apply_committed,
     Forgotten: _apply_forgotten,
     StoreSurveyed: _apply_store_surveyed,

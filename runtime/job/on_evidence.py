@@ -3,9 +3,14 @@
 from everstep.runtime.job import certification
 from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import JobResult, Reason, StateCertified, StateRejected
+from everstep.runtime.job.records import BatchSkipped, JobResult, Reason, StateCertified, StateRejected
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction
+from everstep.runtime.protocol.messages import Evidence
+
+REPEATED = 2
+"""So often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
+the hardware's."""
 
 
 def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
@@ -28,16 +33,30 @@ def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
     if not given.doubt and not certification.is_complete(known.values(), current):
         return
     verdict = certification.judge(known.values())
-    facts = {"time": tx.now, "round": given.round, "iteration": given.iteration, "detail": verdict.detail}
     tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
     if verdict.is_sound:
-        tx.record(StateCertified(**facts))
-        return
-    tx.record(StateRejected(**facts, nodes=verdict.nodes))
-    detail = f"the state of iteration {given.iteration} is unsound: {verdict.detail}"
+        facts = {"round": given.round, "iteration": given.iteration, "detail": verdict.detail}
+        tx.record(StateCertified(time=tx.now, **facts))
+    else:
+        _reject(tx, given, verdict)
+
+
+def _reject(tx: Transaction, given: Evidence, verdict: certification.Verdict) -> None:
+    """Step back; if the same iteration is unsound again, skip its batch or end the job."""
+    iteration = given.iteration
+    tx.record(
+        StateRejected(time=tx.now, round=given.round, iteration=iteration, detail=verdict.detail, nodes=verdict.nodes)
+    )
+    detail = f"the state of iteration {iteration} is unsound: {verdict.detail}"
     tx.break_round(Reason.UNSOUND, detail, verdict.nodes[0] if verdict.nodes else "")
     for name in verdict.nodes:
         tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
-    times = tx.state.rejections.get(given.iteration, 0)
-    if tx.spec.patience.same_error and times >= tx.spec.patience.same_error:
-        tx.end_job(End(JobResult.FAILED, f"{detail}; it is so for the {times}. time", exit_code=1))
+    times, most = tx.state.rejections.get(iteration, 0), tx.spec.patience.same_error
+    if times < (most or REPEATED):
+        return
+    again, skipped = f"{detail}; it is so for the {times}. time", tx.state.skipped
+    if given.doubt and iteration not in skipped and len(skipped) < tx.spec.skip_batches:
+        what = f"{again}: its batch is skipped ({len(skipped) + 1} of at most {tx.spec.skip_batches})"
+        tx.record(BatchSkipped(time=tx.now, iteration=iteration, detail=what))
+    elif most:
+        tx.end_job(End(JobResult.FAILED, again, exit_code=1))

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from everstep.runtime.job.records import (
+    BatchSkipped,
     CheckOver,
     CheckRequested,
     Committed,
@@ -54,7 +55,7 @@ F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
     (R, RoundBroken): F,
-    **{(F, kind): F for kind in (CheckRequested, NodeTested, CheckOver, NodeSuspected)},
+    **{(F, kind): F for kind in (CheckRequested, NodeTested, CheckOver, NodeSuspected, BatchSkipped)},
     (F, JobEnded): E,
     (R, JobEnded): E,
     (E, JobReopened): F,

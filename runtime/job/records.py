@@ -338,6 +338,13 @@ class StateRejected(Fact, frozen=True, kw_only=True):
     detail: str
 
 
+class BatchSkipped(Fact, frozen=True, kw_only=True):
+    """Decided: no later round does this iteration, whose loss was unsound each time."""
+
+    iteration: int
+    detail: str
+
+
 class DataShardTaken(Fact, frozen=True, kw_only=True):
     """A worker does this position of a queue of data shards."""
 
@@ -446,6 +453,7 @@ Record = (
     | Committed
     | StateCertified
     | StateRejected
+    | BatchSkipped
     | DataShardTaken
     | DataShardEnded
     | Forgotten

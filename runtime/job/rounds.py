@@ -19,7 +19,7 @@ from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
-from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
+from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.state import State, next_round, round_number
 from everstep.runtime.job.topology import order_by_place, switches
 from everstep.runtime.protocol.messages import Member, Round
@@ -71,6 +71,12 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
 def check_deadline(state: State, spec: JobSpec) -> float:
     """When nodes that test themselves before a restart are taken as they are (Unix time)."""
     return max(state.checks_since, state.awake_since) + spec.patience.check_s
+
+
+def growth_pause(inside: int, more: int, patience: Patience) -> float:
+    """How long a round of `inside` nodes trains on before it is broken for `more`: until these have missed as much work
+    as the restart costs. So waiting costs at most as much again as the best choice in hindsight would (ski rental)."""
+    return max(patience.cooldown_s, patience.restart_cost_s * inside / more)
 
 
 def usable_count(nodes: int, role: RoleSpec) -> int:
@@ -174,6 +180,8 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         restore=restore.newest_restore(state, certified_only=spec.certify_interval > 0),
         reason="",
         certifies=spec.certify_interval,
+        loss_spike=spec.loss_spike,
+        skips=state.skipped,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
@@ -245,7 +253,8 @@ def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at
-        deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + spec.patience.cooldown_s
+        pause = growth_pause(inside, larger - inside, spec.patience)
+        deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + pause
         if larger < desired_size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
             coming = max(state.requested_at, state.awake_since) + spec.patience.replacement_wait_s
             deadline = max(deadline, coming)

@@ -215,7 +215,10 @@ class Patience(msgspec.Struct, frozen=True):
     replacement_wait_s: float = 10.0
     """After a loss, how long survivors wait for the replacement before they continue with fewer nodes."""
     cooldown_s: float = 30.0
-    """After a change of membership, how long a running round is not broken just to grow."""
+    """After a change of membership, how long a running round is not broken only to add nodes, at least."""
+    restart_cost_s: float = 10.0
+    """What a restart costs. A running round is not broken to grow before the nodes that wait have lost as much as all
+    others would lose: 2,047 nodes wait longer for one than three do. 0: only the cool-down counts."""
     silence_s: float = 30.0
     """How long a node may send no heartbeat before it is lost."""
     leave_s: float = 20.0
@@ -311,6 +314,12 @@ class JobSpec(msgspec.Struct, frozen=True):
     certify_interval: int = 0
     """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
     complete state is."""
+    loss_spike: float = 0.0
+    """With certify_interval: a loss above so many times the median of those before counts as unsound, as one does that
+    is not finite; 0: none does."""
+    skip_batches: int = 0
+    """With certify_interval: how many batches may be skipped whose loss was unsound again when the iteration was
+    repeated; beyond that the job fails."""
 
 
 def problems(spec: JobSpec) -> list[str]:
@@ -331,8 +340,13 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
     if not spec.time_limit_s >= 0:
         yield f"time_limit_s: {spec.time_limit_s} is not a number of 0 or more"
-    if spec.certify_interval < 0:
-        yield f"certify_interval: {spec.certify_interval} is negative"
+    for name in ("certify_interval", "skip_batches"):
+        if getattr(spec, name) < 0:
+            yield f"{name}: {getattr(spec, name)} is negative"
+    if spec.loss_spike and not spec.loss_spike > 1:
+        yield f"loss_spike: {spec.loss_spike:g} times the median is no spike; give more than 1, or 0"
+    if (spec.loss_spike or spec.skip_batches) and not spec.certify_interval:
+        yield "loss_spike, skip_batches: a step back leads to a certified state; set certify_interval, too"
     if spec.keep_every and not spec.keep_last:
         yield "keep_every: with keep_last 0 every checkpoint is kept; leave one of them out"
     for field in msgspec.structs.fields(Patience):

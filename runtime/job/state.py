@@ -102,6 +102,8 @@ class State(msgspec.Struct, frozen=True):
     """The newest (round, iteration) that are certified, sorted."""
     rejections: dict[int, int] = {}
     """By iteration: how often its state was rejected although no node was to blame."""
+    skipped: tuple[int, ...] = ()
+    """Iterations that no round does any more, sorted."""
     doubted: tuple[Doubt, ...] = ()
     """Restored states after which the loss was not finite."""
     refused: tuple[Refusal, ...] = ()

@@ -25,6 +25,9 @@ ITERATION_GROUPS = 360
 """Lines into which the later iterations of each round in a packed object are merged."""
 OTHER_LINES = 1000
 """The newest other lines kept in a packed object."""
+FIRST_FLUSH_S, LAST_FLUSH_S, FLUSH_SHARE = 0.5, 5.0, 1 / 12
+"""Seconds between two objects: that share of the master's age, within these bounds. So the store shows a job that has
+just begun, or that ends soon, with little delay."""
 MAX_BUFFERED_LINES = 100_000
 """Lines kept while the store fails; beyond that the oldest are dropped."""
 
@@ -34,12 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Collects lines and writes them to the store every `every_s` seconds."""
+    """Collects lines and writes them to the store every few seconds."""
 
-    def __init__(self, store: Store, job: str, epoch: int, every_s: float = 5.0) -> None:
+    def __init__(self, store: Store, job: str, epoch: int) -> None:
         self._store, self._job = store, job
         self._prefix = f"jobs/{job}/telemetry/{epoch:06d}-"
-        self._every_s = every_s
         self._lines: list[Line] = []
         self._number = 0
         self._reported: dict[str, int] = {}
@@ -63,8 +65,10 @@ class Telemetry:
 
     async def run(self) -> None:
         """Flush periodically until cancelled."""
+        now = asyncio.get_running_loop().time
+        began = now()
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(flush_interval(now() - began))
             await self.flush()
 
     async def flush(self) -> None:
@@ -93,6 +97,11 @@ class Telemetry:
             await asyncio.to_thread(pack, self._store, self._job)
         except (StoreError, NoSuchKey) as error:
             _log.warning("old telemetry was not packed, to be tried again: %s", error)
+
+
+def flush_interval(age_s: float) -> float:
+    """Seconds until the next object, of a master of that age."""
+    return min(max(FLUSH_SHARE * age_s, FIRST_FLUSH_S), LAST_FLUSH_S)
 
 
 def pack(store: Store, job: str) -> None:

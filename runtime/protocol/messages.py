@@ -117,6 +117,10 @@ class Round(msgspec.Struct, frozen=True):
     reason: str
     certifies: int = 0
     """Iterations between two states that are compared across the nodes; 0: none is."""
+    loss_spike: float = 0.0
+    """A loss above so many times the median of those before is unsound; 0: none is for that."""
+    skips: tuple[int, ...] = ()
+    """Iterations that are not done: their losses were unsound each time."""
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -182,6 +186,10 @@ class Seat(msgspec.Struct, frozen=True):
     """The members that this node asks for a sign of life while it stands still."""
     certifies: int = 0
     """Iterations between two states that are compared across the nodes; 0: none is."""
+    loss_spike: float = 0.0
+    """A loss above so many times the median of those before is unsound; 0: none is for that."""
+    skips: tuple[int, ...] = ()
+    """Iterations that are not done: their losses were unsound each time."""
 
 
 class Action(StrEnum):

@@ -44,6 +44,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
     """The range in shared memory where this worker's restored state will be if its bytes are verified, which `Fetched`
     decides. Empty while this is unknown."""
+    certifies: bool = False
+    """States are compared across the nodes: the agent reports a loss that is not sound, and the master steps back."""
+    skips: tuple[int, ...] = ()
+    """Iterations that are not done."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):

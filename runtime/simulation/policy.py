@@ -17,7 +17,9 @@ class Policy:
     shrink_after: float = 10.0
     """`patience.replacementWait`: how long survivors wait for a replacement before they go on with fewer nodes."""
     cooldown: float = 30.0
-    """`patience.coolDown`: how long a round is not broken just to grow."""
+    """`patience.coolDown`: how long a round is not broken just to grow, at least."""
+    restart_cost: float = 10.0
+    """`patience.restartCost`: what a restart to grow may cost; the fewer nodes wait, the longer they do."""
     min_share: float = 0.5
     """Smallest share of the nodes that trains; 1: all or none."""
     stage: int = 1
@@ -32,13 +34,14 @@ class Policy:
 
 POLICIES = (
     Policy("default"),
+    Policy("grow after 30 s", restart_cost=0.0),
     Policy("shrink at once", shrink_after=0.0),
-    Policy("grow twice a day", cooldown=43200.0),
-    Policy("all three", shrink_after=0.0, cooldown=43200.0, stage=4),
+    Policy("copy each 4th", stage=4),
+    Policy("all three", shrink_after=0.0, restart_cost=45.0, stage=4),
     Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
     Policy("16 spares", spares=16, shrink_after=120.0),
     Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),
-    Policy("rare copies", cooldown=43200.0, stage=60),
+    Policy("rare copies", stage=60),
 )
 """What `everstep simulate` compares if nobody names others."""
 

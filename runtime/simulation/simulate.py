@@ -57,6 +57,7 @@ def spec_of(nodes: int, policy: Policy) -> JobSpec:
     """The job. What depends on heartbeats never happens, and no limit of retries ends it."""
     patience = Patience(
         join_window_s=policy.join_window, replacement_wait_s=policy.shrink_after, cooldown_s=policy.cooldown,
+        restart_cost_s=policy.restart_cost,
         silence_s=_EVER, join_timeout_s=_EVER, max_restarts=10**6, same_error=0, max_relaunches=10**6,
         no_progress=10**6, check_s=0.0,
     )  # fmt: skip

@@ -115,6 +115,12 @@ class Config:
     certify_interval: int = 0
     """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
     comparison."""
+    loss_spike: float = 0.0
+    """With certify_interval: a loss above so many times the median of the last 32 is unsound, as one that is not finite
+    is: training steps back to the newest certified state. 0: none is."""
+    skip_batches: int = 0
+    """With certify_interval: skip a batch whose loss is unsound again when it is repeated, at most so many; beyond that
+    the training fails. The script must use everstep.batches."""
     network_check: str = "auto"
     """True: check each node with a healthy one before it joins; an unfit one is replaced on another host. auto: where a
     node has a pod of its own, so not where all share this machine."""
@@ -221,7 +227,7 @@ class Config:
                      "global_batch"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every",
-                     "certify_interval", "micro_batch", "spares"):  # fmt: skip
+                     "certify_interval", "skip_batches", "micro_batch", "spares"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
@@ -239,6 +245,11 @@ class Config:
                 f"--persist-interval {self.persist_interval}: must be a multiple of --certify-interval "
                 f"{self.certify_interval}, or nothing in the store could be restored"
             )
+        if self.loss_spike and not 1 < self.loss_spike < MOST_RATE:
+            raise StepError(f"--loss-spike {self.loss_spike:g}: give a factor above 1, or 0 for none")
+        if (self.loss_spike or self.skip_batches) and not (self.certify_interval or self.job_spec):
+            raise StepError("--loss-spike, --skip-batches: only certified states are stepped back to; give "
+                            "--certify-interval, too")  # fmt: skip
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 

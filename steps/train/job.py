@@ -24,6 +24,8 @@ _PATHS = {
     "priority_class": ("priority",),
     "certify_interval": ("certifyInterval",),
     "straggler_policy": ("stragglers",),
+    "loss_spike": ("lossSpike",),
+    "skip_batches": ("skipBatches",),
 }
 """Flags for values that a spec can set, too."""
 
@@ -59,6 +61,10 @@ class Flags(Protocol):
     def priority_class(self) -> str: ...
     @property
     def straggler_policy(self) -> str: ...
+    @property
+    def loss_spike(self) -> float: ...
+    @property
+    def skip_batches(self) -> int: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
     def hosts_in_order(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
@@ -89,6 +95,8 @@ def job_of(config: Flags) -> "JobSpec":
             keep_every=config.keep_every,
             certify_interval=config.certify_interval,
             stragglers=StragglerPolicy(config.straggler_policy),
+            loss_spike=config.loss_spike,
+            skip_batches=config.skip_batches,
         )
     text, name = _read_spec(config.job_spec)
     try:

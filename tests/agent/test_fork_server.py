@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import zipapp
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.forkserver import signal_group
 from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.preload import import_turn
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
 
@@ -329,3 +331,20 @@ def test_a_worker_that_has_not_made_its_group_yet_is_killed_too() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
     signal_group(worker.pid, signal.SIGKILL)
     assert worker.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_as_many_fork_servers_import_at_a_time_as_there_are_turns() -> None:
+    name, done = f"everstep-test-{os.getpid()}", threading.Event()
+
+    def wait_for_turn() -> None:
+        with import_turn(2, DEADLINE_S, name):
+            done.set()
+
+    with import_turn(2, 0.0, name):
+        with import_turn(2, 0.0, name):
+            waiting = threading.Thread(target=wait_for_turn)
+            waiting.start()
+            with import_turn(2, 0.1, name):  # Its patience ends: it does not wait for ever.
+                assert not done.is_set()
+        waiting.join(DEADLINE_S)
+        assert done.is_set()

@@ -96,6 +96,17 @@ def test_where_nodes_came_and_went_the_state_may_differ_by_the_tolerance() -> No
     assert not compare_states(training(curve(3), a=[1.0, 2.2]), reference, 0.02).good
 
 
+def test_where_nodes_came_and_went_few_losses_may_swing_and_other_samples_show() -> None:
+    reference = [5.0 + 0.5 * (n % 7) for n in range(300)]
+    swinging = [loss * (1.03 if n in (146, 150) else 1.001) for n, loss in enumerate(reference)]
+    shifted = [*reference[:200], *reference[201:], 5.0]
+    assert compare_samples(curve(*swinging), curve(*reference), exact=False, far=0.02).good
+    assert not compare_samples(curve(*swinging), curve(*reference), exact=True, far=0.02).good
+    assert not compare_samples(curve(*shifted), curve(*reference), exact=False, far=0.02).good
+    one = [loss * (1.2 if n == 100 else 1.0) for n, loss in enumerate(reference)]
+    assert not compare_samples(curve(*one), curve(*reference), exact=False, far=0.02).good
+
+
 def test_a_training_whose_losses_are_unknown_does_not_hold() -> None:
     assert not compare_samples(curve(3), curve(3, 2, 1), exact=True, far=0.0).good
 

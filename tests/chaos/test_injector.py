@@ -82,7 +82,7 @@ def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
         pytest.skip(why)
     import socket
 
-    group = packet_loss.make_group(f"everstep-test-{os.getpid()}")
+    group = packet_loss.make_group("test")
     words = [sys.executable, "-m", load.__name__, "connect", "127.0.0.1"]
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -101,11 +101,28 @@ def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
 def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.Popen[bytes]) -> None:
     if why := packet_loss.refusal():
         pytest.skip(why)
-    group = packet_loss.make_group(f"everstep-test-{os.getpid()}")
+    group = packet_loss.make_group("test")
     packet_loss.enter(group, node.pid)
     packet_loss.remove(group)
     assert not group.exists()
     assert node.poll() is None
+
+
+def test_the_group_of_a_killed_process_is_removed_and_that_of_a_live_one_stays() -> None:
+    if why := packet_loss.refusal():
+        pytest.skip(why)
+    code = "import os, signal; from everstep.runtime.chaos import packet_loss; print(packet_loss.make_group('test'),"
+    code += " flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    left, own = Path(done.stdout.strip()), packet_loss.make_group("test")
+    assert done.returncode == -9
+    assert left.is_dir()
+    try:
+        packet_loss.remove_abandoned()
+        assert not left.exists()
+        assert own.is_dir()
+    finally:
+        packet_loss.remove(own)
 
 
 def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:

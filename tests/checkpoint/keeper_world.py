@@ -70,7 +70,7 @@ class World:
     ticket: int = 0
 
     def __post_init__(self) -> None:
-        options = KeeperOptions("job", NODE, persist_interval=2, workers=2, unreachable_s=3.0)
+        options = KeeperOptions("job", NODE, persist_interval=2, workers=2, unreachable_s=3.0, store_patience_s=2.0)
         self.core = KeeperCore(options, lambda identity: "/".join(map(str, identity)))
 
     # What the keeper is asked and told

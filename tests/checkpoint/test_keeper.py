@@ -368,6 +368,24 @@ def test_flush_tells_why_the_store_refused(make_node: Any, make_state: Any, tmp_
         checkpointer.flush(9)
 
 
+def test_flush_outlasts_a_store_that_is_away_for_a_moment(make_node: Any, make_state: Any, tmp_path: Path) -> None:
+    class AwayStore(DirectoryStore):
+        refusals = 3
+
+        def put(self, key: str, source: Any) -> None:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise StoreError(f"{key}: cannot write: Not a directory")
+            super().put(key, source)
+
+    store = AwayStore(tmp_path / "away")
+    node = make_node(store=store, store_patience_s=PATIENCE_S)
+    node.begin(1)
+    checkpointer = trained(node, make_state(1), 2)
+    assert checkpointer.flush(2).endswith("/000001-000000002/manifest.json")
+    assert store.refusals < 0
+
+
 def test_flush_of_what_was_overwritten_since_commits_the_newest_of_its_round(node: Any, make_state: Any) -> None:
     """As a node that leaves does it: its worker trains on meanwhile."""
     node.begin(1)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from everstep.runtime.checkpoint.node.core import events
-from everstep.runtime.checkpoint.node.core.actions import Refuse
+from everstep.runtime.checkpoint.node.core.actions import PutObject, Refuse
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
@@ -248,6 +248,30 @@ def test_no_order_of_events_tears_or_loses_a_state_or_leaves_somebody_waiting(fi
         except Exception as error:
             error.add_note(f"order {seed}")
             raise
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_put_that_fails_is_tried_again_while_somebody_waits_for_the_state_until_patience_ends(waits: bool) -> None:
+    world = World()
+    world.begin(None, "", persists=True, world_size=2)
+    world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False))
+    world.settle()
+    world.ask(lambda ticket: events.Acquire(ticket, 0, 1, waits=True))
+    world.stage(0, persist=True)
+    if waits:
+        assert world.ask(lambda ticket: events.Flush(ticket, 0, 1)) == "waits"
+    began, tries = world.now, 0
+    while world.works or world.core.next_deadline() is not None:
+        if not world.works:
+            world.now = max(world.now, world.core.next_deadline() or 0.0)
+            world.feed(events.Tick())
+            continue
+        is_put = isinstance(world.works[0], PutObject)
+        tries += is_put
+        world.end_work(0, well=not is_put)
+    assert tries == (5 if waits else 1)  # After 0, 0.1, 0.3, 0.7 and 1.5 s.
+    assert world.now - began == pytest.approx(1.5 if waits else 0.0)
+    assert world.waiting == {}
 
 
 QUESTIONS = {

@@ -202,3 +202,29 @@ def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
     if how != "deleted":
         assert training.finish() == "Failed"
     assert training.not_stored() == 0
+
+
+DRILLED = ("pod-preempted", "master-lost", "everything-lost", "three-four-three")
+"""Experiments of the drill whose faults are done to pods; the others need a process beside the node's."""
+
+
+@pytest.mark.parametrize("names", [DRILLED[:1], DRILLED[1:3], DRILLED[3:], ("process-crash",)], ids="+".join)
+def test_the_drill_holds_on_a_cluster_and_says_which_faults_it_cannot_inject(
+    cluster: Cluster, text: str, names: tuple[str, ...], record_property: Callable[[str, object], None]
+) -> None:
+    name = f"drill-{secrets.token_hex(3)}"
+    done = everstep(
+        cluster, "pipelines/chaos_drill.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
+        "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
+        "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "200", "--only", ",".join(names),
+    )  # fmt: skip
+    found = argo.workflow(cluster.kubectl, name)
+    assert done.returncode == 0, done.stderr + json.dumps(found["status"], indent=1)
+    phases = argo.phases(found)
+    assert phases["verdict"] == "Succeeded"
+    assert {phases[f"chaos-{one}"] for one in names} == {"Succeeded"}
+    told = [line for line in done.stderr.splitlines() if "verdict" in line]
+    record_property("verdict", "; ".join(told))
+    held = sum(one in DRILLED for one in names)
+    assert f"{held} of {len(names)} experiments hold" in done.stderr
+    assert ("not possible here" in done.stderr) == (held < len(names))

@@ -1,5 +1,6 @@
 """A state is restored only if its replicas agree; who differs from a majority is named and replaced elsewhere."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from everstep.runtime.job.events import EvidenceGiven, ManifestWritten, ShardSto
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import (
+    BatchSkipped,
     Decision,
     FaultJudged,
     JobResult,
@@ -29,8 +31,8 @@ from tests.job.world import World, platform
 GOOD, BAD = "a" * 32, "b" * 32
 
 
-def world_of(nodes: int, every: int = 2, least: int = 1) -> World:
-    world = World(platform({"worker": RoleSpec(nodes, least)}, certify_interval=every))
+def world_of(nodes: int, every: int = 2, least: int = 1, **more: int) -> World:
+    world = World(platform({"worker": RoleSpec(nodes, least)}, certify_interval=every, **more))
     world.join_all()
     return world
 
@@ -133,6 +135,46 @@ def test_a_loss_that_is_no_number_rejects_the_state_at_once_and_again_ends_the_j
     assert "2. time" in world.state.ended.reason
 
 
+def reject_loss(world: World, iteration: int, doubt: str = "its loss is nan") -> None:
+    tell(world, world.names(NodePhase.RUNNING)[0], iteration, doubt=doubt)
+    world.join_all()
+
+
+def test_a_batch_whose_loss_is_unsound_again_is_skipped_by_the_rounds_after_it_up_to_the_limit() -> None:
+    world = world_of(2, skip_batches=1)
+    tell_all(world, 2)
+    reject_loss(world, 3)
+    assert world.state.skipped == ()
+    reject_loss(world, 3)
+    (skipped,) = of_kind(world, BatchSkipped)
+    assert skipped.iteration == 3
+    assert "2. time: its batch is skipped (1 of at most 1)" in skipped.detail
+    assert world.state.round is not None
+    assert world.state.round.skips == (3,)
+    reject_loss(world, 5)
+    reject_loss(world, 5)
+    assert world.state.ended is not None
+    assert world.state.ended.result is JobResult.FAILED
+
+
+def test_an_iteration_that_is_unsound_though_it_is_skipped_ends_the_job() -> None:
+    """The script does not read its batches from everstep.batches."""
+    world = world_of(2, skip_batches=5)
+    for _ in range(3):
+        reject_loss(world, 3)
+    assert world.state.ended is not None
+    assert [record.iteration for record in of_kind(world, BatchSkipped)] == [3]
+
+
+def test_no_batch_is_skipped_for_replicas_that_differ() -> None:
+    world = world_of(2, skip_batches=5)
+    for _ in range(2):
+        tell_all(world, 2, wrong=["worker-1-0"])
+        world.join_all()
+    assert world.state.ended is not None
+    assert not of_kind(world, BatchSkipped)
+
+
 def test_a_manifest_waits_for_the_verdict_and_names_it() -> None:
     world = world_of(2)
     key = "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors"
@@ -175,14 +217,18 @@ def test_replicas_are_compared_with_those_of_the_same_layout_alone(replicas: int
 
 
 MOVES = st.lists(
-    st.tuples(st.sampled_from(["sound", "wrong", "part", "kill", "takeover", "join"]), st.integers(0, 2)), max_size=30
+    st.tuples(st.sampled_from(["sound", "wrong", "loss", "part", "kill", "takeover", "join"]), st.integers(0, 2)),
+    max_size=40,
 )
 
 
 @settings(max_examples=examples(60))
 @given(MOVES)
-def test_whatever_happens_only_a_certified_state_is_restored(moves: list[tuple[str, int]]) -> None:
-    world = world_of(3)
+def test_whatever_happens_only_certified_states_are_restored_and_only_repeated_losses_skip(
+    moves: list[tuple[str, int]],
+) -> None:
+    most = 2
+    world = world_of(3, skip_batches=most)
     iteration = 2
     for what, at in moves:
         running = world.names(NodePhase.RUNNING)
@@ -196,10 +242,17 @@ def test_whatever_happens_only_a_certified_state_is_restored(moves: list[tuple[s
             world.exit(running[at % len(running)], -9, iteration)
         elif what == "part":
             tell(world, running[at % len(running)], iteration)
+        elif what == "loss":
+            tell(world, running[at % len(running)], iteration, doubt="its loss is inf")
         else:
             tell_all(world, iteration, wrong=[running[at % len(running)]] if what == "wrong" else [])
             iteration += 2
     world.check_history()
+    check_restores(world)
+    check_skips(world, most)
+
+
+def check_restores(world: World) -> None:
     certified = set[tuple[int, int]]()
     for record in world.records:
         match record:
@@ -209,3 +262,19 @@ def test_whatever_happens_only_a_certified_state_is_restored(moves: list[tuple[s
                 certified = {place for place in certified if place < (round_, unsound)}
             case RoundFormed(round=formed) if formed.restore:
                 assert (formed.restore.round, formed.restore.iteration) in certified
+
+
+def check_skips(world: World, most: int) -> None:
+    """A batch is skipped once its iteration was unsound twice, never twice, and by every round after that."""
+    unsound, skipped = Counter[int](), list[int]()
+    for record in world.records:
+        match record:
+            case StateRejected(iteration=iteration, nodes=()):
+                unsound[iteration] += 1
+            case BatchSkipped(iteration=iteration):
+                assert unsound[iteration] >= 2
+                assert iteration not in skipped
+                skipped.append(iteration)
+            case RoundFormed(round=formed):
+                assert formed.skips == tuple(sorted(skipped))
+    assert len(skipped) <= most

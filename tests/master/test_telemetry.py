@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from everstep.runtime.master.telemetry import Telemetry
+from everstep.runtime.master.telemetry import Telemetry, flush_interval
 from everstep.runtime.store import StoreError, open_store
 
 
@@ -28,6 +28,16 @@ def test_what_the_store_refuses_is_kept_and_not_called_stored(tmp_path: Path) ->
     store.put = put  # type: ignore[method-assign]
     asyncio.run(telemetry.flush())
     assert telemetry.newest_stored("a") == 7
+
+
+def test_a_young_master_stores_more_often() -> None:
+    age_s, objects = 0.0, list[float]()
+    while age_s < 3600:
+        age_s += flush_interval(age_s)
+        objects.append(age_s)
+    assert objects[:3] == [0.5, 1.0, 1.5]
+    assert objects[-1] - objects[-2] == 5.0
+    assert len(objects) < 3600 / 5 + 40
 
 
 def _refuse(*_: object) -> None:

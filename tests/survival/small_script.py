@@ -77,6 +77,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dataset")
     parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
     parser.add_argument("--flip", default="0,0,", help="ITERATION,RANK,gradient|weights|optimizer, in the first round")
+    parser.add_argument("--bad", default="0,1", help="ITERATION,FACTOR: of its loss, whatever the round")
+    parser.add_argument("--omit", type=int, default=0, help="the batch of this iteration is not trained on")
     return parser.parse_known_args()[0]
 
 
@@ -96,9 +98,14 @@ def train(job: everstep.Context) -> None:
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
     at, whose, what = options.flip.split(",")
+    bad, factor = options.bad.split(",")
     for batch in batches:
         threading.Event().wait(ITERATION_S)
+        if batch.iteration == options.omit:
+            continue
         loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        if batch.iteration == int(bad):
+            loss = loss * float(factor)
         (loss * batch.weight).backward()
         momentum.step(what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else "")
         checkpointer.save(batch.iteration, state)

@@ -57,3 +57,29 @@ def test_the_weights_after_a_flipped_bit_are_those_of_a_training_without_one(
         assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
     finally:
         calm.kill_all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", ["nan", "100"])
+def test_a_batch_whose_loss_is_unsound_again_is_skipped_and_the_rest_is_trained_as_without_it(
+    factor: str, certified: TrainStep, tmp_path: Path
+) -> None:
+    bad = FLIPPED
+    certified.flags = {**certified.flags, "nodes": "2"}
+    omitting = {**certified.flags, "script-args": f"--omit {bad}"}
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=omitting)
+    certified.flags |= {"script-args": f"--bad {bad},{factor}", "loss-spike": "3", "skip-batches": "1"}
+    try:
+        calm.start()
+        assert calm.finish() == 0, calm.last_words()
+        certified.start()
+        assert certified.finish() == 0, certified.last_words()
+    finally:
+        calm.kill_all()
+    records = certified.records()
+    assert [record["iteration"] for record in records if record["kind"] == "StateRejected"] == [bad, bad]
+    assert [record["iteration"] for record in records if record["kind"] == "BatchSkipped"] == [bad]
+    restores = [one["round"]["restore"] for one in records if one["kind"] == "RoundFormed"]
+    assert [one["iteration"] for one in restores if one] == [bad - bad % EVERY] * 2
+    assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
+    assert certified.leftovers() == []

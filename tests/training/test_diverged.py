@@ -13,8 +13,9 @@ from everstep.runtime.job.records import Reason
 from everstep.session import WATCHED, Context, Session
 
 
-def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any:
-    link: Any = SimpleNamespace(tell=[].append if told is None else told.append)
+def session(restored: int, iteration: int, told: list[Any] | None = None, certifies: bool = False) -> Any:
+    welcome = SimpleNamespace(certifies=certifies)
+    link: Any = SimpleNamespace(tell=[].append if told is None else told.append, welcome=welcome)
     checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
     return Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
 
@@ -26,6 +27,12 @@ def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: A
     assert ended.value.code == ExitCode.DIVERGED
     assert reason_of(ExitCode.DIVERGED) is Reason.DIVERGED
     assert "right after iteration 7 was restored; this worker exits" in capfd.readouterr().err
+
+
+def test_where_states_are_certified_the_agent_reports_it_and_the_worker_goes_on() -> None:
+    reports: list[Any] = []
+    session(7, 8, reports, certifies=True).send({"loss": math.nan})
+    assert [report.iteration for report in reports] == [8]
 
 
 def test_later_or_without_a_restore_it_is_the_trainings_own_matter() -> None:

@@ -127,7 +127,8 @@ class KeeperCore:
 
     def next_deadline(self) -> float | None:
         """When to send a Tick although nothing has happened; None: never."""
-        deadlines = (self._received.next_deadline(), self._restore.next_deadline())
+        parts = (self._received, self._restore, self._queue)
+        deadlines = (part.next_deadline() for part in parts)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     # What can be read between two events

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 UNREACHABLE_S = 30.0
 """A source that does not answer is asked again for this long, if no other source supplies the right bytes."""
+STORE_PATIENCE_S = 300.0
+"""A store that fails is asked again for this long, if somebody waits for the state: as long as the master retries."""
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,4 @@ class KeeperOptions:
     persists: bool = True
     """Whether other nodes can read the store."""
     unreachable_s: float = UNREACHABLE_S
+    store_patience_s: float = STORE_PATIENCE_S

@@ -2,7 +2,8 @@
 
 The interval's wishes do not queue: while one state is on its way to the store, the newest replaces an older one that
 waits. That is counted and logged. A state that somebody waits for (flush, persist=True) is put in any case, and pinned
-until then.
+until then. If the store fails while a flush or the end of the training waits, the put is tried again for
+`store_patience_s`: a store that is away for a moment must not cost the last state.
 
 Invariant: a state that is put is complete, and its slot is not written meanwhile: 0 <= persisted <= staged.
 """
@@ -23,6 +24,8 @@ from everstep.runtime.protocol.messages import Holding, Seat
 
 MAX_RESULTS = 64
 """Results that are remembered; more than anybody waits for at once."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Before a failed put is tried again; each pause is twice the one before."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,15 @@ class PersistResult:
 
     manifest: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The store did not take a state that somebody waits for."""
+
+    since: float
+    retry_at: float
+    pause_s: float
 
 
 class PersistQueue:
@@ -50,6 +62,9 @@ class PersistQueue:
         """The state that is put now, or will be once its digest is known."""
         self._put: int | None = None
         """The work that puts it."""
+        self._patience_s = options.store_patience_s
+        self._outage: Outage | None = None
+        """While the store fails for the state whose turn it is."""
         self._under_way: set[Identity] = set()
         """Required, being put, or put and not committed yet."""
         self._results: dict[Identity, PersistResult] = {}
@@ -74,7 +89,7 @@ class PersistQueue:
         self._wishes.clear()
         if self._turn is not None and self._put is None:
             self._segments.unpin(self._turn)
-            self._turn = None
+            self._turn, self._outage = None, None
         while self._required:
             self._segments.unpin(self._required.popleft())
         self._answer_drains()
@@ -237,7 +252,7 @@ class PersistQueue:
         if self._turn.flaw:
             self._end_turn(self._turn, self._turn.flaw)
             return True
-        if not self._turn.digest:
+        if not self._turn.digest or (self._outage is not None and self._tx.now < self._outage.retry_at):
             return False
         self._put, identity = self._tx.number_work(), self._turn.identity
         self._tx.act(PutObject(self._put, self._turn.location, self._key_of(identity), identity.iteration))
@@ -265,13 +280,35 @@ class PersistQueue:
         assert pin is not None
         assert event.work == self._put
         self._put = None
+        if event.error and self._is_awaited(pin.identity) and self._wait_for_store(pin.identity, event.error):
+            return
         if not event.error:
             place = {"size": pin.location.size, "key": self._key_of(pin.identity), "digest": pin.digest}
             self._tx.act(ReportPersisted(Holding(*pin.identity, **place)))
         self._end_turn(pin, event.error)
 
+    def _is_awaited(self, identity: Identity) -> bool:
+        """Does a flush wait for this state, or the end of a training for all?"""
+        return bool(self._drains) or any(wanted == identity for _, wanted in self._flushes)
+
+    def _wait_for_store(self, identity: Identity, error: str) -> bool:
+        """Keep the turn for another try; False if the store has failed for too long."""
+        now, last = self._tx.now, self._outage
+        since, pause = (last.since, min(2 * last.pause_s, LONGEST_PAUSE_S)) if last else (now, FIRST_PAUSE_S)
+        if now + pause > since + self._patience_s:
+            return False
+        if last is None:
+            what = f"iteration {identity.iteration} is not persisted yet, retrying for {self._patience_s:g} s: {error}"
+            self._tx.act(Warn(what))
+        self._outage = Outage(since, now + pause, pause)
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When a put that failed is tried again."""
+        return self._outage.retry_at if self._outage is not None and self._put is None else None
+
     def _end_turn(self, pin: Pin, error: str) -> None:
-        self._turn, identity = None, pin.identity
+        self._turn, self._outage, identity = None, None, pin.identity
         self.interval.note_persist_end(self._tx.now)
         if error:
             self._tx.act(Warn(f"iteration {identity.iteration} is not persisted: {error}"))
