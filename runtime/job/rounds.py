@@ -163,7 +163,10 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
     chosen = choose_members(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
-        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip, node.zone) for node in nodes)
+        role: tuple(
+            Member(node.name, node.host, node.address, node.slots, node.ip, node.zone, node.master_port)
+            for node in nodes
+        )
         for role, nodes in chosen.items()
     }
     round_ = Round(
@@ -174,6 +177,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         restore=restore.newest_restore(state, certified_only=spec.certify_interval > 0),
         reason="",
         certifies=spec.certify_interval,
+        framework=spec.framework,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""

@@ -9,7 +9,7 @@ from msgspec.structs import FieldInfo
 _OTHERWISE = {
     "roles": "replicaSpecs", "nodes": "replicas", "min_nodes": "minReplicas", "max_nodes": "maxReplicas",
     "fault_rules": "faultTolerantPolicy", "events": "exceptionalEvent", "cooldown_s": "coolDown",
-    "handover_s": "handOver",
+    "handover_s": "handOver", "framework": "frameworkType",
 }  # fmt: skip
 """Those that AITrainingJob and ElasticJob spell otherwise than in camel case, without the unit."""
 

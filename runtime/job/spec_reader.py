@@ -48,8 +48,7 @@ class SpecError(ValueError):
 
 
 _ELSEWHERE = {
-    "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
-    "plugin": "not built: hosts need no ssh and no discovery script here",
+    "plugin": "not needed: with frameworkType: horovod nodes find ssh keys and the discovery script",
     "faultTolerant": "not needed: every job is elastic; for a fixed one, write restartPolicy: Never",
     "schedulerName": "a pod's: write it in the spec of the role's template, or use --gang",
     "replicaType": "not needed: the role's name defines it",

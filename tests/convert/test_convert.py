@@ -73,8 +73,13 @@ def test_roles_keep_their_commands_resources_and_policies() -> None:
         "ps": "python -m trainer --ps",
     }
     assert servers["job_spec"]["replicaSpecs"]["ps"]["resources"] == {"memory": "8Gi"}
+    assert servers["job_spec"]["frameworkType"] == "tensorflow"
+    assert servers["job_spec"]["replicaSpecs"]["ps"]["completePolicy"] == "None"
     horovod = arguments_of("ai_training_job")["job_spec"]
     assert (horovod["completePolicy"], horovod["cleanPodPolicy"]) == ("Any", "None")
+    assert horovod["frameworkType"] == "horovod"
+    (commands,) = shlex.split(arguments_of("ai_training_job")["script_args"])
+    assert "--host-discovery-script $EVERSTEP_DISCOVERY_SCRIPT " in json.loads(commands)["launcher"]
     launcher, trainer = horovod["replicaSpecs"]["launcher"], horovod["replicaSpecs"]["trainer"]
     assert launcher["faultTolerantPolicy"][0]["exitCodes"] == [129, 101]
     assert trainer["faultTolerantPolicy"][0]["exceptionalEvent"] == ["nodeNotReady", "PodForceDeleted"]
