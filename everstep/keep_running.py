@@ -22,10 +22,7 @@ _CHUNK = 1 << 16
 def main(command: list[str]) -> int:
     """Run the command to its end; returns its exit code."""
     if not command:
-        print(
-            "everstep.keep_running: no command; write it behind: python -m everstep.keep_running COMMAND",
-            file=sys.stderr,
-        )
+        print("everstep.keep_running: no command; write python -m everstep.keep_running COMMAND", file=sys.stderr)
         return ExitCode.BAD_INPUT
     if shutil.which(command[0]) is None:
         print(f"everstep.keep_running: {command[0]}: no such program", file=sys.stderr)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
-from tests.frameworks.roles import evict, example, flags, log_of, nodes_requested, rounds_broken, wait_for_line
 from tests.harness import TrainStep
+from tests.job_roles import evict, example, flags, log_of, nodes_requested, rounds_broken, wait_for_line
 
 ITERATIONS = 60
 

@@ -1,7 +1,7 @@
 """A real TensorFlow with parameter servers: chief, workers, ps and evaluator are nodes of a job, and each dies once.
 
-After "TensorFlow PS" in "使用 ChaosBlade 验证 DLRover 的弹性和容错的稳定性" (DLRover's blog, October 2023): a worker is evicted, chief
-and workers run out of memory, a parameter server is evicted.
+The four experiments with TensorFlow of DLRover's blog about ChaosBlade (October 2023): a worker is evicted, chief and
+worker run out of memory, a parameter server is evicted.
 """
 
 import json
@@ -13,7 +13,8 @@ import pytest
 
 from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
-from tests.frameworks.roles import (
+from tests.harness import TrainStep, wait_until
+from tests.job_roles import (
     evict,
     example,
     flags,
@@ -23,7 +24,6 @@ from tests.frameworks.roles import (
     rounds_broken,
     wait_for_line,
 )
-from tests.harness import TrainStep, wait_until
 from tests.memory_groups import memory_group
 
 SHARDS = 100

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def rounds_broken(step: TrainStep) -> int:
 def numbers_after(text: str, word: str) -> list[int]:
     """The numbers that stand behind a word, in order."""
     words = text.split()
-    return [int(after) for before, after in zip(words, words[1:], strict=False) if before == word and after.isdecimal()]
+    return [int(after) for before, after in pairwise(words) if before == word and after.isdecimal()]
 
 
 def example(name: str) -> str:
     """The path of an example."""
-    return str(Path(__file__).parents[2] / "examples" / name)
+    return str(Path(__file__).parents[1] / "examples" / name)
