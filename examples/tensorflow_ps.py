@@ -1,8 +1,8 @@
 """A TensorFlow training with parameter servers: chief and workers take shards of data, an evaluator looks on.
 
 The job's spec has `frameworkType: tensorflow`, so TF_CONFIG says which task this process is. Parameters are on the ps
-nodes, and so is `done`: which shards the parameters include. The chief saves both together; after a fault a round
-begins from the newest save, and the shards that it does not include are taken again.
+nodes, and so is `done`: which shards the parameters include. The chief saves both together. After a fault a round
+begins with what the ps nodes still have, or with the newest save, and the shards that it lacks are taken again.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import everstep
 FEATURES, SAMPLES = 8, 256
 TRUE_WEIGHTS = np.linspace(-1, 1, FEATURES, dtype=np.float32)
 POLL_S = 0.2
+ROUND = int(os.environ.get("EVERSTEP_ROUND", "1"))
 tf1 = tf.compat.v1
 
 
@@ -40,11 +41,12 @@ class Model:
             self.included = tf1.get_variable("included", [shards], tf.int32, tf1.zeros_initializer(), trainable=False)
             """`done` at the beginning of the round."""
             self.saver = tf1.train.Saver([self.step, self.weights, self.done], max_to_keep=3)
+            self.round = tf1.get_variable("round", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+            """The round that has begun."""
+            self.missing = tf1.report_uninitialized_variables()
             self.initialize = tf1.global_variables_initializer()
-            self.begin = tf1.assign(self.included, self.done)
-            self.has_begun = tf1.get_variable("has_begun", [], tf.int32, tf1.zeros_initializer(), trainable=False)
-            self.tell = tf1.assign(self.has_begun, 1)
-            self.is_told = tf1.is_variable_initialized(self.has_begun)
+            self.include = tf1.assign(self.included, self.done)
+            self.begin = tf1.assign(self.round, ROUND)
             self.features = tf1.placeholder(tf.float32, [None, FEATURES])
             self.labels = tf1.placeholder(tf.float32, [None])
             self.shard = tf1.placeholder(tf.int32, [])
@@ -55,26 +57,34 @@ class Model:
                 self.train = tf1.scatter_add(self.done, [self.shard], [1])
 
 
-def restore_or_initialize(model: Model, session: tf1.Session, folder: Path) -> None:
+def begin_round(model: Model, session: tf1.Session, folder: Path) -> None:
     """By the chief, while the others wait for it."""
-    session.run(model.initialize)
-    if newest := tf1.train.latest_checkpoint(str(folder)):
-        model.saver.restore(session, newest)
-        print(f"restored {Path(newest).name}", flush=True)
+    if len(session.run(model.missing)):
+        session.run(model.initialize)
+        if newest := tf1.train.latest_checkpoint(str(folder)):
+            model.saver.restore(session, newest)
+            print(f"restored {Path(newest).name}", flush=True)
+    else:
+        print("the parameter servers have everything", flush=True)
+    session.run(model.include)
     session.run(model.begin)
-    session.run(model.tell)
+
+
+def has_begun(model: Model, session: tf1.Session) -> bool:
+    """Whether the chief has begun this round."""
+    return not len(session.run(model.missing)) and session.run(model.round) == ROUND
 
 
 def train(model: Model, session: tf1.Session, options: argparse.Namespace, is_chief: bool) -> None:
     """Take shards until all are done by any task."""
     if is_chief:
-        restore_or_initialize(model, session, options.folder)
-    while not session.run(model.is_told):
+        begin_round(model, session, options.folder)
+    while not has_begun(model, session):
         time.sleep(POLL_S)
     left = [int(shard) for shard in np.flatnonzero(session.run(model.included) == 0)]
     print(f"{len(left)} shards are left", flush=True)
     # A round's shards are a queue of their own: what the restored parameters do not include.
-    for number, shard in enumerate(everstep.shards(left, name=f"round-{os.environ['EVERSTEP_ROUND']}"), start=1):
+    for number, shard in enumerate(everstep.shards(left, name=f"round-{ROUND}"), start=1):
         features, labels = samples(shard.item)
         given = {model.features: features, model.labels: labels, model.shard: shard.item}
         loss, step, _ = session.run([model.loss, model.step, model.train], given)
@@ -120,14 +130,16 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     if role == "evaluator":
         evaluate(options.folder)
-    server = tf.distribute.Server(cluster, job_name=role, task_index=index)
+    # Each task talks to the parameter servers alone, and tells them where it is: they may outlive it.
+    own = {} if role == "ps" else {role: {index: cluster[role][index]}}
+    seen = tf.train.ClusterSpec({"ps": cluster["ps"], **own})
+    server = tf.distribute.Server(seen, job_name=role, task_index=index)
     if role == "ps":
         server.join()
-    own = f"/job:{role}/task:{index}"
-    # Each task talks to the parameter servers alone: none waits for another one.
-    settings = tf1.ConfigProto(device_filters=["/job:ps", own])
+    settings = tf1.ConfigProto(cluster_def=seen.as_cluster_def())
     with tf.Graph().as_default():
-        model = Model(options.shards, tf1.train.replica_device_setter(cluster=cluster, worker_device=own))
+        device = tf1.train.replica_device_setter(cluster=seen, worker_device=f"/job:{role}/task:{index}")
+        model = Model(options.shards, device)
         with tf1.Session(server.target, config=settings) as session:
             train(model, session, options, role == "chief")
 

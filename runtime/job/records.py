@@ -133,6 +133,7 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     life: int = 0
     number: int = 0
     """Counts the agent's joins. If the node is running, this join only asks for its seat again."""
+    port: int = 0
 
 
 class NodeStrayed(Fact, frozen=True, kw_only=True):
