@@ -2,7 +2,7 @@
 
 For programs that follow a change of membership by themselves, such as an elastic launcher that reads
 EVERSTEP_DISCOVERY_SCRIPT again and again, or a server. When a round is over, the command goes on; it keeps the
-variables that it was started with. Its end is this worker's end, with its exit code.
+variables that it was started with. Its end is this worker's end, by the same exit code or signal.
 """
 
 import os
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO
 
 from everstep.runtime.exit_codes import ExitCode
@@ -39,7 +40,11 @@ def main(command: list[str]) -> int:
     code = child.wait()
     for copy in copies:
         copy.join()
-    return code if code >= 0 else 128 - code
+    if code < 0:  # Its end is ours, also to whoever asks why: a kill for lack of memory is a kill.
+        with suppress(OSError):  # Nobody can catch SIGKILL.
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def _copy(source: IO[bytes], stream: int) -> None:

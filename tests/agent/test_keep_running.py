@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -43,6 +44,12 @@ def test_its_command_outlives_a_round_and_writes_to_the_next_ones_streams(tmp_pa
         return code, first, (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
 
     assert asyncio.run(run()) == (7, b"first\n", b"second\n", b"third\n")
+
+
+def test_a_command_that_is_killed_ends_it_by_the_same_signal() -> None:
+    process = start(["sh", "-c", "kill -KILL $$"], {})
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_without_a_command_it_says_so() -> None:

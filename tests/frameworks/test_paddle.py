@@ -1,6 +1,8 @@
 """A real Paddle with collective training on CPUs: trainers come and go, and the losses are those of a calm training."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,10 @@ import pytest
 
 from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
-from tests.harness import TrainStep
-from tests.job_roles import evict, example, flags, log_of, nodes_requested, rounds_broken, wait_for_line
+from tests.harness import ROOT, TrainStep, wait_until
+from tests.job_roles import evict, example, flags, log_of, rounds_broken, wait_for_line
 
-ITERATIONS = 60
+ITERATIONS = 200
 
 
 @pytest.fixture(scope="session")
@@ -34,24 +36,28 @@ def losses(step: TrainStep) -> dict[int, float]:
     return {int(iteration): float(loss) for iteration, loss in found}
 
 
-def test_a_killed_trainer_is_replaced_or_done_without_and_the_losses_stay(
-    trained: Start, python: Path, tmp_path: Path
-) -> None:
+def scale(step: TrainStep, nodes: int) -> None:
+    """`everstep scale`, as a user calls it."""
+    command = [sys.executable, "-m", "everstep", "scale", step.folder.name, "--nodes", str(nodes)]
+    subprocess.run([*command, "--runs", str(step.folder.parent)], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_trainers_come_and_go_and_the_losses_stay(trained: Start, python: Path, tmp_path: Path) -> None:
     calm = train(trained, python, "calm", tmp_path / "calm-state", 0.0)
     assert calm.finish() == 0, calm.last_words()
-    killed = train(trained, python, "killed", tmp_path / "killed-state", 0.1)
-    wait_for_line(killed, "worker-1-0", "iteration 15 trainers 3")
-    evict(killed, "worker-1-0")
-    wait_for_line(killed, "worker-1-1", "of 3 begins with iteration ")
-    assert killed.finish() == 0, killed.last_words()
-    assert rounds_broken(killed) == 1
-    fewer = train(trained, python, "fewer", tmp_path / "fewer-state", 0.1, **{"max-relaunches": "0"})
-    wait_for_line(fewer, "worker-2-0", "iteration 15 trainers 3")
-    evict(fewer, "worker-2-0")
-    assert fewer.finish() == 0, fewer.last_words()
-    assert "iteration 60 trainers 2" in log_of(fewer, "worker-0-0")
-    assert "worker-2-1" not in nodes_requested(fewer)
+    step = train(trained, python, "run", tmp_path / "state", 0.1)
+    wait_for_line(step, "worker-1-0", "iteration 15 trainers 3")
+    evict(step, "worker-1-0")
+    wait_for_line(step, "worker-1-1", "of 3 begins with iteration ")
+    scale(step, 2)
+    wait_for_line(step, "worker-0-0", "of 2 begins with iteration ")
+    scale(step, 3)
+    wait_until(lambda: log_of(step, "worker-0-0").count("of 3 begins") == 3 or step.over(), "the third trainer")
+    assert step.finish() == 0, step.last_words()
+    assert rounds_broken(step) == 3
+    begins = re.findall(r"of (\d) begins with iteration (\d+)", log_of(step, "worker-0-0"))
+    assert [int(trainers) for trainers, _ in begins] == [3, 3, 2, 3]
+    assert min(int(iteration) for _, iteration in begins[1:]) > 1, "each round goes on from the state"
     wanted = losses(calm)
     assert sorted(wanted) == list(range(1, ITERATIONS + 1))
-    for step in (killed, fewer):
-        assert losses(step) == pytest.approx(wanted, rel=1e-4)
+    assert losses(step) == pytest.approx(wanted, rel=1e-4)
