@@ -130,12 +130,11 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     if role == "evaluator":
         evaluate(options.folder)
-    # Each task talks to the parameter servers alone, and tells them where it is: they may outlive it.
-    own = {} if role == "ps" else {role: {index: cluster[role][index]}}
-    seen = tf.train.ClusterSpec({"ps": cluster["ps"], **own})
-    server = tf.distribute.Server(seen, job_name=role, task_index=index)
     if role == "ps":
-        server.join()
+        tf.distribute.Server({"ps": cluster["ps"]}, job_name="ps", task_index=index).join()
+    # Each task sees the parameter servers alone, and its session tells them where it is: they may outlive it.
+    server = tf.distribute.Server({"own": [cluster[role][index]]}, job_name="own", task_index=0)
+    seen = tf.train.ClusterSpec({"ps": cluster["ps"], role: {index: cluster[role][index]}})
     settings = tf1.ConfigProto(cluster_def=seen.as_cluster_def())
     with tf.Graph().as_default():
         device = tf1.train.replica_device_setter(cluster=seen, worker_device=f"/job:{role}/task:{index}")

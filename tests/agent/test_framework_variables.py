@@ -98,7 +98,7 @@ def test_every_node_of_a_job_has_the_same_ssh_keys_and_another_job_has_others(tm
     ):
         (tmp_path / name).mkdir()
         write_files(place, tmp_path / name, token, job)
-    keys = {name: (tmp_path / name / "ssh" / "id_ed25519").read_bytes() for name in "abcd"}
+    keys = {name: (tmp_path / name / "ssh" / "authorized_keys").read_bytes() for name in "abcd"}
     assert keys["a"] == keys["b"]
     assert len(set(keys.values())) == 3
     folder = tmp_path / "a" / "ssh"
