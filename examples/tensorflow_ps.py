@@ -2,7 +2,7 @@
 
 The job's spec has `frameworkType: tensorflow`, so TF_CONFIG says which task this process is. Parameters are on the ps
 nodes, and so is `done`: which shards the parameters include. The chief saves both together. After a fault a round
-begins with what the ps nodes still have, or with the newest save, and the shards that it lacks are taken again.
+begins from the newest save, and the shards that it does not include are taken again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import everstep
 FEATURES, SAMPLES = 8, 256
 TRUE_WEIGHTS = np.linspace(-1, 1, FEATURES, dtype=np.float32)
 POLL_S = 0.2
-ROUND = int(os.environ.get("EVERSTEP_ROUND", "1"))
+ROUND = os.environ.get("EVERSTEP_ROUND", "1")
 tf1 = tf.compat.v1
 
 
@@ -41,12 +41,11 @@ class Model:
             self.included = tf1.get_variable("included", [shards], tf.int32, tf1.zeros_initializer(), trainable=False)
             """`done` at the beginning of the round."""
             self.saver = tf1.train.Saver([self.step, self.weights, self.done], max_to_keep=3)
-            self.round = tf1.get_variable("round", [], tf.int32, tf1.zeros_initializer(), trainable=False)
-            """The round that has begun."""
-            self.missing = tf1.report_uninitialized_variables()
             self.initialize = tf1.global_variables_initializer()
-            self.include = tf1.assign(self.included, self.done)
-            self.begin = tf1.assign(self.round, ROUND)
+            self.begin = tf1.assign(self.included, self.done)
+            self.has_begun = tf1.get_variable("has_begun", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+            self.tell = tf1.assign(self.has_begun, 1)
+            self.is_told = tf1.is_variable_initialized(self.has_begun)
             self.features = tf1.placeholder(tf.float32, [None, FEATURES])
             self.labels = tf1.placeholder(tf.float32, [None])
             self.shard = tf1.placeholder(tf.int32, [])
@@ -57,29 +56,21 @@ class Model:
                 self.train = tf1.scatter_add(self.done, [self.shard], [1])
 
 
-def begin_round(model: Model, session: tf1.Session, folder: Path) -> None:
+def restore_or_initialize(model: Model, session: tf1.Session, folder: Path) -> None:
     """By the chief, while the others wait for it."""
-    if len(session.run(model.missing)):
-        session.run(model.initialize)
-        if newest := tf1.train.latest_checkpoint(str(folder)):
-            model.saver.restore(session, newest)
-            print(f"restored {Path(newest).name}", flush=True)
-    else:
-        print("the parameter servers have everything", flush=True)
-    session.run(model.include)
+    session.run(model.initialize)
+    if newest := tf1.train.latest_checkpoint(str(folder)):
+        model.saver.restore(session, newest)
+        print(f"restored {Path(newest).name}", flush=True)
     session.run(model.begin)
-
-
-def has_begun(model: Model, session: tf1.Session) -> bool:
-    """Whether the chief has begun this round."""
-    return not len(session.run(model.missing)) and session.run(model.round) == ROUND
+    session.run(model.tell)
 
 
 def train(model: Model, session: tf1.Session, options: argparse.Namespace, is_chief: bool) -> None:
     """Take shards until all are done by any task."""
     if is_chief:
-        begin_round(model, session, options.folder)
-    while not has_begun(model, session):
+        restore_or_initialize(model, session, options.folder)
+    while not session.run(model.is_told):
         time.sleep(POLL_S)
     left = [int(shard) for shard in np.flatnonzero(session.run(model.included) == 0)]
     print(f"{len(left)} shards are left", flush=True)
@@ -130,15 +121,14 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     if role == "evaluator":
         evaluate(options.folder)
+    server = tf.distribute.Server(cluster, job_name=role, task_index=index)
     if role == "ps":
-        tf.distribute.Server({"ps": cluster["ps"]}, job_name="ps", task_index=index).join()
-    # Each task sees the parameter servers alone, and its session tells them where it is: they may outlive it.
-    server = tf.distribute.Server({"own": [cluster[role][index]]}, job_name="own", task_index=0)
-    seen = tf.train.ClusterSpec({"ps": cluster["ps"], role: {index: cluster[role][index]}})
-    settings = tf1.ConfigProto(cluster_def=seen.as_cluster_def())
+        server.join()
+    own = f"/job:{role}/task:{index}"
+    # Each task talks to the parameter servers alone: none waits for another one.
+    settings = tf1.ConfigProto(device_filters=["/job:ps", own])
     with tf.Graph().as_default():
-        device = tf1.train.replica_device_setter(cluster=seen, worker_device=f"/job:{role}/task:{index}")
-        model = Model(options.shards, device)
+        model = Model(options.shards, tf1.train.replica_device_setter(cluster=cluster, worker_device=own))
         with tf1.Session(server.target, config=settings) as session:
             train(model, session, options, role == "chief")
 

@@ -110,11 +110,6 @@ class Workers:
             lines.append(f"{ready.plain}: workers are started by exec, each imports everything itself")
         return tuple(lines)
 
-    @property
-    def has_survivors(self) -> bool:
-        """Whether a worker of the last round may outlive it."""
-        return bool(self._leaving)
-
     def pids(self) -> dict[int, int]:
         """The process id of each live local rank."""
         pids = self._server.pids if self._server is not None else {}

@@ -145,7 +145,7 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
         before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
-        checked=record.checked, zone=record.zone, life=record.life, join=record.number, port=record.port,
+        checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
     return _with_nodes(state, node, joined_at=max(state.joined_at, since))
 

@@ -127,8 +127,6 @@ class NodeState(msgspec.Struct, frozen=True):
     slots: int = 0
     address: str = ""
     master_port: int = 0
-    port: int = 0
-    """For a server of the job's framework."""
     ip: str = ""
     checked: float = 0.0
     """Seconds that its own check took; 0: none."""

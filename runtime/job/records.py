@@ -133,7 +133,6 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     life: int = 0
     number: int = 0
     """Counts the agent's joins. If the node is running, this join only asks for its seat again."""
-    port: int = 0
 
 
 class NodeStrayed(Fact, frozen=True, kw_only=True):

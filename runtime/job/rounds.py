@@ -164,7 +164,8 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
         role: tuple(
-            Member(node.name, node.host, node.address, node.slots, node.ip, node.zone, node.port) for node in nodes
+            Member(node.name, node.host, node.address, node.slots, node.ip, node.zone, node.master_port)
+            for node in nodes
         )
         for role, nodes in chosen.items()
     }

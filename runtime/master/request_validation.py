@@ -25,7 +25,6 @@ _TEXTS: dict[tuple[type[msgspec.Struct], str], int] = {(WorkerExit, "error"): 16
 _INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (Join, "slots"): (1, 1 << 16),
     (Join, "master_port"): (1, 65535),
-    (Join, "port"): (0, 65535),
     (Join, "index"): (-1, LARGEST_NUMBER),
     (Evidence, "shards"): (1, MOST_SHARDS),
     (Holding, "shards"): (1, MOST_SHARDS),

@@ -117,7 +117,7 @@ class Member(msgspec.Struct, frozen=True):
     zone: str = ""
     """The failure domain of its machine, as the agent reported it; empty: unknown."""
     port: int = 0
-    """A port on its host, for a server of the job's framework."""
+    """A free port on its host, for a framework's own server."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -162,9 +162,6 @@ class Join(msgspec.Struct, frozen=True):
     started, or a higher number if the master already knew a higher one."""
     number: int = 1
     """Counts this agent's joins, from 1."""
-    port: int = 0
-    """A port on this host for a server of the job's framework; the same as in the last join if a worker may have bound
-    it and outlives the round."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from everstep.runtime.job.records import JobEnded, JobResult, NodeRequested
 from everstep.runtime.job.spec import GIB, EndingPolicy, JobSpec, Patience, Resources, RoleSpec, problems
 from everstep.runtime.job.spec_reader import spec_of
 from everstep.runtime.protocol.messages import Framework
-from tests.job.world import PORT, World, platform
+from tests.job.world import World, platform
 
 SERVERS = {
     "ps": RoleSpec(1, 1, complete_policy=EndingPolicy.NONE, resources=Resources(memory_bytes=4 * GIB)),
@@ -55,7 +55,8 @@ def test_a_seat_names_all_members_with_a_port_of_each() -> None:
     assert {role: [one.node for one in members] for role, members in found.members.items()} == {
         "ps": ["ps-0-0"], "chief": ["chief-0-0"], "worker": ["worker-0-0", "worker-1-0"],
     }  # fmt: skip
-    assert {one.port for members in found.members.values() for one in members} == {PORT}
+    ports = [one.port for members in found.members.values() for one in members]
+    assert ports == [world.state.nodes[one.node].master_port for m in found.members.values() for one in m]
 
 
 def test_a_seat_of_torch_names_nobody_else() -> None:

@@ -21,9 +21,6 @@ from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, SelfTest, WorkerExit
 
-PORT = 2222
-"""Of each node, for a framework's server."""
-
 
 class World:
     """One job, its journal, and the memory of its nodes."""
@@ -171,7 +168,7 @@ class World:
                 Join(
                     name, role, host, 1, address, 29500, self.held.get(name, ()), at,
                     checked=self.checked.get(name, 1.0), ip=f"10.0.0.{len(name)}",
-                    life=self.agents.get(name, 0), number=self.joins[name], port=PORT,
+                    life=self.agents.get(name, 0), number=self.joins[name],
                 )
             )
         )  # fmt: skip
