@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import paddle
-import paddle.distributed as dist
+import paddle  # pyright: ignore[reportMissingImports]
+import paddle.distributed as dist  # pyright: ignore[reportMissingImports]
 
 BATCH, FEATURES = 12, 8
 """BATCH is a multiple of 2, 3 and 4 trainers."""
@@ -50,6 +50,7 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "model.npz"
     paddle.set_device("cpu")
+    os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # Without it Paddle has no group of CPUs.
     dist.init_parallel_env()
     rank, world = dist.get_rank(), dist.get_world_size()
     paddle.seed(0)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ class Model:
                 self.train = tf1.scatter_add(self.done, [self.shard], [1])
 
 
-def restore_or_initialize(model: Model, session: tf1.Session, folder: Path) -> None:
+def restore_or_initialize(model: Model, session: Any, folder: Path) -> None:
     """By the chief, while the others wait for it."""
     session.run(model.initialize)
     if newest := tf1.train.latest_checkpoint(str(folder)):
@@ -66,7 +67,7 @@ def restore_or_initialize(model: Model, session: tf1.Session, folder: Path) -> N
     session.run(model.tell)
 
 
-def train(model: Model, session: tf1.Session, options: argparse.Namespace, is_chief: bool) -> None:
+def train(model: Model, session: Any, options: argparse.Namespace, is_chief: bool) -> None:
     """Take shards until all are done by any task."""
     if is_chief:
         restore_or_initialize(model, session, options.folder)

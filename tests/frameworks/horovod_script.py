@@ -3,7 +3,7 @@
 import sys
 import time
 
-import horovod.torch as hvd
+import horovod.torch as hvd  # pyright: ignore[reportMissingImports]
 import torch
 
 BATCH, FEATURES = 12, 8

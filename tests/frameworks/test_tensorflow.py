@@ -7,7 +7,9 @@ worker run out of memory, a parameter server is evicted.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ def python() -> Path:
     return environment("tensorflow", "tensorflow-cpu>=2.19,<3")
 
 
-def spec_of(workers: int = 1, evaluators: int = 0, **memory: str) -> dict[str, Any]:
+def spec_of(memory: Mapping[str, str] = MappingProxyType({}), workers: int = 1, evaluators: int = 0) -> dict[str, Any]:
     roles: dict[str, Any] = {
         "ps": {"replicas": 1, "completePolicy": "None"},
         "chief": {"replicas": 1},
@@ -121,7 +123,7 @@ def test_a_node_that_runs_out_of_memory_comes_back_with_twice_as_much(
     grows = [str(python), str(Path(__file__).with_name("oom_once.py")), str(mark), str(folder), "1900"]
     commands = {role: [*grows, *command(python, folder)[1:]]}
     with memory_group(9 << 30) as group:
-        step, folder = train(trained, python, tmp_path, spec_of(**{role: TWO_GIB}), commands=commands, group=group)
+        step, folder = train(trained, python, tmp_path, spec_of({role: TWO_GIB}), commands=commands, group=group)
         assert step.finish() == 0, step.last_words()
     assert mark.exists(), "the fault"
     judged = [record for record in step.records() if record["kind"] == "FaultJudged"]
