@@ -114,7 +114,7 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         ),
         (BASE + "    nodeUnit: 3\n", "line 5: replicaSpecs.worker.nodeUnit: no multiple of 3 lies between 2 and 2"),
         (BASE + "    replicas: 3\n", "job.yaml line 5: replicas: appears twice"),
-        (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: not needed"),
+        (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: horovod needs a role launcher"),
         (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
         (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
         (BASE + "completePolicy: None\n", "line 5: completePolicy: None would never let the job succeed"),
