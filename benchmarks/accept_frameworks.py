@@ -105,6 +105,7 @@ OTHERS = {
         f"{VARIABLES}::discovery", f"{VARIABLES}::ssh_keys", "tests/train/test_horovod_roles.py",
         "tests/agent/test_keep_running.py",
     ),
+    "Horovod 0.28.1: trainers come and go under one launcher, the same losses": ("tests/frameworks/test_horovod.py",),
     "docs: Kubeflow, Volcano, AITrainingJob: each page's example runs": ("tests/docs/test_origins.py",),
 }  # fmt: skip
 PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS, **OTHERS}
