@@ -209,9 +209,7 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """Like `read_whole`, from open shards. Raises ApartError if each rank saved a state of its own."""
     every = {path for shard in shards for path in shard.name_by_path}
     if own := sorted(every - set(shards[0].name_by_path)):
-        raise ApartError(
-            f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that"
-        )
+        raise ApartError(f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that")
     saved, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
     for path, name in shards[0].name_by_path.items():
