@@ -15,6 +15,8 @@ from everstep.runtime.protocol.messages import ShardRequest
 from tests.job.world import World, platform
 
 LOADER, QUEUES = "tests/training/test_loader.py", "tests/job/test_data_queues.py"
+SERVERS, PADDLE = "tests/frameworks/test_tensorflow.py", "tests/frameworks/test_paddle.py"
+VARIABLES, ROLES = "tests/agent/test_framework_variables.py", "tests/job/test_frameworks_of_jobs.py"
 CONVERT, FRAMEWORKS = "tests/convert/test_convert.py", "tests/checkpoint/test_frameworks.py"
 
 DATA = {
@@ -88,17 +90,32 @@ STEPS = {
         "tests/docs/test_examples.py::sweep", "tests/train/test_train_config.py::reachable",
     ),
 }  # fmt: skip
-PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS}
+OTHERS = {
+    "TensorFlow: TF_CONFIG of the round for chief, worker, ps, evaluator": (
+        f"{VARIABLES}::tf_config", f"{VARIABLES}::evaluator", f"{ROLES}::tensorflows_roles", f"{ROLES}::all_members",
+    ),
+    "TensorFlow: a worker is evicted; others do its shards": (f"{SERVERS}::evicted_workers",),
+    "TensorFlow: a ps is evicted; the checkpoint is restored": (f"{SERVERS}::parameter_servers",),
+    "TensorFlow: chief, worker or ps runs out of memory; another one has twice as much": (
+        f"{SERVERS}::twice_as_much",
+    ),
+    "out of memory: 8 GiB after 4, up to the limit": (f"{ROLES}::8_gib", f"{ROLES}::up_to_the_limit"),
+    "Paddle: trainers come and go, the same losses": (f"{PADDLE}::losses_stay", f"{VARIABLES}::paddle"),
+    "Horovod: discovery from the round, ssh keys of the job's own, a launcher that outlives rounds": (
+        f"{VARIABLES}::discovery", f"{VARIABLES}::ssh_keys", "tests/train/test_horovod_roles.py",
+        "tests/agent/test_keep_running.py",
+    ),
+    "Horovod 0.28.1: trainers come and go under one launcher, the same losses": ("tests/frameworks/test_horovod.py",),
+    "docs: Kubeflow, Volcano, AITrainingJob: each page's example runs": ("tests/docs/test_origins.py",),
+}  # fmt: skip
+PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS, **OTHERS}
 """Promise -> the tests that prove it, in the words of `acceptance.prove`."""
 NOT_BUILT = (
     "data: the real torchdata, webdataset and datasets packages",
-    "TensorFlow parameter servers: TF_CONFIG, seed 000's four experiments",
-    "Horovod elastic and Paddle: discovery from the round, ssh keys",
     "Hugging Face Trainer with deepspeed",
     "torchtitan, TorchTune and verl themselves",
     "DISK for FsdpShardCheckpointer: a directory that torch reads",
     "convert: each seed's job on the two-node cluster",
-    "docs: one page per origin, run by a test",
 )
 MANY = 10**6
 

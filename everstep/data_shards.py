@@ -9,13 +9,15 @@ leaves the loop early, leaves its shard to the others. The queue is in the job's
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 from everstep.runtime.data.sampler import Sampler
 from everstep.runtime.job.data_queues import NAME, NOTHING
 from everstep.runtime.protocol.worker_link import Link, TakenShard, TakeShard
-from everstep.session import Session, current
 
 
 class Shard(NamedTuple):
@@ -33,11 +35,12 @@ def shards(
 ) -> Iterator[Shard]:
     """Yield shards of `items` (files, ranges, or their number) until the job's workers have done all of them.
 
-    A shard is done when the loop asks for the next one. With a Checkpointer it counts with the newest saved iteration,
-    or the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job goes back
-    behind that iteration, the shard comes again. Workers wait for the end of shards that others are doing, as these may
-    come back. `shuffle` orders them by (seed, epoch). Every worker must give the same items; `name` tells two queues of
-    one job apart. Without an agent, ranks take turns.
+    A shard is done when the loop asks for the next one. With a Checkpointer, it counts from the newest saved iteration
+    on, or from the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job
+    restores an earlier iteration, the shard comes again. Workers wait until the shards of other workers are done, since
+    these may come back. `shuffle` orders shards by (seed, epoch). Every worker must pass the same items; `name`
+    distinguishes several queues of one job. Without an agent, ranks take turns. A script that does not import torch
+    needs no `everstep.init`.
 
     Raises ValueError for an invalid name; LinkError if workers pass different numbers of items.
     """
@@ -47,12 +50,49 @@ def shards(
     if not len(each) or epochs < 1:
         return iter(())
     order = Sampler(len(each), 1, seed, shuffle)
+    worker, link = _this_worker()
+    positions = _Taker(worker, link, name, len(each) * epochs) if link else _in_turn(len(each) * epochs)
+    return _shards(iter(positions), each, order)
+
+
+class _Worker(Protocol):
+    """What is known of this process: its session, or `_Torchless`."""
+
+    shard_requests: int
+    iteration: int
+
+    @property
+    def checkpointer(self) -> object: ...
+    def beacon(self, name: str) -> None: ...
+
+
+@dataclass
+class _Torchless:
+    """A worker whose script uses another framework than torch: it has no session and no checkpointer of ours."""
+
+    link: Link | None
+    shard_requests: int = 0
+    iteration: int = 0
+    checkpointer: None = None
+
+    def beacon(self, name: str) -> None:
+        """It has none."""
+
+
+def _this_worker() -> tuple[_Worker, Link | None]:
+    """Raises RuntimeError if a script that uses torch has not called `everstep.init`."""
+    if "torch" not in sys.modules:
+        return (worker := _torchless()), worker.link
+    from everstep.session import current
+
     session = current("shards")
     session.end_rehearsal()  # A shard that a spare took would be missed by others.
-    positions = _Taker(session, session.context.link, name, len(each) * epochs) if session.context.link else _in_turn(
-        len(each) * epochs
-    )  # fmt: skip
-    return _shards(iter(positions), each, order)
+    return session, session.context.link
+
+
+@cache
+def _torchless() -> _Torchless:
+    return _Torchless(Link.from_environment())
 
 
 def _shards(positions: Iterator[int], items: Sequence[Any], order: Sampler) -> Iterator[Shard]:
@@ -68,13 +108,13 @@ def _in_turn(size: int) -> range:
 class _Taker:
     """Asks for positions, one after the other."""
 
-    def __init__(self, session: Session, link: Link, name: str, size: int) -> None:
-        self._session, self._link, self._name, self._size = session, link, name, size
+    def __init__(self, worker: _Worker, link: Link, name: str, size: int) -> None:
+        self._worker, self._link, self._name, self._size = worker, link, name, size
 
     def __iter__(self) -> Iterator[int]:
         done, iteration = NOTHING, 0
         while (position := self._ask(done, iteration)) != NOTHING:
-            before = self._session.iteration
+            before = self._worker.iteration
             try:
                 yield position
             except GeneratorExit:  # The loop was left: what it was doing is for others.
@@ -83,13 +123,13 @@ class _Taker:
             done, iteration = position, self._counts_with(before)
 
     def _ask(self, done: int, iteration: int, wants: bool = True) -> int:
-        self._session.beacon("shards")
-        number = self._session.shard_requests = self._session.shard_requests + 1
+        self._worker.beacon("shards")
+        number = self._worker.shard_requests = self._worker.shard_requests + 1
         request = TakeShard(number, self._name, self._size, done, iteration, wants)
         return self._link.ask(request, TakenShard).position
 
     def _counts_with(self, before: int) -> int:
         """The iteration whose saved state includes the shard that began after iteration `before`; 0: none does."""
-        if self._session.checkpointer is None:
+        if self._worker.checkpointer is None:
             return 0
-        return self._session.iteration if self._session.iteration > before else before + 1
+        return self._worker.iteration if self._worker.iteration > before else before + 1

@@ -23,8 +23,9 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
+from everstep.runtime.protocol.messages import Framework
 
 __all__ = [
-    "CleanPodPolicy", "EndingPolicy", "FaultRule", "Hang", "HangPolicy", "JobSpec", "NodeEvent", "Oom", "Patience",
-    "ReplicaType", "Resources", "RestartPolicy", "RestartScope", "RoleSpec", "StragglerPolicy",
+    "CleanPodPolicy", "EndingPolicy", "FaultRule", "Framework", "Hang", "HangPolicy", "JobSpec", "NodeEvent", "Oom",
+    "Patience", "ReplicaType", "Resources", "RestartPolicy", "RestartScope", "RoleSpec", "StragglerPolicy",
 ]  # fmt: skip

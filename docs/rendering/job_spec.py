@@ -11,12 +11,13 @@ from docs.rendering.source import cell, definition, documented_names, parse
 from everstep.flags import field_help
 from everstep.runtime.job import spec
 from everstep.runtime.job.spec_fields import fields
+from everstep.runtime.protocol.messages import Framework
 
 SOURCE = "runtime/job/spec.py"
 STRUCTS = (spec.JobSpec, spec.RoleSpec, spec.Resources, spec.FaultRule, spec.Patience, spec.Hang, spec.Oom)
 ENUMS = (
     spec.ReplicaType, spec.RestartPolicy, spec.RestartScope, spec.EndingPolicy, spec.CleanPodPolicy, spec.HangPolicy,
-    spec.StragglerPolicy, spec.NodeEvent,
+    spec.StragglerPolicy, spec.NodeEvent, Framework,
 )  # fmt: skip
 _FILLED = {"job", "hosts", "placement"}
 """Fields that the program that runs the job fills."""
@@ -64,7 +65,7 @@ def _struct(kind: type[msgspec.Struct]) -> str:
 
 
 def _enum(kind: type[enum.Enum]) -> str:
-    node = definition(parse(SOURCE), kind.__name__)
+    node = definition(parse(f"{kind.__module__.removeprefix('everstep.').replace('.', '/')}.py"), kind.__name__)
     assert isinstance(node, ast.ClassDef)
     rows = "".join(f"| `{ast.literal_eval(v)}` | {cell(text)} |\n" for _, _, v, text in documented_names(node))
     return f"## {kind.__name__}\n{inspect.getdoc(kind)}\n\n| value | meaning |\n|---|---|\n{rows}\n"

@@ -167,4 +167,7 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 
 [The job spec](job-spec.md) describes each class and field.
 
+## `everstep.keep_running`
+{docstring(parse("everstep/keep_running.py"))}
+
 {modules}"""

@@ -17,7 +17,7 @@ examples:
 
 @dataclass(frozen=True)
 class Convert:
-    """Print an ElasticJob, AITrainingJob, Volcano Job, PyTorchJob, TrainJob or RayJob as an Argo Workflow.
+    """Print an ElasticJob, AITrainingJob, Volcano Job, PyTorchJob, TFJob, TrainJob or RayJob as an Argo Workflow.
 
     Fields without a counterpart are listed on stderr."""
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
+from everstep.runtime.agent.frameworks import given
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
@@ -23,6 +24,7 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
         dict(worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ))
         for local_rank in ranks
     ]
+    given.write_files(seat, folder, settings.token, settings.job)
     outputs.begin(seat.restart_count, environments)
     specs = []
     for old in folder.glob("board-*"):
@@ -33,6 +35,7 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
             ERROR_FILE_VARIABLE: output.error_file,
             TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}"),
             board.VARIABLE: str(board_path(folder, local_rank)),
+            **given.variables(seat, local_rank, folder),
         }
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()

@@ -3,7 +3,7 @@
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Action, Directive, Join, Neighbour, Round, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Framework, Join, Neighbour, Round, Seat
 
 MOST_NEIGHBOURS = 8
 _TOLD_TO_JOIN = (NodePhase.REJOINING, NodePhase.SUSPECTED, NodePhase.LOST)
@@ -35,6 +35,8 @@ def seat(state: State, node: str) -> Seat | None:
         certifies=round_.certifies,
         loss_spike=round_.loss_spike,
         skips=round_.skips,
+        framework=round_.framework,
+        members={} if round_.framework is Framework.PYTORCH else round_.members,
     )
 
 

@@ -74,7 +74,8 @@ TABLE = (
     ErrorKind("the connection to another rank broke", Hope.YES, "find why that rank ended",
               r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|"
               r"NCCL communicator was aborted|ncclRemoteError|remote process exited or there was a network error|"
-              r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError",
+              r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError|"
+              r"errors_impl\.(Unavailable|Aborted)Error",
               is_echo=True),
     ErrorKind("the loss is not a number", Hope.PERHAPS,
               "lower the learning rate, clip gradients, check the data of that iteration",

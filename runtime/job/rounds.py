@@ -169,7 +169,10 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
     chosen = choose_members(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
-        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip, node.zone) for node in nodes)
+        role: tuple(
+            Member(node.name, node.host, node.address, node.slots, node.ip, node.zone, node.master_port)
+            for node in nodes
+        )
         for role, nodes in chosen.items()
     }
     round_ = Round(
@@ -182,6 +185,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         certifies=spec.certify_interval,
         loss_spike=spec.loss_spike,
         skips=state.skipped,
+        framework=spec.framework,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""

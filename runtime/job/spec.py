@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job.topology import TopologyError, switches
+from everstep.runtime.protocol.messages import Framework
 
 GIB = 1 << 30
 KEEP_LAST = 3
@@ -285,6 +286,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     host_order: tuple[str, ...] = ()
     """Machines in rank order, as a check found them; others follow. Nodes prefer to run on them. Empty: ranks follow
     the nodes' indices."""
+    framework: Framework = Framework.PYTORCH
     hang: Hang = Hang()
     oom: Oom = Oom()
     stragglers: StragglerPolicy = StragglerPolicy.REPORT
@@ -305,8 +307,6 @@ class JobSpec(msgspec.Struct, frozen=True):
     scheduler_name: str = ""
     """Scheduler of its pods on a cluster, unless --gang or a role's template names one; empty: that of the step's own
     pod."""
-    framework_type: str = ""
-    """Read, and changes nothing: workers find RANK, WORLD_SIZE and MASTER_ADDR whatever they import."""
     keep_last: int = KEEP_LAST
     """How many committed checkpoints to keep in the store, the newest ones; 0: all."""
     keep_every: int = 0
@@ -322,9 +322,15 @@ class JobSpec(msgspec.Struct, frozen=True):
     repeated; beyond that the job fails."""
 
 
+_TENSORFLOW = ("chief", "worker", "ps", "evaluator")
+LAUNCHER = "launcher"
+"""The role that runs horovodrun; the others' nodes are its hosts."""
+
+
 def problems(spec: JobSpec) -> list[str]:
     """The contradictions in the spec, one line each, `path: what`; empty if the job can run."""
-    return [*_of_job(spec), *(line for name in spec.roles for line in _of_role(spec, name)), *_of_waiting(spec)]
+    each = (line for name in spec.roles for line in _of_role(spec, name))
+    return [*_of_job(spec), *each, *_of_waiting(spec), *_of_framework(spec)]
 
 
 def _of_job(spec: JobSpec) -> Iterator[str]:
@@ -378,6 +384,19 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         switches(spec.topology)
     except TopologyError as error:
         yield f"topology: line {error}"
+
+
+def _of_framework(spec: JobSpec) -> Iterator[str]:
+    if spec.framework is Framework.TENSORFLOW:
+        for name, role in spec.roles.items():
+            if name not in _TENSORFLOW:
+                yield f"roles.{name}: framework tensorflow has the roles {', '.join(_TENSORFLOW)}"
+            if role.slots != 1:
+                yield f"roles.{name}.slots: a node is one task of TensorFlow's cluster; use more nodes instead"
+        if "chief" in spec.roles and spec.roles["chief"].most > 1:
+            yield "roles.chief.nodes: TensorFlow's cluster has one chief"
+    if spec.framework is Framework.HOROVOD and not (LAUNCHER in spec.roles and len(spec.roles) > 1):
+        yield f"framework: horovod needs a role {LAUNCHER}, which runs horovodrun, and another one for its hosts"
 
 
 def _of_role(spec: JobSpec, name: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from msgspec.structs import FieldInfo
 _OTHERWISE = {
     "roles": "replicaSpecs", "nodes": "replicas", "min_nodes": "minReplicas", "max_nodes": "maxReplicas",
     "fault_rules": "faultTolerantPolicy", "events": "exceptionalEvent", "cooldown_s": "coolDown",
-    "handover_s": "handOver", "priority_class": "priority",
+    "handover_s": "handOver", "priority_class": "priority", "framework": "frameworkType",
 }  # fmt: skip
 """Those that AITrainingJob and ElasticJob spell otherwise than in camel case, without the unit."""
 

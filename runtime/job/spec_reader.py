@@ -48,7 +48,7 @@ class SpecError(ValueError):
 
 
 _ELSEWHERE = {
-    "plugin": "not built: hosts need no ssh and no discovery script here",
+    "plugin": "not needed: with frameworkType: horovod nodes find ssh keys and the discovery script",
 }
 """Fields of other systems that a reader of theirs may try here."""
 

@@ -27,6 +27,19 @@ JOB_HEADER = "Everstep-Job"
 """The master of another job answers 409 to every request that carries it."""
 
 
+class Framework(StrEnum):
+    """Which framework's variables the workers find, besides those of torchrun."""
+
+    PYTORCH = "pytorch"
+    """Those of torchrun alone."""
+    TENSORFLOW = "tensorflow"
+    """TF_CONFIG: roles chief, worker and ps are TensorFlow's cluster; evaluator is a task beside it."""
+    HOROVOD = "horovod"
+    """EVERSTEP_DISCOVERY_SCRIPT, which lists the hosts of all roles but launcher; EVERSTEP_SSH, the job's own keys."""
+    PADDLE = "paddle"
+    """PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS, PADDLE_CURRENT_ENDPOINT..."""
+
+
 class Holding(msgspec.Struct, frozen=True):
     """A complete shard and where it can be read: from a node's memory (`node`) or from the store (`key`)."""
 
@@ -104,6 +117,8 @@ class Member(msgspec.Struct, frozen=True):
     """As the agent reported it; empty if it reported none."""
     zone: str = ""
     """The failure domain of its machine, as the agent reported it; empty: unknown."""
+    port: int = 0
+    """A free port on its host, for a framework's own server."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -121,6 +136,7 @@ class Round(msgspec.Struct, frozen=True):
     """A loss above so many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are not done: their losses were unsound each time."""
+    framework: Framework = Framework.PYTORCH
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -190,6 +206,9 @@ class Seat(msgspec.Struct, frozen=True):
     """A loss above so many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are not done: their losses were unsound each time."""
+    framework: Framework = Framework.PYTORCH
+    members: dict[str, tuple[Member, ...]] = {}
+    """Those of the round, if the framework's variables name them all."""
 
 
 class Action(StrEnum):

@@ -135,13 +135,15 @@ async def _train(
 ) -> "Outcome":
     from everstep.runtime.job.pod_template import command_of
     from everstep.runtime.master import run as run_master
+    from everstep.runtime.protocol.messages import Framework
 
     requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, requested.set)
     loop.add_signal_handler(signal.SIGINT, requested.set)
+    torch = ["--preload=everstep.training"] if spec.framework is Framework.PYTORCH else []
     flags = [
-        "--preload=everstep.training",
+        *torch,
         f"--persist-interval={config.persist_interval}",
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",

@@ -73,8 +73,13 @@ def test_roles_keep_their_commands_resources_and_policies() -> None:
         "ps": "python -m trainer --ps",
     }
     assert servers["job_spec"]["replicaSpecs"]["ps"]["resources"] == {"memory": "8Gi"}
+    assert servers["job_spec"]["frameworkType"] == "tensorflow"
+    assert servers["job_spec"]["replicaSpecs"]["ps"]["completePolicy"] == "None"
     horovod = arguments_of("ai_training_job")["job_spec"]
     assert (horovod["completePolicy"], horovod["cleanPodPolicy"]) == ("Any", "None")
+    assert horovod["frameworkType"] == "horovod"
+    (commands,) = shlex.split(arguments_of("ai_training_job")["script_args"])
+    assert "--host-discovery-script $EVERSTEP_DISCOVERY_SCRIPT " in json.loads(commands)["launcher"]
     launcher, trainer = horovod["replicaSpecs"]["launcher"], horovod["replicaSpecs"]["trainer"]
     assert launcher["faultTolerantPolicy"][0]["exitCodes"] == [129, 101]
     assert trainer["faultTolerantPolicy"][0]["exceptionalEvent"] == ["nodeNotReady", "PodForceDeleted"]
@@ -138,6 +143,19 @@ def test_sizes_of_each_kind() -> None:
     assert (train["nodes"], train["min_nodes"], train["workers_per_node"]) == (3, 3, 2)
     ray = arguments_of("ray_job")
     assert ray["job_spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "minReplicas": 1, "slots": 1, "maxReplicas": 5}
+
+
+def test_a_tfjobs_roles_are_tensorflows_tasks_and_its_chiefs_end_is_its_own() -> None:
+    job = arguments_of("tf_job")
+    assert (job["script"], job["max_relaunches"], job["job_spec"]["frameworkType"]) == ("mnist.py", 4, "tensorflow")
+    roles = job["job_spec"]["replicaSpecs"]
+    assert {name: (role["replicas"], role["completePolicy"]) for name, role in roles.items()} == {
+        "ps": (2, "None"), "chief": (1, "All"), "worker": (4, "None"),
+    }  # fmt: skip
+    assert [role["restartPolicy"] for role in roles.values()] == ["Always", "OnFailure", "OnNodeFailWithExitCode"]
+    assert roles["worker"]["faultTolerantPolicy"] == [{"exitCodes": "128-255", "restartPolicy": "Always"}]
+    text = (JOBS / "tf_job.yaml").read_text().replace("spec:\n", "spec:\n  successPolicy: AllWorkers\n", 1)
+    assert convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["completePolicy"] == "All"
 
 
 def test_the_pod_is_carried_into_the_template() -> None:

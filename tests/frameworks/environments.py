@@ -9,7 +9,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from everstep.runtime.system.file_lock import hold_lock
 
@@ -22,31 +25,42 @@ class CannotInstallError(Exception):
     """The requirements cannot be installed here; says what pip said."""
 
 
-def environment(name: str, *requirements: str, python: str = "", variables: dict[str, str] | None = None) -> Path:
+@dataclass(frozen=True)
+class Build:
+    """A package that is built with what the environment has by then."""
+
+    requirement: str
+    variables: Mapping[str, str]
+    """For the build."""
+
+
+def environment(name: str, *requirements: str, python: str = "", build: Build | None = None) -> Path:
     """The Python of an environment that has these requirements (as pip reads them), created if it is missing.
 
-    `python`: an interpreter of another version; then the environment lies over nothing. `variables`: for builds.
+    `python`: an interpreter of another version; then the environment lies over nothing. `build`: comes last.
     Raises CannotInstallError.
     """
     folder = CACHE / name
     folder.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256("\n".join([python, *requirements]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([python, *requirements, *([repr(build)] if build else [])]).encode()).hexdigest()
     with hold_lock(CACHE / f"{name}.lock", os.O_RDWR | os.O_CREAT):
         mark, own = folder / "requirements.sha256", folder / "bin" / "python"
         if not mark.exists() or mark.read_text() != digest:
             shutil.rmtree(folder, ignore_errors=True)
-            _create(folder, own, requirements, python, variables or {})
+            _create(folder, own, requirements, python)
+            if build:
+                _run([str(own), *PIP, "--no-build-isolation", "--no-deps", build.requirement], own, build.variables)
             mark.write_text(digest)
         if not python:
             _lay_over(folder)
     return own
 
 
-def _create(folder: Path, own: Path, requirements: tuple[str, ...], python: str, variables: dict[str, str]) -> None:
-    _run([python or sys.executable, "-m", "venv", str(folder)])
+def _create(folder: Path, own: Path, requirements: tuple[str, ...], python: str) -> None:
+    _run([python or sys.executable, "-m", "venv", str(folder)], own)
     if not python:
         _lay_over(folder)
-    _run([str(own), *PIP, *requirements], variables)
+    _run([str(own), *PIP, *requirements], own)
 
 
 def _lay_over(folder: Path) -> None:
@@ -58,9 +72,12 @@ def _lay_over(folder: Path) -> None:
         here.write_text(line)
 
 
-def _run(command: list[str], variables: dict[str, str] | None = None) -> None:
+def _run(command: list[str], own: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run it with the environment's programs in the PATH."""
+    path = f"{own.parent}:{os.environ['PATH']}"
     ended = subprocess.run(
-        command, env={**os.environ, **(variables or {})}, capture_output=True, text=True, timeout=INSTALL_S, check=False
-    )
+        command, env={**os.environ, "PATH": path, **variables}, capture_output=True, text=True, timeout=INSTALL_S,
+        check=False,
+    )  # fmt: skip
     if ended.returncode:
         raise CannotInstallError(f"{' '.join(command)}: {ended.stderr.strip()[-2000:]}")

@@ -22,6 +22,7 @@ from everstep.runtime.job.spec import (
 )
 from everstep.runtime.job.spec_reader import FlagValue, SpecError, spec_of
 from everstep.runtime.job.spec_writer import mapping_of
+from everstep.runtime.protocol.messages import Framework
 
 SEED = """
 job: horovod-elastic
@@ -78,7 +79,7 @@ def test_the_fields_of_an_ai_training_job_mean_what_they_say() -> None:
     assert (spec.hang.policy, spec.hang.timeout_s) == (HangPolicy.REPORT, 60.0)
     assert (spec.oom.factor, spec.oom.increment_bytes, spec.oom.limit_bytes) == (1.5, 4 * GIB, 32 * GIB)
     assert (spec.patience.cooldown_s, spec.patience.max_restarts) == (5.0, 1)
-    assert (spec.framework_type, spec.fault_tolerant, spec.priority_class) == ("horovod", True, "")
+    assert (spec.framework, spec.fault_tolerant, spec.priority_class) == (Framework.HOROVOD, True, "")
     assert (spec.scheduler_name, spec.time_limit_s) == ("volcano", 7200.0)
     launcher, trainer = spec.roles["launcher"], spec.roles["trainer"]
     assert (launcher.replica_type, trainer.replica_type) == (ReplicaType.MASTER, ReplicaType.WORKER)
@@ -137,12 +138,13 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         ),
         (BASE + "    nodeUnit: 3\n", "line 5: replicaSpecs.worker.nodeUnit: no multiple of 3 lies between 2 and 2"),
         (BASE + "    replicas: 3\n", "job.yaml line 5: replicas: appears twice"),
-        (BASE + "plugin: {ssh: []}\n", "job.yaml line 5: plugin: not built: hosts need no ssh"),
+        (BASE + "plugin: {ssh: []}\n", "job.yaml line 5: plugin: not needed: with frameworkType"),
         (BASE + "faultTolerant: perhaps\n", "job.yaml line 5: faultTolerant: 'perhaps' is not true or false"),
         (BASE + "timeLimit: -1\n", "job.yaml line 5: timeLimit: -1 is not a number of seconds, 0 or more"),
         (BASE + "priority: 3\n", "job.yaml line 5: priority: 3 is not the name of a PriorityClass"),
         (BASE + "    replicaType: boss\n", "line 5: replicaSpecs.worker.replicaType: 'boss' is not one of master, wo"),
         (BASE + "placement: joined\npriority: high\n", "line 6: priority: nodes that come by themselves"),
+        (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: horovod needs a role launcher"),
         (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
         (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
         (BASE + "completePolicy: None\n", "line 5: completePolicy: None would never let the job succeed"),

@@ -43,3 +43,22 @@ def test_a_killed_workers_shard_is_done_by_another_and_a_slow_worker_does_fewer(
     assert len(done["done-1-1"]) < len(done["done-1-0"])
     first = [number for epoch, number in done["done-1-0"] if epoch == 0]
     assert first != sorted(first), "shuffled"
+
+
+WITHOUT_TORCH = """
+import os, sys
+import everstep
+
+for shard in everstep.shards(10):
+    print("shard", shard.item, "rank", os.environ["RANK"])
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.long
+def test_a_script_of_another_framework_takes_shards_without_torch(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text(WITHOUT_TORCH)
+    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
+    assert ended.code == 0, ended
+    taken = [int(line.split()[1]) for line in ended.lines() if line.startswith("shard ")]
+    assert sorted(taken) == list(range(10))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.kinds import ai_training_job, elastic_job, pytorch_job, ray_job, train_job, volcano_job
+from everstep.convert.kinds import ai_training_job, elastic_job, pytorch_job, ray_job, tf_job, train_job, volcano_job
 from everstep.convert.source import SourceJob
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields], SourceJob]]] = {
@@ -11,6 +11,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields], SourceJob]]] = {
     "AITrainingJob": (("kongming.cce.baidubce.com/", "kongming.cce.baiudbce.com/"), ai_training_job.read),
     "Job": (("batch.volcano.sh/",), volcano_job.read),
     "PyTorchJob": (("kubeflow.org/",), pytorch_job.read),
+    "TFJob": (("kubeflow.org/",), tf_job.read),
     "TrainJob": (("trainer.kubeflow.org/",), train_job.read),
     "RayJob": (("ray.io/",), ray_job.read),
 }

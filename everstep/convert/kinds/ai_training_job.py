@@ -6,12 +6,16 @@ from typing import Any
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
+from everstep.runtime.job.spec import LAUNCHER
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
+from everstep.runtime.protocol.messages import Framework
 
 _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
     "restartTimeout": int, "completePolicy": str, "failPolicy": str, "faultTolerantPolicy": list,
 }  # fmt: skip
+_DISCOVERY = "/etc/edl/discover_hosts.sh"
+"""Where its discovery plugin puts the script."""
 _JOB = {
     "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
 }  # fmt: skip
@@ -23,14 +27,24 @@ def read(fields: Fields) -> SourceJob:
     if not roles:
         raise fields.wrong("missing: at least one role, such as trainer", "spec", "replicaSpecs")
     tolerant = fields.take(bool, "spec", "faultTolerant", default=True)
-    fields.skip("spec", "frameworkType")
     policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
+    policies |= _framework(fields, roles)
     found = [_role(fields, name) for name in roles]
     if not tolerant:
         found = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in found]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
     arguments = {"priority_class": priority} if priority != USUAL_PRIORITY else {}
     return SourceJob(fields.take(str, "metadata", "name"), tuple(found), arguments, policies)
+
+
+def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
+    """The job spec's frameworkType, if it needs one. A horovodrun without a launcher's role is a command as others."""
+    framework = fields.take(str, "spec", "frameworkType", default="")
+    if framework == Framework.HOROVOD and LAUNCHER in roles and len(roles) > 1:
+        fields.skip("spec", "plugin")  # Keys and discovery script are there.
+    elif framework != Framework.PADDLE:
+        return {}
+    return {"frameworkType": framework}
 
 
 def _role(fields: Fields, name: str) -> Role:
@@ -48,7 +62,9 @@ def _role(fields: Fields, name: str) -> Role:
     if _mend_policy(policies):
         fields.note("ExitCode without a rule that names exit codes restarts nothing: Never", *path, "restartPolicy")
     least = fields.count(*path, "minReplicas", default=nodes)
-    return Role(name, nodes, least, read_pod(fields, (*path, "template")), policies=policies)
+    pod = read_pod(fields, (*path, "template"))
+    command = tuple(word.replace(_DISCOVERY, "$EVERSTEP_DISCOVERY_SCRIPT") for word in pod.command)
+    return Role(name, nodes, least, replace(pod, command=command), policies=policies)
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:

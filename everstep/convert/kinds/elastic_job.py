@@ -1,9 +1,14 @@
 """DLRover's ElasticJob (elastic.iml.github.io/v1alpha1)."""
 
+from dataclasses import replace
+
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
 
+TASKS = ("chief", "worker", "ps", "evaluator")
+ENDLESS = ("ps", "evaluator")
+"""Roles whose commands serve until the others have finished."""
 STRATEGIES = ("AllreduceStrategy", "ParameterServerStrategy")
 MASTER = "dlrover-master"
 
@@ -26,7 +31,13 @@ def read(fields: Fields) -> SourceJob:
         if fields.has("spec", "replicaSpecs", name, spelling)
     ]
     roles = tuple(_role(fields, name) for name in names)
-    return SourceJob(fields.take(str, "metadata", "name"), roles, {"max_relaunches": max(counts)} if counts else {})
+    # DLRover gives the roles of this strategy TF_CONFIG.
+    policies = {"frameworkType": "tensorflow"} if strategy == STRATEGIES[1] and set(names) <= set(TASKS) else {}
+    if policies:
+        servers = {"policies": {"completePolicy": "None"}}
+        roles = tuple(replace(role, **servers) if role.name in ENDLESS else role for role in roles)
+    arguments = {"max_relaunches": max(counts)} if counts else {}
+    return SourceJob(fields.take(str, "metadata", "name"), roles, arguments, policies)
 
 
 def _role(fields: Fields, name: str) -> Role:

@@ -1,0 +1,20 @@
+"""TF_CONFIG, by TensorFlow's "Parameter server training" and "Multi-worker training" guides.
+
+The cluster has the tasks of chief, worker and ps; an evaluator is told of it and is no task in it.
+"""
+
+import json
+
+from everstep.runtime.agent.frameworks.endpoints import endpoint_of
+from everstep.runtime.protocol.messages import Seat
+
+EVALUATOR = "evaluator"
+
+
+def variables(seat: Seat) -> dict[str, str]:
+    """The cluster of the round, and this node's task in it."""
+    cluster = {
+        role: [endpoint_of(member) for member in members] for role, members in seat.members.items() if role != EVALUATOR
+    }
+    task = {"type": seat.role, "index": seat.role_first_rank}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
