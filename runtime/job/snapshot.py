@@ -12,7 +12,7 @@ from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Holding
 
-SCHEMA = 5
+SCHEMA = 6
 """Rises when a field of the state is added, removed or changes its meaning."""
 
 
