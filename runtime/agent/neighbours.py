@@ -101,8 +101,9 @@ class NeighbourWatch:
 
     async def _until_seated(self, at_most_s: float) -> None:
         """Sleep, but ask the neighbours of a new round at once: only who answered before can be silent."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._seated.wait(), at_most_s)
+        with suppress(TimeoutError):  # asyncio.wait_for would swallow a cancellation that comes with the seat.
+            async with asyncio.timeout(at_most_s):
+                await self._seated.wait()
 
     def _still_s(self) -> float:
         if not self._waits():

@@ -34,10 +34,17 @@ class Build:
     """For the build."""
 
 
-def environment(name: str, *requirements: str, python: str = "", build: Build | None = None) -> Path:
+def environment(
+    name: str,
+    *requirements: str,
+    python: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    build: Build | None = None,
+) -> Path:
     """The Python of an environment that has these requirements (as pip reads them), created if it is missing.
 
-    `python`: an interpreter of another version; then the environment lies over nothing. `build`: comes last.
+    `python`: an interpreter of another version; then the environment lies over nothing. `variables`: for pip.
+    `build`: comes last.
     Raises CannotInstallError.
     """
     folder = CACHE / name
@@ -47,7 +54,7 @@ def environment(name: str, *requirements: str, python: str = "", build: Build | 
         mark, own = folder / "requirements.sha256", folder / "bin" / "python"
         if not mark.exists() or mark.read_text() != digest:
             shutil.rmtree(folder, ignore_errors=True)
-            _create(folder, own, requirements, python)
+            _create(folder, own, requirements, python, variables)
             if build:
                 _run([str(own), *PIP, "--no-build-isolation", "--no-deps", build.requirement], own, build.variables)
             mark.write_text(digest)
@@ -56,11 +63,11 @@ def environment(name: str, *requirements: str, python: str = "", build: Build | 
     return own
 
 
-def _create(folder: Path, own: Path, requirements: tuple[str, ...], python: str) -> None:
+def _create(folder: Path, own: Path, requirements: tuple[str, ...], python: str, variables: Mapping[str, str]) -> None:
     _run([python or sys.executable, "-m", "venv", str(folder)], own)
     if not python:
         _lay_over(folder)
-    _run([str(own), *PIP, *requirements], own)
+    _run([str(own), *PIP, *requirements], own, variables)
 
 
 def _lay_over(folder: Path) -> None:
