@@ -50,7 +50,7 @@ def run(config: Config) -> Result:
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), _fit_to_machine(job_of(config))
-    if config.dataset and not os.environ.get(POD_VARIABLE):
+    if not config.script and not os.environ.get(POD_VARIABLE):
         require_memory(config, config.model, config.known_tokens(), f"--dataset {config.dataset}")
     started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
