@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks test-trackers
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -98,18 +98,11 @@ test-second-s3: $(READY)  ## the store's tests of S3 on SeaweedFS (built by Go t
 test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
 	$(BIN)/python -m pytest -rs tests/images
 
-TRACKERS ?= /tmp/everstep-trackers
-test-trackers: $(READY)  ## the experiment trackers' own packages read what a job wrote (installs them into TRACKERS, some 600 MB)
-	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
-	echo $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') > $$($(TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/everstep.pth
-	$(TRACKERS)/bin/python -m pip install --quiet tensorboard mlflow wandb
-	EVERSTEP_TRACKERS_PYTHON=$(TRACKERS)/bin/python $(BIN)/python -m pytest -q -rs tests/training/test_real_trackers.py
-
 test-metrics: $(READY)  ## metrics, alert rules and dashboard before a real Prometheus (built by Go: 6 minutes the first time)
 	$(BIN)/python -m pytest -rs tests/prometheus
 
 FRAMEWORKS ?= tests/frameworks
-test-frameworks: $(READY)  ## users' frameworks, each in an environment of its own in ~/.cache (FRAMEWORKS=FILES: of it only that)
+test-frameworks: $(READY)  ## users' frameworks and trackers, each in an environment of its own in ~/.cache (FRAMEWORKS=FILES: of it only that)
 	$(BIN)/python -m pytest -rs $(FRAMEWORKS) --junit-xml=.pytest_cache/frameworks.xml -o junit_family=xunit1
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)

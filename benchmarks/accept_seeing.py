@@ -83,8 +83,8 @@ PROVEN = {
     "metrics: dashboard and alert rules before a real Prometheus": ["tests/prometheus/test_prometheus.py"],
     "traces: a step is a span below Argo's parent": ["tests/report/test_traces.py"],
     "trackers: one callback": ["tests/training/test_trackers.py"],
-    "trackers: TensorBoard, MLflow, Weights & Biases read back what a job wrote (make test-trackers)": [
-        "tests/training/test_real_trackers.py"
+    "trackers: TensorBoard, MLflow, Weights & Biases read back what a job wrote (make test-frameworks)": [
+        "tests/frameworks/test_trackers.py"
     ],
     "report RUN -o md|json|html, also while it runs, also without its master": ["tests/report/test_report_verb.py"],
 }

@@ -263,6 +263,8 @@ class Config:
     def _check_node_check(self) -> None:
         if self.network_check.lower() not in ("auto", "true", "false"):
             raise StepError(f"--network-check {self.network_check}: use auto, True or False")
+        require_count("--min-channels", self.min_channels, 0)
+        require_number("--min-bandwidth", self.min_bandwidth)
         off = self.network_check.lower() == "false"
         for flag, is_given in (
             ("exclude-straggler", self.exclude_straggler),

@@ -89,6 +89,6 @@ def test_values_that_cannot_be_are_refused(tmp_path: Path, flags: str, said: str
 
 
 def test_what_only_fits_files_is_refused_for_a_dataset_in_the_store() -> None:
-    for flags in ("--jsonl-keys a b", "--dataset-impl lazy", "--tokenizer-type CharLevelTokenizer"):
+    for flags in ("--jsonl-keys a b", "--dataset-impl lazy"):
         with pytest.raises(StepError, match="--output-prefix"):
             parse_arguments(*flags.split()).check()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.protocol.worker_link import Report
+from everstep.runtime.protocol.worker_link import Report, Welcome
 from everstep.session import Context, OwnLoop, Session
 
 
@@ -14,6 +14,7 @@ class Told:
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
+        self.welcome = Welcome("job", "store")
 
     def tell(self, message: Report) -> None:
         self.reports.append(message)

@@ -1,7 +1,4 @@
-"""Each tracker's own package reads back what a job wrote, also after another worker went on: `make test-trackers`.
-
-The packages are no dependencies of Everstep: EVERSTEP_TRACKERS_PYTHON names an environment of their own.
-"""
+"""Each experiment tracker's own package reads back what a job wrote, also after another worker went on."""
 
 import json
 import os
@@ -10,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.environments import environment
 from tests.harness import ROOT
 
-PYTHON = os.environ.get("EVERSTEP_TRACKERS_PYTHON", "")
 WRITES = """
 import sys
 from everstep.trackers import open_tracker
@@ -72,20 +69,25 @@ print(json.dumps(sorted((step, round(value, 4)) for step, value in found.items()
 }
 
 
-def run(text: str, *arguments: str, folder: Path) -> str:
-    """What that program prints, in the trackers' environment."""
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """One that has the trackers, some 600 MB."""
+    return environment("trackers", "tensorboard", "mlflow", "wandb")
+
+
+def run(python: Path, text: str, *arguments: str, folder: Path) -> str:
+    """What that program prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EVERSTEP_JOB": "demo", "WANDB_SILENT": "true"}
-    command = [PYTHON, "-c", text, *arguments]
+    command = [str(python), "-c", text, *arguments]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ""
 
 
-@pytest.mark.skipif(not PYTHON, reason="make test-trackers installs the trackers' packages")
 @pytest.mark.parametrize("kind", READS)
-def test_the_trackers_own_package_reads_one_run_of_two_workers(kind: str, tmp_path: Path) -> None:
+def test_the_trackers_own_package_reads_one_run_of_two_workers(python: Path, kind: str, tmp_path: Path) -> None:
     place = str(tmp_path / "written")
-    run(WRITES, kind, "1", "4", place, folder=tmp_path)
-    run(WRITES, kind, "4", "6", place, folder=tmp_path)
-    told = json.loads(run(READS[kind], place, folder=tmp_path))
-    assert told == [[step, round(8.0 / step, 4)] for step in range(1, 7)]
+    run(python, WRITES, kind, "1", "4", place, folder=tmp_path)
+    run(python, WRITES, kind, "4", "6", place, folder=tmp_path)
+    history = json.loads(run(python, READS[kind], place, folder=tmp_path))
+    assert history == [[step, round(8.0 / step, 4)] for step in range(1, 7)]
