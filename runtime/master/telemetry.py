@@ -47,6 +47,7 @@ class Telemetry:
         self._reported: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._whole = OBJECTS_PER_PACK
+        self._is_failing = False
         self.dropped = 0
 
     def add(self, node: str, lines: Iterable[Line], now: float) -> None:
@@ -72,7 +73,7 @@ class Telemetry:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the collected lines. If the store fails, log that and keep the lines for the next time."""
+        """Write the collected lines. If the store fails, log that once and keep the lines for the next time."""
         lines, self._lines = self._lines, []
         if not lines:
             return
@@ -82,9 +83,11 @@ class Telemetry:
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
         except StoreError as error:
-            _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)
-            self._lines = lines + self._lines
+            if not self._is_failing:
+                _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)
+            self._is_failing, self._lines = True, lines + self._lines
         else:
+            self._is_failing = False
             self._stored = reported
             self._whole += 1
             await self._pack()

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 UNREACHABLE_S = 30.0
 """A source that does not answer is asked again for this long, if no other source supplies the right bytes."""
-STORE_PATIENCE_S = 300.0
-"""A store that fails is asked again for this long, if somebody waits for the state: as long as the master retries."""
+STORE_PATIENCE_S = 60.0
+"""A store that fails is asked again for this long, if somebody waits for the state. The master retries for longer."""
 
 
 @dataclass(frozen=True)
