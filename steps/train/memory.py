@@ -4,6 +4,8 @@ Both are for steps/train/llama.py, whose model and optimizer are known; a user's
 """
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,10 @@ from everstep.steps.entry import StepError
 from everstep.steps.model import smollm2
 from everstep.steps.model.directory import TINY, TINY_SIZES, open_directory
 from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer, vocabulary_size
+from everstep.steps.train.job import job_of, ranks
 
 if TYPE_CHECKING:
+    from everstep.runtime.job.spec import JobSpec
     from everstep.steps.train.config import Config
 
 STAGED_BYTES, TRAINED_BYTES = 12, 16
@@ -34,26 +38,25 @@ def shared_memory_bytes(config: "Config") -> int:
     return _staged_bytes(state + state // 50) + (64 << 20) if state else 0
 
 
-def require_memory(config: "Config", model: str, vocabulary: int, cause: str) -> None:
+def require_memory(
+    config: "Config", spec: "JobSpec", devices: Sequence[str], model: str, vocabulary: int, cause: str
+) -> None:
     """Raise StepError if this machine, which all nodes share, has less memory than the training needs at the least.
 
     `vocabulary`: tokens that the data may have. `cause` begins the message: the flag whose value makes the model large.
-    The least is the model with gradients and optimizer on each rank, the logits of its samples with their gradients,
-    and the staged states of each node. Activations and the libraries themselves are left out.
+    The least is the staged states of each node and, without `devices` that train, the model with gradients and
+    optimizer on each rank and the logits of the samples of one pass with their gradients. Activations and the libraries
+    themselves are left out.
     """
-    from everstep.steps.train.job import job_of
-
     if config.script:
         return
-    roles = job_of(config).roles.values()
-    nodes, ranks = sum(role.nodes for role in roles), sum(role.nodes * role.slots for role in roles)
+    nodes, workers = sum(role.nodes for role in spec.roles.values()), ranks(spec)
     parameters = _parameters(model, vocabulary)
-    samples = max(config.global_batch, ranks)
-    least = (
-        ranks * TRAINED_BYTES * parameters
-        + 2 * 4 * samples * config.sequence_length * vocabulary
-        + nodes * _staged_bytes(STAGED_BYTES * parameters)
-    )
+    least = nodes * _staged_bytes(STAGED_BYTES * parameters)
+    if not devices:
+        samples = max(config.global_batch, workers)
+        samples = min(samples, workers * config.micro_batch) if config.micro_batch else samples
+        least += workers * TRAINED_BYTES * parameters + 2 * 4 * samples * config.sequence_length * vocabulary
     if least > (there := machine_bytes()):
         raise StepError(
             f"{cause}: with {vocabulary} tokens the model has {parameters / 1e6:.0f} M parameters; to train it on "
@@ -64,12 +67,19 @@ def require_memory(config: "Config", model: str, vocabulary: int, cause: str) ->
 
 def require_memory_for(config: "Config", model: str, tokenizer: str) -> None:
     """The same before anything is tokenized: for the --model and --tokenizer that a user typed."""
+    from everstep.runtime.platform.devices import TooFewDevices, fit_to_devices, machine_devices
+
+    devices = machine_devices(os.environ)
+    try:
+        spec, _ = fit_to_devices(job_of(config), devices)
+    except TooFewDevices as error:
+        raise StepError(str(error)) from None
     if tokenizer:
         size = vocabulary_size(find_tokenizer(tokenizer, "--tokenizer").read_bytes())
         cause = f"--tokenizer {tokenizer}" if model == TINY else f"--model {model}"
     else:
         size, cause = TRAINED_SIZE, f"--model {model}"
-    require_memory(config, model, size, cause)
+    require_memory(config, spec, devices, model, size, cause)
 
 
 def machine_bytes(meminfo: Path = Path("/proc/meminfo"), limit: Path = MEMORY_LIMIT) -> int:

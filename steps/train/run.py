@@ -51,7 +51,10 @@ def run(config: Config) -> Result:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), _fit_to_machine(job_of(config))
     if not config.script and not os.environ.get(POD_VARIABLE):
-        require_memory(config, config.model, config.known_tokens(), f"--dataset {config.dataset}")
+        from everstep.runtime.platform.devices import machine_devices
+
+        devices = machine_devices(os.environ)
+        require_memory(config, spec, devices, config.model, config.known_tokens(), f"--dataset {config.dataset}")
     started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
     try:

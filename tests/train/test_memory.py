@@ -8,6 +8,7 @@ import pytest
 from everstep.steps.entry import StepError
 from everstep.steps.model import smollm2
 from everstep.steps.train.config import Config
+from everstep.steps.train.job import job_of
 from everstep.steps.train.memory import (
     machine_bytes,
     model_parameters,
@@ -67,16 +68,37 @@ def test_a_tokenizer_that_makes_the_model_too_large_for_this_machine_is_refused(
     assert "\n" not in str(told.value)
 
 
+def require(config: Config, devices: tuple[str, ...] = ()) -> None:
+    require_memory(config, job_of(config), devices, "tiny", 1_000_000_000, "--dataset d")
+
+
 def test_so_is_a_dataset_of_so_many_tokens_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(StepError, match="--dataset d: with 1000000000 tokens"):
-        require_memory(Config(), "tiny", 1_000_000_000, "--dataset d")
+        require(Config())
     with pytest.raises(StepError, match=r"--model .*: with 8192 tokens the model has 0 M parameters"):
         require_memory_for(Config(nodes=100_000_000, global_batch=100_000_000), model(tmp_path / "m", 1000), "")
 
 
 def test_the_default_run_and_a_users_script_are_not(tmp_path: Path) -> None:
     require_memory_for(Config(), "tiny", "")
-    require_memory(Config(script="mine.py"), "tiny", 1_000_000_000, "--dataset d")
+    require(Config(script="mine.py"))
+
+
+def test_what_devices_train_needs_only_its_staged_states_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = 2 * (3 * 12 * tiny_parameters(1_000_000_000))
+    monkeypatch.setattr("everstep.steps.train.memory.machine_bytes", lambda: staged + 2**20)
+    require(Config(), devices=("0", "1"))
+    with pytest.raises(StepError):
+        require(Config())
+
+
+def test_a_smaller_pass_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters, logits = tiny_parameters(1_000_000_000), 2 * 4 * 96 * 1_000_000_000
+    least = 2 * (3 * 12 + 16) * parameters + 2 * logits
+    monkeypatch.setattr("everstep.steps.train.memory.machine_bytes", lambda: least + 2**20)
+    require(Config(micro_batch=1))
+    with pytest.raises(StepError):
+        require(Config())
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [("1000000", 1_000_000), ("max", 8_192_000), ("9999999999", 8_192_000)])
