@@ -51,7 +51,7 @@ FORMATS = {
         f"{FRAMEWORKS}::disk_save", f"{FRAMEWORKS}::cannot_be_written",
     ),
     "frameworks: a loop of Accelerate, killed once, the same weights and loss": (
-        "tests/survival/test_own_scripts.py::loop_of_accelerate",
+        "tests/survival/test_own_scripts.py::a_framework_goes_on::accelerate",
     ),
     "frameworks: FSDP1 and a Hugging Face Trainer under DDP": (f"{FRAMEWORKS}::fsdp1", f"{FRAMEWORKS}::trainer"),
 }  # fmt: skip

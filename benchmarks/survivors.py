@@ -179,10 +179,10 @@ def undisturbed(folder: Path, dataset: str, count: int, ranks: int, way: Way, it
 def newest_checkpoint(run: TrainStep, after: int) -> tuple[int, Mapping[str, bytes]]:
     """The first checkpoint in the store of an iteration after that one, and its tensors."""
 
-    def found() -> int:
+    def next_iteration() -> int:
         return min((iteration for iteration in _folders(run) if iteration > after), default=0)
 
-    iteration = wait_until(found, "a checkpoint after the last kill", 600.0, 0.2)
+    iteration = wait_until(next_iteration, "a checkpoint after the last kill", 600.0, 0.2)
     return iteration, tensors(_folders(run)[iteration])
 
 
@@ -195,12 +195,12 @@ def _folders(run: TrainStep) -> dict[int, Path]:
 def seated(run: TrainStep, ranks: int) -> list[psutil.Process]:
     """The workers that have a seat: those with a board."""
 
-    def found() -> list[psutil.Process]:
+    def processes() -> list[psutil.Process]:
         paths = [path for folder in run.folders() for path in folder.glob("board-*") if not path.suffix]
         pids = [board.pid for path in paths if (board := read_board(path)) is not None]
         return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)] if len(pids) == ranks else []
 
-    return wait_until(found, "a board of each rank")
+    return wait_until(processes, "a board of each rank")
 
 
 def warm_spares(run: TrainStep) -> int:

@@ -86,7 +86,7 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
         shards = self._shards(f"{load_dir}/{tag}" if tag else "")
         if not shards:
             return None, {}
-        saved = shards[0].saved["state"]["saved"]["tag"]
+        saved = _plain_name(shards[0].saved["state"]["saved"]["tag"])
         sources = {name: (shard, json) for shard in shards for name, json in _files_of(shard).items()}
         with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder:
             target = Path(folder) / saved
@@ -158,8 +158,15 @@ class _InMemory(TorchCheckpointEngine):
 
 
 def _files_of(shard: Shard) -> dict[str, Any]:
-    """The JSON of each file in a shard."""
-    return shard.saved["state"]["saved"]["files"]
+    """The JSON of each file in a shard. Raises RestoreError."""
+    return {_plain_name(name): json for name, json in shard.saved["state"]["saved"]["files"].items()}
+
+
+def _plain_name(name: str) -> str:
+    """A name that leads out of no folder: a checkpoint's bytes may be anybody's. Raises RestoreError."""
+    if name in ("", ".", "..") or os.path.basename(name) != name:
+        raise RestoreError(f"{name}: not the name of a file; the checkpoint is damaged, or of a nested tag")
+    return name
 
 
 def _portable(value: Any, path: str) -> Any:

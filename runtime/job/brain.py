@@ -89,7 +89,7 @@ class Brain:
         state = self.state
         beat = event.heartbeat
         is_still = stands_still(beat, self.spec) or is_blocked(beat, self.spec)
-        is_slow = bool(beat.paces and self._transaction.liveness.slow_nodes.seen)
+        is_slow = bool(beat.paces and self._transaction.liveness.slow_nodes.stragglers)
         return not (beat.silent or is_still or is_slow or state.hang or state.nodes.any_leaving())
 
     def next_deadline(self) -> float | None:

@@ -35,8 +35,7 @@ def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
     verdict = certification.judge(known.values())
     tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
     if verdict.is_sound:
-        facts = {"round": given.round, "iteration": given.iteration, "detail": verdict.detail}
-        tx.record(StateCertified(time=tx.now, **facts))
+        tx.record(StateCertified(time=tx.now, round=given.round, iteration=given.iteration, detail=verdict.detail))
     else:
         _reject(tx, given, verdict)
 

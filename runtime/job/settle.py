@@ -169,7 +169,7 @@ def _handle_hang(tx: Transaction) -> None:
 
 def _handle_slow(tx: Transaction) -> None:
     """Say once which node the others wait for, and what of it is slow; replace it if the policy says so."""
-    for slow in tx.liveness.slow_nodes.seen:
+    for slow in tx.liveness.slow_nodes.stragglers:
         state, verdict = tx.state, slow.verdict
         if state.phase is not JobPhase.RUNNING or state.hang or slow.node not in state.nodes:
             return

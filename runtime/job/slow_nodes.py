@@ -69,7 +69,7 @@ class SlowNodes:
         self._slow[role] = SlowNode(name, verdict, before.windows + 1 if before and again else 1, others)
 
     @property
-    def seen(self) -> list[SlowNode]:
+    def stragglers(self) -> list[SlowNode]:
         """The nodes that are slow for long enough to say so."""
         return [one for one in self._slow.values() if one.windows >= SEEN_WINDOWS]
 

@@ -221,7 +221,6 @@ def test_a_new_seat_is_followed_by_questions_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(neighbours, "AGAIN_S", 10 * DEADLINE_S)
         monkeypatch.setattr(neighbours, "LOOK_S", 10 * DEADLINE_S)
         await node.met()
-        await asyncio.sleep(0.05)
         node.watch.take_seat(seat(2, neighbours=(Neighbour("b", "b"),)))
         await node.until(lambda: node.answers.asked == [("me", "b")])
 

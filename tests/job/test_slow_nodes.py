@@ -27,7 +27,7 @@ def three(policy: StragglerPolicy, least: int = 2) -> World:
     return training(platform({"worker": RoleSpec(3, least)}, stragglers=policy))
 
 
-def seen(world: World) -> list[SlowSeen]:
+def records_of(world: World) -> list[SlowSeen]:
     """What the journal says of slow nodes."""
     return [record for record in world.records if isinstance(record, SlowSeen)]
 
@@ -36,9 +36,9 @@ def seen(world: World) -> list[SlowSeen]:
 def test_a_slow_node_is_named_once_with_what_is_slow(policy: StragglerPolicy) -> None:
     world = three(policy)
     for window in range(SEEN_WINDOWS + 2):
-        assert len(seen(world)) == (window >= SEEN_WINDOWS)
+        assert len(records_of(world)) == (window >= SEEN_WINDOWS)
         world.pace("worker-1-0")
-    (one,) = seen(world)
+    (one,) = records_of(world)
     assert (one.node, one.ranks, one.part) == ("worker-1-0", (1,), SlowPart.CPU)
     assert one.detail.startswith("worker-1-0: rank 1 is slow, 3 s of its own per iteration; the others take 1 s")
     assert world.state.slow == (one,)
@@ -51,7 +51,7 @@ def test_a_window_that_is_slow_by_chance_is_not_named() -> None:
         world.pace("worker-1-0")
         world.pace("worker-2-0")
         world.pace("")
-    assert seen(world) == []
+    assert records_of(world) == []
 
 
 def test_with_the_policy_replace_it_is_replaced_and_its_host_avoided() -> None:
@@ -79,7 +79,7 @@ def test_the_next_node_of_the_same_replica_is_only_named() -> None:
     for _ in range(3 * REPLACED_WINDOWS):
         world.pace("worker-1-1")
     assert world.state.phase == "running"
-    assert [one.node for one in seen(world)] == ["worker-1-0", "worker-1-1"]
+    assert [one.node for one in records_of(world)] == ["worker-1-0", "worker-1-1"]
 
 
 def test_a_job_that_needs_all_its_nodes_keeps_the_slow_one() -> None:
@@ -87,7 +87,7 @@ def test_a_job_that_needs_all_its_nodes_keeps_the_slow_one() -> None:
     for _ in range(2 * REPLACED_WINDOWS):
         world.pace("worker-1-0")
     assert world.state.phase == "running"
-    assert len(seen(world)) == 1
+    assert len(records_of(world)) == 1
 
 
 def test_where_nodes_come_by_themselves_the_others_go_on_without_it() -> None:
@@ -107,7 +107,7 @@ def test_a_node_is_not_replaced_for_what_others_suffer_too() -> None:
             own_s = {"worker-1-0": 3.0, "worker-2-0": 2.9}.get(name, 1.0)
             world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 0.0, own_s),))
     assert world.state.phase == "running"
-    assert [one.ranks for one in seen(world)] == [(1, 2)]
+    assert [one.ranks for one in records_of(world)] == [(1, 2)]
 
 
 def test_a_silent_node_delays_the_verdict_and_a_takeover_begins_anew() -> None:
@@ -115,13 +115,13 @@ def test_a_silent_node_delays_the_verdict_and_a_takeover_begins_anew() -> None:
     for _ in range(SEEN_WINDOWS):
         for name, own_s in (("worker-0-0", 1.0), ("worker-1-0", 3.0)):
             world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 0.0, own_s),))
-    assert seen(world) == []
+    assert records_of(world) == []
     for _ in range(SEEN_WINDOWS - 1):
         world.pace("worker-1-0")
     world.takeover()
     for _ in range(SEEN_WINDOWS - 1):
         world.pace("worker-1-0")
-    assert seen(world) == []
+    assert records_of(world) == []
     world.pace("worker-1-0")
-    assert len(seen(world)) == 1
+    assert len(records_of(world)) == 1
     assert fold(world.records) == world.state

@@ -18,17 +18,24 @@ def reasons(training: TrainStep) -> list[str]:
     return [record["reason"] for record in training.records() if record["kind"] == "RoundBroken"]
 
 
-def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep, tmp_path: Path) -> None:
-    flags = {"iterations": "30", "script-args": "--width 2"}
-    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "cnn.py", **flags)
-    killed = example(training, "cnn.py", **flags)
-    killed.arm("checkpoint.after_commit,iteration=20,node=worker-1-0=kill")
+def run_both(training: TrainStep, tmp_path: Path, name: str, iteration: int, **flags: str) -> list[TrainStep]:
+    """The example undisturbed, and with the worker of a node killed once after that iteration's commit: both end well,
+    with the same tensors."""
+    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), name, **flags)
+    killed = example(training, name, **flags)
+    killed.arm(f"checkpoint.after_commit,iteration={iteration},node=worker-1-0=kill")
     for one in (calm, killed):
         one.start()
         assert one.finish() == 0, one.last_words()
     assert killed.fired_points()
     assert len(reasons(killed)) == 1
     assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    return [calm, killed]
+
+
+def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep, tmp_path: Path) -> None:
+    flags = {"iterations": "30", "script-args": "--width 2"}
+    _, killed = run_both(training, tmp_path, "cnn.py", 20, **flags)
     reported = {line["iteration"] for line in killed.telemetry() if "loss" in line}
     assert set(range(1, 31)) - reported <= {20}, "rank 0 may have been stopped between its save and its report"
     assert [r["iteration"] for r in killed.records() if r["kind"] == "WorkerFaulted"] == [20]
@@ -42,34 +49,11 @@ def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep
 @pytest.mark.long
 def test_a_dataset_of_its_own_goes_on_at_its_position(training: TrainStep, tmp_path: Path) -> None:
     flags = {"iterations": "1", "script-args": "--num-epochs 2 --pictures 80 --micro-batch 2 --num-workers 1"}
-    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "mnist.py", **flags)
-    killed = example(training, "mnist.py", **flags)
-    killed.arm("checkpoint.after_commit,iteration=13,node=worker-1-0=kill")
-    for one in (calm, killed):
-        one.start()
-        assert one.finish() == 0, one.last_words()
-    assert killed.fired_points()
-    assert len(reasons(killed)) == 1
-    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    _, killed = run_both(training, tmp_path, "mnist.py", 13, **flags)
     consumed = {line["iteration"]: line["consumed"] for line in killed.telemetry() if "consumed" in line}
     consumed[13] = 104  # Its telemetry is sent when the next iteration begins: perhaps never.
     assert consumed == {iteration: 8 * iteration for iteration in range(1, 21)}
     assert len(killed.workers()) == 0
-
-
-@pytest.mark.long
-def test_a_loop_of_accelerate_goes_on_where_it_was(training: TrainStep, tmp_path: Path) -> None:
-    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), "with_accelerate.py", iterations="20")
-    killed = example(training, "with_accelerate.py", iterations="20")
-    killed.arm("checkpoint.after_commit,iteration=11,node=worker-1-0=kill")
-    for one in (calm, killed):
-        one.start()
-        assert one.finish() == 0, one.last_words()
-    assert killed.fired_points()
-    assert len(reasons(killed)) == 1
-    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
-    losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
-    assert losses[0][20] == losses[1][20]
 
 
 @pytest.mark.parametrize("fault", ["worker", "node"])
@@ -87,6 +71,7 @@ def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: 
 
 
 FRAMEWORK_SCRIPTS = {
+    "accelerate": ("with_accelerate.py", ""),
     "fsdp": (str(Path(__file__).with_name("fsdp_trainer.py")), ""),
     "megatron": ("with_megatron.py", "--tensor-parallel 2"),
     "two_models": ("two_models.py", ""),
@@ -99,14 +84,6 @@ FRAMEWORK_SCRIPTS = {
 def test_a_framework_goes_on_where_it_was(training: TrainStep, tmp_path: Path, name: str) -> None:
     script, script_args = FRAMEWORK_SCRIPTS[name]
     flags = {"iterations": "20", "script-args": script_args}
-    calm = example(TrainStep(tmp_path / "calm", tmp_path / "store"), script, **flags)
-    killed = example(training, script, **flags)
-    killed.arm("checkpoint.after_commit,iteration=11,node=worker-1-0=kill")
-    for one in (calm, killed):
-        one.start()
-        assert one.finish() == 0, one.last_words()
-    assert killed.fired_points()
-    assert len(reasons(killed)) == 1
-    assert tensors(killed.checkpoint()) == tensors(calm.checkpoint())
+    calm, killed = run_both(training, tmp_path, script, 11, **flags)
     losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
     assert losses[0][20] == losses[1][20]
