@@ -109,6 +109,6 @@ def _row(worker: "LocalWorker", one: "Pace", cores: float, seconds: float) -> li
         memory = f"{psutil.Process(board.pid).memory_info().rss / (1 << 20):.0f} MiB"
     except psutil.Error:
         memory = "-"
-    waits = f"{one.waited * 100:.0f} %" if one.own_s else "-"
+    waits = f"{one.waited * 100:.0f} %" if one.iteration_s else "-"
     numbers = [str(board.rank), worker.node, str(board.pid), str(board.round), str(board.iteration)]
     return [*numbers, f"{one.iterations / seconds:.2f}", waits, f"{cores:.2f}", memory, board.phase or "-"]

@@ -1,7 +1,7 @@
 """Which node the others wait for, from the paces of all ranks, and whether it is replaced. Pure.
 
-A node that is slow in `SEEN_WINDOWS` windows in a row is reported, one that is in `REPLACED_WINDOWS` may be replaced. A
-window counts once every node of the role has sent its own, so a node that is silent delays the verdict, no more.
+A node that is slow in `SEEN_WINDOWS` windows in a row is reported, one that is in `REPLACED_WINDOWS` may be replaced.
+Slow connections have two ends, so another node's window goes on with the first one's. A window counts once every node of the role has sent its own, so a node that is silent delays the verdict, no more.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Decision, Reason
 from everstep.runtime.job.spec import JobSpec, StragglerPolicy
 from everstep.runtime.job.state import State
-from everstep.runtime.watch.slow_ranks import Pace, SlowVerdict, judge_paces
+from everstep.runtime.watch.slow_ranks import Pace, SlowPart, SlowVerdict, judge_paces
 
 SEEN_WINDOWS = 3
 REPLACED_WINDOWS = 6
@@ -26,7 +26,9 @@ class SlowNode:
     node: str
     verdict: SlowVerdict
     windows: int
-    """In so many windows in a row it was the slowest, up to now."""
+    """So many windows in a row, up to now, told of this: of this node, or of slow connections."""
+    own_windows: int
+    """In so many of them, up to now, it was the slowest."""
     others: bool
     """Ranks of other nodes are slow, too."""
 
@@ -64,9 +66,12 @@ class SlowNodes:
             return
         nodes = {one.rank: name for name, some in paces.items() for one in some}
         name = nodes[verdict.ranks[0]]
-        again = before is not None and before.node == name
+        same = before is not None and before.node == name
+        again = same or (before is not None and before.verdict.part is verdict.part is SlowPart.NETWORK)
         others = any(nodes[rank] != name for rank in verdict.ranks)
-        self._slow[role] = SlowNode(name, verdict, before.windows + 1 if before and again else 1, others)
+        windows = before.windows + 1 if before and again else 1
+        own_windows = before.own_windows + 1 if before and same else 1
+        self._slow[role] = SlowNode(name, verdict, windows, own_windows, others)
 
     @property
     def stragglers(self) -> list[SlowNode]:
@@ -80,7 +85,7 @@ def replacement(state: State, spec: JobSpec, slow: SlowNode) -> fault_policy.Jud
     Invariant: a replica's slow node is replaced at most once in a job's life, and only while the others are enough.
     """
     node = state.nodes[slow.node]
-    if spec.stragglers is not StragglerPolicy.REPLACE or slow.windows < REPLACED_WINDOWS or slow.others:
+    if spec.stragglers is not StragglerPolicy.REPLACE or slow.own_windows < REPLACED_WINDOWS or slow.others:
         return None
     if state.phase is not JobPhase.RUNNING or state.finished or state.hang:
         return None

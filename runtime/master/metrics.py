@@ -105,7 +105,7 @@ class Metrics:
         paces = [
             ((*nodes[name], str(one.rank)), one)
             for name, some in self._paces.items() if name in nodes
-            for one in some if one.own_s
+            for one in some if one.iteration_s
         ]  # fmt: skip
         return {
             "everstep_job": [((spec.job,), 1)],

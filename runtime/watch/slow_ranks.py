@@ -18,6 +18,8 @@ from everstep.runtime.watch.merge import fold_ranks
 
 SLOW_FACTOR = 1.5
 """A straggler's own time is more than this many times the median of all."""
+_WORTH = 0.1
+"""What it takes longer is at least this share of an iteration: less saves nobody time, and samples tell no less."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
 """If the mean iteration of a window takes more than so many times the median, a pause has made it long: no pace."""
@@ -69,8 +71,8 @@ class Pace(msgspec.Struct, frozen=True):
     iterations: int
     waited: float
     """Share of the window that it spent in collectives, 0 to 1."""
-    own_s: float
-    """Outside of collectives; 0: it finished no iteration, or too little is known."""
+    iteration_s: float
+    """0: it finished no iteration, or too little is known."""
     data_s: float = 0.0
     staging_s: float = 0.0
     cpu_wait_s: float = 0.0
@@ -78,6 +80,11 @@ class Pace(msgspec.Struct, frozen=True):
     faults_hz: float = 0.0
     resent_hz: float = 0.0
     rtt_s: float = 0.0
+
+    @property
+    def own_s(self) -> float:
+        """Outside of collectives."""
+        return (1 - self.waited) * self.iteration_s
 
 
 class SlowVerdict(msgspec.Struct, frozen=True):
@@ -99,7 +106,7 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
         return Pace(after.rank, iterations, 0.0, 0.0)
     waited = min(max((after.waits - before.waits) / samples, 0.0), 1.0)
     return Pace(
-        after.rank, iterations, waited, (1 - waited) * seconds / iterations,
+        after.rank, iterations, waited, seconds / iterations,
         (after.data_s - before.data_s) / iterations, (after.staging_s - before.staging_s) / iterations,
         use.cpu_wait_s / iterations, use.disk_wait_s / iterations,
         use.major_faults / seconds, use.resent / seconds, use.rtt_s,
@@ -109,18 +116,22 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
 def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     """The ranks whose own time is more than SLOW_FACTOR times the median of all: never more than half of them.
 
-    The median is the lower one, so that of two ranks one can be slow.
+    The median is the lower one, so that of two ranks one can be slow. Where communication takes nearly all the time,
+    nobody is: what ranks do beside it is too short to be sampled, and to matter.
     """
-    known = [one for one in paces if one.own_s > 0]
+    known = [one for one in paces if one.iteration_s > 0]
     if not known:
         return []
     usual = median_low(one.own_s for one in known)
-    return [one for one in known if one.own_s > SLOW_FACTOR * usual]
+    return [
+        one for one in known
+        if one.own_s > SLOW_FACTOR * usual and one.own_s - usual >= _WORTH * one.iteration_s
+    ]  # fmt: skip
 
 
 def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:
     """Who keeps the others waiting iteration after iteration; None: nobody. The order of the ranks does not matter."""
-    known = sorted((one for one in paces if one.own_s > 0), key=lambda one: one.rank)
+    known = sorted((one for one in paces if one.iteration_s > 0), key=lambda one: one.rank)
     slow = sorted(slow_ranks(known), key=lambda one: (-one.own_s, one.rank))
     if not slow:
         return _judge_network(known)

@@ -182,7 +182,7 @@ def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() ->
     watch.look()
     (pace,) = watch.take()
     assert (pace.rank, pace.iterations, pace.waited) == (3, 20, 0.2)
-    assert (pace.own_s, pace.data_s) == (0.8 * WINDOW_S / 20, 0.2)
+    assert (pace.iteration_s, pace.data_s) == (WINDOW_S / 20, 0.2)
     assert watch.take() == (), "each window is told once"
     now[0], boards[0] = 2 * WINDOW_S, Board(2, 3, 4, 0, 2, iteration=9, samples=50)
     watch.look()
@@ -197,7 +197,7 @@ def test_a_window_in_which_a_rank_evaluates_says_nothing_of_its_pace() -> None:
         now[0], boards[0] = at, Board(1, 0, 2, 0, 1, iteration=20, samples=50, phase="evaluation")
         watch.look()
     (pace,) = watch.take()
-    assert pace.own_s == 0
+    assert pace.iteration_s == 0
 
 
 @pytest.mark.parametrize("phase", ["", "evaluation"])

@@ -110,6 +110,18 @@ def test_a_node_is_not_replaced_for_what_others_suffer_too() -> None:
     assert [one.ranks for one in records_of(world)] == [(1, 2)]
 
 
+@pytest.mark.parametrize("policy", StragglerPolicy)
+def test_slow_connections_are_named_whichever_end_is_slower_and_replace_nobody(policy: StragglerPolicy) -> None:
+    world = three(policy)
+    for window in range(2 * REPLACED_WINDOWS):
+        for name in world.names(NodePhase.RUNNING):
+            rank = world.state.nodes[name].first_rank
+            rtt_s = 0.3 if rank == window % 2 else 0.01
+            world.beat(name, 5, paces=(Pace(rank, 4, 0.9, 1.0, rtt_s=rtt_s),))
+    assert world.state.phase == "running"
+    assert records_of(world)[0].part is SlowPart.NETWORK
+
+
 def test_a_silent_node_delays_the_verdict_and_a_takeover_begins_anew() -> None:
     world = three(StragglerPolicy.REPORT)
     for _ in range(SEEN_WINDOWS):
