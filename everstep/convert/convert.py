@@ -1,6 +1,7 @@
 """`convert`: from a manifest's text to the train step's arguments, and what has no counterpart there."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
 
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+"""A DNS subdomain."""
 _IGNORED = (("apiVersion",), ("kind",), ("metadata", "namespace"), ("status",))
 
 
@@ -53,6 +56,10 @@ def convert(text: str, file: str) -> Conversion:
     for path in _IGNORED:
         fields.skip(*path)
     job = read(fields)
+    if not _NAME.fullmatch(job.name):
+        raise fields.wrong(
+            f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
+        )
     more = fields.notes
     arguments = _arguments(job, fields, more)
     lost = [

@@ -62,7 +62,9 @@ def _fit(template: dict[str, Any], conversion: Conversion) -> None:
 def pipeline_of(conversion: Conversion) -> str:
     """The text of a Hera pipeline with this train step. Its image is given with --image, as for every pipeline."""
     arguments = "".join(f"                {name}={_literal(value)},\n" for name, value in conversion.arguments.items())
-    return f'''"""Train {conversion.name}: made by `everstep convert --to python`; its image: {conversion.pod.image}."""
+    image = json.dumps(conversion.pod.image)  # It comes from a stranger's file: within quotes, no line breaks.
+    return f'''"""Train {conversion.name}: made by `everstep convert --to python`."""
+# Its image: {image}
 
 import json
 from dataclasses import dataclass

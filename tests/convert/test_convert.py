@@ -1,6 +1,8 @@
 """Other systems' jobs as Workflows with our train step: what is carried, what is listed, what is refused."""
 
+import ast
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -51,6 +53,18 @@ def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
     (task,) = workflow_of(conversion)["spec"]["templates"][0]["dag"]["tasks"]
     wanted = {one["name"]: one["value"] for one in task["arguments"]["parameters"] if one["name"] != "store"}
     assert {name: value.lower() for name, value in given.items()} == {k: v.lower() for k, v in wanted.items()}
+
+
+def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
+    planted = json.dumps('"""\nimport os; os.abort()  #')
+    text = (JOBS / "elastic_job.yaml").read_text()
+    image = re.sub(r"image: .*", lambda _: f"image: {planted}", text)
+    assert image != text
+    tree = ast.parse(pipeline_of(convert(image, "f")))
+    imported = [one.name for node in tree.body if isinstance(node, ast.Import) for one in node.names]
+    assert imported == ["json", "everstep"]
+    with pytest.raises(ConvertError, match=r"metadata\.name: .* is not a name for Kubernetes"):
+        convert(text.replace("name: fine-tuning", f"name: {planted}", 1), "f")
 
 
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
