@@ -65,11 +65,13 @@ def journal() -> Iterator[job.Record]:
             time=time_, round=Round(number, {"worker": members}, "10.0.0.1", 2000, None, "all joined")
         )
         time_ += 10 + ITERATIONS / ROUNDS + 5
-        lost = number * 37 % NODES
-        yield job.NodeLost(time=time_, node=names[lost], reason=job.Reason.NODE_LOST)
-        yield job.RoundBroken(time=time_, round=number, reason=job.Reason.NODE_LOST, detail="", node=names[lost])
-        names[lost] = f"worker-{lost}-{number}"
-        yield job.NodeRequested(time=time_, node=names[lost], role="worker", index=lost, launch=number, host="spare")
+        lost_node = number * 37 % NODES
+        yield job.NodeLost(time=time_, node=names[lost_node], reason=job.Reason.NODE_LOST)
+        yield job.RoundBroken(time=time_, round=number, reason=job.Reason.NODE_LOST, detail="", node=names[lost_node])
+        names[lost_node] = f"worker-{lost_node}-{number}"
+        yield job.NodeRequested(
+            time=time_, node=names[lost_node], role="worker", index=lost_node, launch=number, host="spare"
+        )
 
 
 def telemetry() -> Iterator[dict[str, object]]:

@@ -131,7 +131,7 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     run = training(folder / f"{way.name}-{ranks}", dataset, count, ranks, way)
     run.start()
     moments: list[float] = []
-    kept = expected = newest = 0
+    survivors_kept = expected = newest = 0
     load: list[float] = []
     weights: Mapping[str, bytes] = {}
     try:
@@ -148,7 +148,7 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
             reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
             others = {worker.pid for worker in workers} - {victim.pid}
             expected += len(others)
-            kept += len(others & {worker.pid for worker in seated(run, ranks)})
+            survivors_kept += len(others & {worker.pid for worker in seated(run, ranks)})
             print(f"{ranks} ranks, {way.name}: kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
         if compare:
             newest, weights = newest_checkpoint(run, after=reached)
@@ -161,7 +161,8 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     calm = statistics.median(line["seconds"] for line in lines)
     equal = not newest or weights == undisturbed(folder, dataset, count, ranks, way, newest)
     return Series(
-        ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), kept, expected,
+        ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), survivors_kept,
+        expected,
         _graphs(lines), newest, equal, statistics.mean(load), [parts for _, parts in costs],
     )  # fmt: skip
 
@@ -188,8 +189,8 @@ def newest_checkpoint(run: TrainStep, after: int) -> tuple[int, Mapping[str, byt
 
 def _folders(run: TrainStep) -> dict[int, Path]:
     """Committed checkpoints in the store, by their iteration."""
-    found = (Path(run.store) / "jobs").glob("*/checkpoints/*/manifest.json")
-    return {int(path.parent.name.rpartition("-")[2]): path.parent for path in found}
+    manifests = (Path(run.store) / "jobs").glob("*/checkpoints/*/manifest.json")
+    return {int(path.parent.name.rpartition("-")[2]): path.parent for path in manifests}
 
 
 def seated(run: TrainStep, ranks: int) -> list[psutil.Process]:

@@ -254,13 +254,13 @@ def current(name: str) -> Session:
     return _session
 
 
-def context_from_environment(kept: KeptValues) -> Context:
+def context_from_environment(kept_values: KeptValues) -> Context:
     """This worker's place according to its environment; says hello to the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
-    return Context(rank, world_size, local_rank, local_device(local_rank), round_, Link.from_environment(), kept)
+    return Context(rank, world_size, local_rank, local_device(local_rank), round_, Link.from_environment(), kept_values)
 
 
 def local_device(local_rank: int) -> torch.device:
@@ -327,16 +327,16 @@ class Checkpoints:
 class Checkpointer(worker.Checkpointer):
     """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
 
-    def __init__(self, state: dict[str, Any], kept: Checkpoints | None = None) -> None:
+    def __init__(self, state: dict[str, Any], checkpoints: Checkpoints | None = None) -> None:
         """`kept`: where checkpoints are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
-        if kept is None:
+        if checkpoints is None:
             current("Checkpointer")
-            kept = Checkpoints()
-        session, context = kept.session, kept.session.context
+            checkpoints = Checkpoints()
+        session, context = checkpoints.session, checkpoints.session.context
         ahead, session.ahead = session.ahead, None
-        local_rank = context.local_rank or context.rank * (kept.alone is not None)
+        local_rank = context.local_rank or context.rank * (checkpoints.alone is not None)
         super().__init__(
-            state, link=context.link, rank=context.rank, local_rank=local_rank, alone=kept.alone, ahead=ahead
+            state, link=context.link, rank=context.rank, local_rank=local_rank, alone=checkpoints.alone, ahead=ahead
         )
         session.checkpointer = self
         session.beacon("start")

@@ -45,10 +45,10 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 
 
 def enter(
-    seed: int, timeout: timedelta, kept: KeptValues | None = None, sockets: GroupSockets | None = None
+    seed: int, timeout: timedelta, kept_values: KeptValues | None = None, sockets: GroupSockets | None = None
 ) -> Context:
     """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
-    context = context_from_environment(kept or KeptValues())
+    context = context_from_environment(kept_values or KeptValues())
     ahead = map_segment_ahead(context.link)
     if context.device.type != "cpu":
         torch.accelerator.set_device_index(context.device)

@@ -174,8 +174,8 @@ def over_network(_: argparse.Namespace) -> Iterator[Line]:
     if os.geteuid() or not shutil.which("tc"):
         yield Line(what, f"<= {BUDGET:.2f} x in clear", "not measured: it takes root and tc", False)
         return
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    numbers = [float(word) for word in ended.stdout.split()]
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    numbers = [float(word) for word in completed.stdout.split()]
     yield Line(what, f"<= {BUDGET:.2f} x in clear", *_verdict(Cost(*numbers[:2]), Cost(*numbers[2:])))
 
 
@@ -186,8 +186,8 @@ def handshakes(_: argparse.Namespace) -> Iterator[Line]:
             way.shake_hands(20)
         costs = [way.shake_hands(HANDSHAKES).processor_s / HANDSHAKES * 1e3 for way in (clear, tls)]
     more = costs[1] - costs[0]
-    measured = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
-    yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", measured, more <= 2.0)
+    measured_text = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
+    yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", measured_text, more <= 2.0)
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {

@@ -133,7 +133,7 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
     soaked, planned = Soak(run, last), list(plan(minutes * 60, seed))
     try:
         end = asyncio.run(soaked.train(planned, seed))
-        code, left = run.started[-1].returncode, leftovers(run)
+        code, leftovers_found = run.started[-1].returncode, leftovers(run)
     finally:
         run.kill_all()
     moments = new_iterations(run.telemetry())
@@ -145,7 +145,8 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
         Line("faults that fired", f"all of {len(planned)}", f"{len(recoveries)}", not soaked.missed),
         _exit_line(run, code),
         _weights_line(folder, run, nodes, end) if code == 0 else Line("weights", "the same", "none", False),
-        Line("left: processes, shared memory, control groups", "nothing", "; ".join(left[:3]) or "nothing", not left),
+        Line("left: processes, shared memory, control groups", "nothing", "; ".join(leftovers_found[:3]) or "nothing",
+             not leftovers_found),
         *_seconds_lines(recoveries),
         *(Line(f"{one.what}: last quarter beside the first", "flat", f"{one.first:.0f} -> {one.last:.0f}", one.is_flat)
           for one in trends(soaked.samples)),

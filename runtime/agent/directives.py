@@ -35,8 +35,8 @@ def local_workers(workers: Workers, seat: Seat, node: str, job: str, folder: Pat
 
     def worker(local_rank: int, pid: int) -> LocalWorker:
         path = board_path(folder, local_rank)
-        known = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, job)
-        return LocalWorker(node, path, read_board(path) or known)
+        initial_board = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, job)
+        return LocalWorker(node, path, read_board(path) or initial_board)
 
     return [worker(local_rank, pid) for local_rank, pid in sorted(workers.pids().items())]
 

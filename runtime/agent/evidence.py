@@ -35,7 +35,7 @@ class LossWatch:
             return ""
         while self._losses and self._losses[-1][0] >= iteration:  # A round went back.
             self._losses.pop()
-        median = statistics.median(known for _, known in self._losses) if len(self._losses) >= LEAST else 0.0
+        median = statistics.median(loss for _, loss in self._losses) if len(self._losses) >= LEAST else 0.0
         if spike and 0 < spike * median < loss:
             return f"its loss is {loss:.4g}, above {spike:g} times the median {median:.4g} of those before"
         self._losses.append((iteration, float(loss)))

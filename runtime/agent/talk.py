@@ -53,12 +53,12 @@ class MasterDialogue:
         """Begin the seat's round."""
         self.round, self.waits = seat.round, False
 
-    def next_heartbeat(self, **shown: Any) -> Heartbeat:
+    def next_heartbeat(self, **signals: Any) -> Heartbeat:
         """The next heartbeat; `shown` are its fields from the beacons and telemetry."""
         self._beats += 1
         return Heartbeat(
             self.node, self.round, seen=self.seen, life=self.life, number=self._beats, join=self._joins,
-            waits=self.waits, **shown,
+            waits=self.waits, **signals,
         )  # fmt: skip
 
     def finished_message(self, round_: int) -> Finished:

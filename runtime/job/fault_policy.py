@@ -138,10 +138,12 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
     role = spec.roles[node.role]
     code = None if exit_code is None else shell_exit_code(exit_code)
     rule = _matching_rule(role, reason, code)
-    chosen, scope = (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
+    restart_policy, scope = (
+        (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
+    )
     avoid = DECISIONS[reason] is Decision.EXCLUDE
-    if not _covers(role, chosen, reason, code):
-        why = f"the restart policy {chosen.value} of {node.role} does not cover it"
+    if not _covers(role, restart_policy, reason, code):
+        why = f"the restart policy {restart_policy.value} of {node.role} does not cover it"
         return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     memory = memory_of(node, role)
     if reason is Reason.OOM and memory >= spec.oom.limit_bytes and spec.placement is Placement.PLATFORM:

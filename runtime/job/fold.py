@@ -93,9 +93,14 @@ def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
     # What could not be read before may be readable by now, or by this version of Everstep.
-    refused = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
+    damaged_refusals = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
     return replace(
-        state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since, refused=refused
+        state,
+        epoch=record.epoch,
+        address=record.address,
+        awake_since=record.time,
+        since=since,
+        refused=damaged_refusals,
     )
 
 
@@ -215,7 +220,9 @@ def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
     round_ = state.round
     if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
         doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
-        state = replace(state, doubted=(*(known for known in state.doubted if known != doubt), doubt))
+        state = replace(
+            state, doubted=(*(doubt_before for doubt_before in state.doubted if doubt_before != doubt), doubt)
+        )
     if record.reason is not Reason.USER_ERROR:
         return replace(state, excused=state.excused | {record.round})
     first = state.blamed.get(record.round)

@@ -447,11 +447,15 @@ def _of_waiting(spec: JobSpec) -> Iterator[str]:
         for other in role.waits_for:
             if other not in spec.roles:
                 yield f"roles.{name}.waits_for: the job has no role {other!r}, only {', '.join(spec.roles)}"
-    done: set[str] = set()
+    started_roles: set[str] = set()
     while True:
-        free = {n for n, role in spec.roles.items() if n not in done and set(role.waits_for) & set(spec.roles) <= done}
+        free = {
+            n
+            for n, role in spec.roles.items()
+            if n not in started_roles and set(role.waits_for) & set(spec.roles) <= started_roles
+        }
         if not free:
             break
-        done |= free
-    if circle := [name for name in spec.roles if name not in done]:
+        started_roles |= free
+    if circle := [name for name in spec.roles if name not in started_roles]:
         yield f"roles.{circle[0]}.waits_for: {', '.join(circle)} wait for each other"

@@ -27,7 +27,7 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
     """Success, once enough members of the running round have finished."""
     if not state.finished:
         return None
-    done = {
+    completed_roles = {
         role: _is_enough(
             role_spec.complete_policy,
             state.finished.get(role, 0),
@@ -38,7 +38,10 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
         if role_spec.complete_policy is not EndingPolicy.NONE
     }
     if not _is_enough(
-        spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
+        spec.complete_policy,
+        sum(completed_roles.values()),
+        len(completed_roles),
+        _first_node_finished(state, next(iter(spec.roles))),
     ):
         return None
     summary = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())

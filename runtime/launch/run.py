@@ -209,14 +209,14 @@ class _Node:
         place, answers = self._identity, set[Answer]()
         await asyncio.sleep(_PROBE_AFTER_S)
         while not self._agent.client.met:
-            found = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
-            if found.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
+            answer = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
+            if answer.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
                 return  # The agent says what is wrong with a master.
-            if found.answer not in answers:
-                what = "nothing listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
+            if answer.answer not in answers:
+                what = "nothing listens there yet" if answer.answer is Answer.NOBODY else f"what is there {answer.seen}"
                 limit_s = self._options.rendezvous.connect_s
                 say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
-            answers.add(found.answer)
+            answers.add(answer.answer)
             await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _host_master(self, host: str, port: int) -> None:
@@ -225,11 +225,11 @@ class _Node:
         self._hosting = asyncio.create_task(self._master.run())
         await asyncio.shield(self._hosting)
 
-    async def _check_another_hosts(self, refused: str) -> None:
+    async def _check_another_hosts(self, refusal: str) -> None:
         """Raise ValueError unless another node's master took the address from ours at the same moment."""
         place = self._identity
         if await asyncio.to_thread(is_endpoint_free, place.host, place.port, place.credentials, place.job):
-            raise ValueError(refused)
+            raise ValueError(refusal)
 
     async def _finish(self, ending: Ending) -> int:
         """The agent is done: let the master end too, or leave it to the other nodes."""

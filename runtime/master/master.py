@@ -231,8 +231,8 @@ async def _run_parts(
         tasks.add(asyncio.create_task(_apply_scaling(brain, sizes)))
     try:
         while not main.done():
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
         return main.result()
     finally:
@@ -253,14 +253,14 @@ async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, 
 async def _run_to_the_end(
     brain: JournaledBrain, survey: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
-    ended = asyncio.Event()
-    brain.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+    end_event = asyncio.Event()
+    brain.on_state.append(lambda state: end_event.set() if state.ended else end_event.clear())
     await reconciler.reconcile_once()  # Finds nodes that died while no master ran.
     brain.feed(Opened(survey))
     await brain.wait_until_durable()
     loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(brain.delete_unneeded())
     try:
-        if not brain.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
+        if not brain.state.ended and await _wait_for_first(end_event, stop, failing=loop) is stop:
             if not remove_nodes():
                 await brain.wait_until_durable()
                 why = "asked to stop; its nodes continue training"
@@ -279,10 +279,10 @@ async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -
     """Wait for the first of these events and return it; raises what `failing` raises meanwhile."""
     tasks = {asyncio.create_task(event.wait()): event for event in events}
     try:
-        done, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
-        if failing in done:
+        finished_tasks, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing in finished_tasks:
             failing.result()
-        return next(tasks[task] for task in tasks if task in done)
+        return next(tasks[task] for task in tasks if task in finished_tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -298,7 +298,7 @@ async def _wait_until_empty(brain: JournaledBrain, reconciler: Reconciler) -> No
 
 
 def _newest_checkpoint(brain: JournaledBrain) -> str | None:
-    committed = [key for key, known in brain.state.checkpoints.items() if known.manifest]
+    committed = [key for key, checkpoint in brain.state.checkpoints.items() if checkpoint.manifest]
     return checkpoint_folder(brain.spec.job, max(committed)) if committed else None
 
 

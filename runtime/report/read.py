@@ -125,18 +125,18 @@ def read_run(
 def read_job(store: Store, job_name: str) -> Run:
     """Read what the store has of one job; nothing else is known of its run."""
     notes: list[str] = []
-    told = _history(store, f"jobs/{job_name}", notes)
-    jobs = {job_name: told} if told.rounds or told.points or told.lives.nodes else {}
+    job_history = _history(store, f"jobs/{job_name}", notes)
+    jobs = {job_name: job_history} if job_history.rounds or job_history.points or job_history.lives.nodes else {}
     stacks = {job_name: tuple(_stacks(store, f"jobs/{job_name}/logs/"))}
-    return Run(job_name, phase=told.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
+    return Run(job_name, phase=job_history.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
 
 
 def _uid_in(steps: Mapping[str, Mapping[str, Any]]) -> str:
     """The workflow's uid, from the name of a training step's job: `<uid>-<step>`."""
     for name, step in steps.items():
-        named = str(_dict_or_empty(step.get("settings")).get("job") or "")
-        if named.endswith(f"-{name}"):
-            return named.removesuffix(f"-{name}")
+        job_name = str(_dict_or_empty(step.get("settings")).get("job") or "")
+        if job_name.endswith(f"-{name}"):
+            return job_name.removesuffix(f"-{name}")
     return ""
 
 
@@ -228,16 +228,16 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
 
 def newest_iteration(store: Store, job: str) -> int:
     """The newest iteration that a job has reported, seconds ago at most; 0: none. Raises StoreError."""
-    found = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
-    return max((number for number in found if isinstance(number, int)), default=0)
+    iterations = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
+    return max((number for number in iterations if isinstance(number, int)), default=0)
 
 
 def _stacks(store: Store, prefix: str) -> Iterator[Stacks]:
     """Files that agents wrote as `[NODE/]stacks-ROUND-NUMBER.txt`."""
-    found = [(entry.key, named) for entry in store.list(prefix) if (named := _STACKS.search(entry.key))]
-    for key, named in found[-MOST_STACKS:]:
+    stack_files = [(entry.key, match) for entry in store.list(prefix) if (match := _STACKS.search(entry.key))]
+    for key, match in stack_files[-MOST_STACKS:]:
         try:
-            yield Stacks(int(named[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
+            yield Stacks(int(match[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
         except NoSuchKey:
             continue
 

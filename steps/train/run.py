@@ -100,7 +100,7 @@ def _result(
     spec: "JobSpec",
     store: "Store",
     outcome: "Outcome",
-    measured: Mapping[str, float | None],
+    measurements: Mapping[str, float | None],
     rate: float | None,
 ) -> Result:
     """Raises StepError if our own script left no checkpoint."""
@@ -110,15 +110,15 @@ def _result(
         raise StepError("trained to the end, but no checkpoint was committed", 1)
     if outcome.checkpoint is None:
         print(f"{config.script_path().name} keeps no checkpoint: {NO_CHECKPOINT}", file=sys.stderr)
-    named = read_results(store, spec.job)
+    results = read_results(store, spec.job)
     facts = {
         **round_counts(store, spec.job),
         **reported_settings(config, spec),
-        **measured,
+        **measurements,
         "iterations": outcome.iterations,
         **({"checkpoint": f"{store.uri}/{outcome.checkpoint}"} if outcome.checkpoint else {}),
         "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
-        **({"results": named} if named else {}),
+        **({"results": results} if results else {}),
     }
     tokens = None if rate is None or config.script else rate * config.global_batch * config.sequence_length
     outputs = {
@@ -128,7 +128,7 @@ def _result(
         "tokens_per_second": "" if tokens is None else f"{tokens:g}",
         "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
-        "results": json.dumps(named, sort_keys=True),
+        "results": json.dumps(results, sort_keys=True),
     }
     return Result(_summary(facts), outputs, facts)
 

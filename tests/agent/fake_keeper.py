@@ -116,7 +116,7 @@ async def _run() -> int:
     store = open_store(settings.store)
     around = Dependencies(
         credentials=credentials_of(settings.token, settings.job, tls=settings.tls),
-        make_keeper=lambda told, *_: FakeKeeper(settings.job, settings.node, told),
+        make_keeper=lambda callbacks, *_: FakeKeeper(settings.job, settings.node, callbacks),
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),

@@ -165,5 +165,7 @@ class FakeMaster:
         return self._answer(Ack(self.epoch))
 
     async def _persisted(self, request: web.Request) -> web.Response:
-        told: Holding = (await self._take(request, Persisted)).holding
-        return self._answer(Ack(self.epoch, f"jobs/x/checkpoints/{told.round:06d}-{told.iteration:09d}/manifest.json"))
+        holding: Holding = (await self._take(request, Persisted)).holding
+        return self._answer(
+            Ack(self.epoch, f"jobs/x/checkpoints/{holding.round:06d}-{holding.iteration:09d}/manifest.json")
+        )

@@ -39,7 +39,7 @@ class Shown:
 def watching(workers: int) -> tuple[Shown, ProgressMonitor, list[float]]:
     """(keeper, beacons, the time); no worker has shown anything."""
     keeper, now = Shown(workers), [100.0]
-    return keeper, ProgressMonitor(keeper, workers, lambda: now[0], known=False), now  # type: ignore[arg-type]
+    return keeper, ProgressMonitor(keeper, workers, lambda: now[0], is_restored=False), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
@@ -164,10 +164,10 @@ def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None
     assert own_counter_path(tmp_path / "cgroup", tmp_path / "fs") is None
     assert own_counter_path(tmp_path / "not there", tmp_path) is None
     assert not OomCounter(None).rose_since_last_call()
-    gone = tmp_path / "memory.events"
-    gone.write_text("oom_kill 5\n")
-    kills = OomCounter(gone)
-    gone.unlink()
+    events_path = tmp_path / "memory.events"
+    events_path.write_text("oom_kill 5\n")
+    kills = OomCounter(events_path)
+    events_path.unlink()
     assert not kills.rose_since_last_call()
 
 
@@ -209,9 +209,9 @@ def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_t
         beacons.begin()
         for _ in range(5):
             now[0] += 60.0
-            shown = beacons.observe()
-        assert shown.awaits
-        assert shown.blocked_s == (0.0 if phase else 240.0)
+            progress = beacons.observe()
+        assert progress.awaits
+        assert progress.blocked_s == (0.0 if phase else 240.0)
     finally:
         idle.kill()
         idle.wait()

@@ -89,9 +89,9 @@ def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list
 def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node], silent: Any) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    asked = silent.accept()[0]
+    connection = silent.accept()[0]
     assert nodes[0].keeper.try_acquire(0, 2) is None
-    asked.close()
+    connection.close()
     stage(nodes[0], 2)
     assert held(nodes[0], 0) == {(1, 1), (1, 2)}
 
@@ -165,9 +165,9 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     restore = choose_restore([*nodes[0].keeper.holdings(nodes[0].address), *stored])
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
-    told = restored(fresh[1])
-    assert told.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
-    assert "peer worker-0-0: the digest of bytes" in told.why
+    outcome = restored(fresh[1])
+    assert outcome.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
+    assert "peer worker-0-0: the digest of bytes" in outcome.why
     assert restored(fresh[0]).why == ""
 
 
@@ -225,7 +225,7 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
 ) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    asked = silent.accept()[0]
+    connection = silent.accept()[0]
     stage(nodes[0], 2)
     wait_until(lambda: "has sent nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
     # It is not asked again at once: no later save waits at all.
@@ -234,16 +234,16 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
         silent.accept()
     for iteration in (3, 4):
         assert nodes[0].keeper.try_acquire(0, iteration)
-    asked.close()
+    connection.close()
 
 
 def test_a_peer_says_that_it_gets_on_until_it_holds_the_copy(nodes: list[Node], silent: Any, caplog: Any) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    with silent.accept()[0] as asked:
-        asked.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
+    with silent.accept()[0] as connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
         assert nodes[0].keeper.try_acquire(0, 2) is None
-        asked.sendall(b"1\r\n.\r\n4\r\nheld\r\n0\r\n\r\n")
+        connection.sendall(b"1\r\n.\r\n4\r\nheld\r\n0\r\n\r\n")
         wait_until(lambda: nodes[0].keeper.try_acquire(0, 2), "room for the next state", PATIENCE_S)
     assert caplog.text == ""
 

@@ -44,8 +44,8 @@ def shard(edit: Edit | None = None, text: bytes = b"") -> bytearray:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8 : 8 + length]))
         edit(header)
-        told = json.dumps(header, separators=(",", ":")).encode()
-        data[8 : 8 + length] = told.ljust(length)[:length]
+        header_text = json.dumps(header, separators=(",", ":")).encode()
+        data[8 : 8 + length] = header_text.ljust(length)[:length]
     return data
 
 
@@ -119,11 +119,11 @@ def test_a_json_part_that_lies_is_refused(text: bytes) -> None:
 def committed(folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object] | None = None) -> DirectoryStore:
     store = DirectoryStore(folder)
     store.put(shard_key("j", 1, 3, 0), data)
-    held = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
-    told = json.loads(encode_manifest(make_commit("j", 1, [held])))
+    holding = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
+    manifest = json.loads(encode_manifest(make_commit("j", 1, [holding])))
     if edit:
-        edit(told)
-    store.put(manifest_key("j", (1, 3)), json.dumps(told).encode())
+        edit(manifest)
+    store.put(manifest_key("j", (1, 3)), json.dumps(manifest).encode())
     return store
 
 
@@ -143,14 +143,34 @@ def test_what_no_shard_has_gets_no_memory(tmp_path: Path) -> None:
 
 
 LIES: dict[str, tuple[Callable[[dict[str, Any]], object], type[RestoreError], str]] = {
-    "of a later version": (lambda told: told.update(version=7), NewerError, "version 7, this Everstep reads up to 1"),
-    "of 10^14 bytes": (lambda told: told["objects"][0].update(size=10**14), DamagedError, "has .* bytes, 10+ were"),
-    "of a negative size": (lambda told: told["objects"][0].update(size=-1), DamagedError, "manifest is damaged"),
-    "without a digest": (lambda told: told["objects"][0].update(digest=""), DamagedError, "manifest is damaged"),
-    "of two shards": (lambda told: told["objects"].append(told["objects"][0]), DamagedError, "manifest is damaged"),
-    "of none": (lambda told: told.update(objects=[]), DamagedError, "manifest is damaged"),
-    "of another iteration": (lambda told: told.update(iteration=4), DamagedError, "moved or renamed"),
-    "of another object": (lambda told: told["objects"][0].update(key="../x"), DamagedError, "x is gone"),
+    "of a later version": (
+        lambda manifest: manifest.update(version=7),
+        NewerError,
+        "version 7, this Everstep reads up to 1",
+    ),
+    "of 10^14 bytes": (
+        lambda manifest: manifest["objects"][0].update(size=10**14),
+        DamagedError,
+        "has .* bytes, 10+ were",
+    ),
+    "of a negative size": (
+        lambda manifest: manifest["objects"][0].update(size=-1),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "without a digest": (
+        lambda manifest: manifest["objects"][0].update(digest=""),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "of two shards": (
+        lambda manifest: manifest["objects"].append(manifest["objects"][0]),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "of none": (lambda manifest: manifest.update(objects=[]), DamagedError, "manifest is damaged"),
+    "of another iteration": (lambda manifest: manifest.update(iteration=4), DamagedError, "moved or renamed"),
+    "of another object": (lambda manifest: manifest["objects"][0].update(key="../x"), DamagedError, "x is gone"),
 }
 
 
@@ -172,11 +192,11 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
 
 
 def test_a_commit_is_read_as_it_was_written() -> None:
-    held = [Holding(1, 3, n, 2, 9, key=shard_key("j", 1, 3, n), digest=f"{n:032x}") for n in (1, 0)]
-    commit = make_commit("j", 2, held)
+    holdings_held = [Holding(1, 3, n, 2, 9, key=shard_key("j", 1, 3, n), digest=f"{n:032x}") for n in (1, 0)]
+    commit = make_commit("j", 2, holdings_held)
     assert isinstance(commit, Commit)
     assert parse_manifest(encode_manifest(commit)) == commit
-    assert commit.holdings(checkpoint_folder("j", (1, 3))) == tuple(reversed(held))
+    assert commit.holdings(checkpoint_folder("j", (1, 3))) == tuple(reversed(holdings_held))
 
 
 NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.floats(), st.booleans(), st.none(), st.text(max_size=3))

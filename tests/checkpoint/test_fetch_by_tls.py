@@ -99,7 +99,7 @@ def test_what_was_damaged_at_the_peer_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("credentials_used", "why"),
     [
         (credentials("another"), "CERTIFICATE_VERIFY_FAILED"),
         (credentials("t", "another"), "CERTIFICATE_VERIFY_FAILED"),
@@ -108,8 +108,8 @@ def test_what_was_damaged_at_the_peer_is_found() -> None:
     ],
     ids=["token", "job", "clear", "authority alone"],
 )
-def test_who_has_not_the_jobs_token_gets_no_byte(told: Credentials, why: str) -> None:
+def test_who_has_not_the_jobs_token_gets_no_byte(credentials_used: Credentials, why: str) -> None:
     holder = Holder()
     with peer(holder) as address, pytest.raises(UnreachableError, match=f"peer peer: .*{why}"):
-        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, told)
+        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, credentials_used)
     assert not holder.asked

@@ -112,10 +112,10 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
     training.run(1, 3, checkpointer)
     checkpointer.flush(3)
     (stored,) = node.persisted
-    held = next(holding for holding in node.keeper.holdings(node.address) if holding.iteration == 3)
+    memory_holding = next(holding for holding in node.keeper.holdings(node.address) if holding.iteration == 3)
     fresh, other = make_node("worker-1-0", store=bad), Training()
     bad.trouble = trouble
-    fresh.begin(2, Restore(1, 3, (stored, held), ""))
+    fresh.begin(2, Restore(1, 3, (stored, memory_holding), ""))
     assert Checkpointer(other.state, link=fresh.link(2)).load(other.state) == 3
     assert bad.suffered is trouble
     assert fresh.keeper.wait_for_restore(0).source == "peer worker-0-0"
@@ -170,23 +170,25 @@ def test_training_goes_on_bit_for_bit_whichever_copy_has_a_flipped_bit(
     checkpointer = Checkpointer(training.state, link=nodes[0].link())
     checkpointer.flush(4)
     (stored,) = nodes[0].persisted
-    held = [holding for node in nodes for holding in node.keeper.holdings(node.address) if holding.iteration == 4]
+    holdings_held = [
+        holding for node in nodes for holding in node.keeper.holdings(node.address) if holding.iteration == 4
+    ]
 
     def in_store() -> None:
         path = Path(store.uri) / stored.key
         _flip(path, path.read_bytes())
 
-    told = [
-        ("own memory", _in_memory(nodes[0]), [*held, stored], nodes[0]),
-        ("peer worker-1-0", _in_memory(nodes[1]), [held[1], stored], make_node("worker-2-0")),
-        (f"store {stored.key}", in_store, [stored, held[0]], make_node("worker-3-0")),
+    damages = [
+        ("own memory", _in_memory(nodes[0]), [*holdings_held, stored], nodes[0]),
+        ("peer worker-1-0", _in_memory(nodes[1]), [holdings_held[1], stored], make_node("worker-2-0")),
+        (f"store {stored.key}", in_store, [stored, holdings_held[0]], make_node("worker-3-0")),
     ]
-    for place, damage, order, node in told:
+    for place, damage, order, node in damages:
         damage()
         node.begin(2, Restore(1, 4, tuple(order), ""))
         resumed = Training()
-        done = Checkpointer(resumed.state, link=node.link(2)).load(resumed.state)
+        iteration = Checkpointer(resumed.state, link=node.link(2)).load(resumed.state)
         assert f"{place}: the digest of bytes" in caplog.text, "found, and named"
-        resumed.run(done + 1, 9)
+        resumed.run(iteration + 1, 9)
         assert torch.equal(resumed.model.weight, undisturbed.model.weight)
         caplog.clear()

@@ -39,11 +39,11 @@ def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
 
 
 def test_a_restored_state_is_the_saved_one_bit_for_bit_and_in_place(make_state: Any, same: Any) -> None:
-    saved, live = make_state(3), make_state(0)
-    data = staged(saved)
+    saved_state, live = make_state(3), make_state(0)
+    data = staged(saved_state)
     weights = [p.data_ptr() for p in live["model"].parameters()]
     assert restore(data, live, seal(data)) == 5
-    assert same(live, saved)
+    assert same(live, saved_state)
     assert [p.data_ptr() for p in live["model"].parameters()] == weights
 
 
@@ -92,24 +92,24 @@ def test_an_optimizer_that_does_not_start_from_zeros_is_named() -> None:
 
 
 def test_a_learning_rate_schedule_comes_back(make_state: Any, same: Any) -> None:
-    saved, live = make_state(1), make_state(0)
-    for state in (saved, live):
+    saved_state, live = make_state(1), make_state(0)
+    for state in (saved_state, live):
         state["schedule"] = torch.optim.lr_scheduler.StepLR(state["optimizer"], step_size=2)
     for _ in range(5):
-        saved["optimizer"].step()
-        saved["schedule"].step()
-    restore(staged(saved), live)
+        saved_state["optimizer"].step()
+        saved_state["schedule"].step()
+    restore(staged(saved_state), live)
     assert live["schedule"].last_epoch == 5
-    assert live["optimizer"].param_groups[0]["lr"] == saved["optimizer"].param_groups[0]["lr"]
-    assert same(live["optimizer"], saved["optimizer"])
+    assert live["optimizer"].param_groups[0]["lr"] == saved_state["optimizer"].param_groups[0]["lr"]
+    assert same(live["optimizer"], saved_state["optimizer"])
 
 
 def test_values_inside_lists_tuples_and_dicts_come_back_in_place(same: Any) -> None:
-    saved = {"seen": {"epochs": 3, 7: (1, 2.5)}, "all": [torch.ones(3), torch.nn.Linear(2, 2)], "name": "a"}
+    saved_state = {"seen": {"epochs": 3, 7: (1, 2.5)}, "all": [torch.ones(3), torch.nn.Linear(2, 2)], "name": "a"}
     live = {"seen": {"epochs": 0, 7: (0, 0.0)}, "all": [torch.zeros(3), torch.nn.Linear(2, 2)], "name": "b"}
     inner, tensor = live["seen"], live["all"][0]
-    restore(staged(saved), live)
-    assert same(live, saved)
+    restore(staged(saved_state), live)
+    assert same(live, saved_state)
     assert live["seen"] is inner
     assert live["all"][0] is tensor
 
@@ -150,12 +150,12 @@ def free_group(tmp_path: Any) -> Any:
 
 
 def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_loads_nothing(same: Any) -> None:
-    saved = {"w": {f"a{n}": torch.ones(1) for n in range(12)} | {"x": torch.ones(2)}, "gone": 1}
+    saved_state = {"w": {f"a{n}": torch.ones(1) for n in range(12)} | {"x": torch.ones(2)}, "gone": 1}
     live = {"w": {f"b{n}": torch.zeros(1) for n in range(11)} | {"x": torch.zeros(3)}, "new": 2}
     before = {"w": {name: tensor.clone() for name, tensor in live["w"].items()}, "new": 2}
-    with pytest.raises(RestoreError) as told:
-        restore(staged(saved), live)
-    text = str(told.value)
+    with pytest.raises(RestoreError) as raised:
+        restore(staged(saved_state), live)
+    text = str(raised.value)
     assert "missing: w.b0" in text
     assert text.count("w.b") == 10
     assert "and 2 more" in text
@@ -166,13 +166,13 @@ def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_load
 
 def test_large_tensors_come_back_whole_also_where_they_do_not_lie_in_a_row() -> None:
     wide = torch.arange(9 << 20, dtype=torch.int16).view(3 << 10, 3 << 10)
-    saved = {"row": wide, "turned": wide.t().contiguous(), "none": torch.empty(0), "one": torch.tensor(7)}
-    data = staged(saved)
+    saved_state = {"row": wide, "turned": wide.t().contiguous(), "none": torch.empty(0), "one": torch.tensor(7)}
+    data = staged(saved_state)
     turned = torch.zeros_like(wide).t()
     live = {"row": torch.zeros_like(wide), "turned": turned, "none": torch.empty(0), "one": torch.tensor(0)}
     digest = seal(data)
     assert restore(data, live, digest) == 5
-    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved_state.items())
     data[len(data) // 3] ^= 1
     with pytest.raises(RestoreError, match="the digest of bytes"):
         restore(data, live, digest)

@@ -66,13 +66,13 @@ class Mortal(DirectoryStore):
 
 def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
     """The ranks of one run; rank 0's numbers hold for all, as a collective makes it."""
-    told: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
 
     def agree(rank: int) -> Agree:
         def numbers(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
             if rank == 0:
-                told[:] = [look()]
-            return told[0]
+                places[:] = [look()]
+            return places[0]
 
         return numbers
 
@@ -89,7 +89,7 @@ def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
 
 def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
-    store, found = DirectoryStore(folder), {}
+    store, value_at = DirectoryStore(folder), {}
     for one in list_checkpoints(store, JOB):
         if one.commit is not None:
             assert list(find_problems(store, one.folder, one.commit)) == []
@@ -101,8 +101,8 @@ def check(folder: Path) -> dict[tuple[int, int], float]:
             if len(shards) > 1:
                 with pytest.raises(ApartError, match="rank1: not every rank has it"):
                     assemble_state(shards)
-            found[one.round, one.iteration] = values.pop()
-    return found
+            value_at[one.round, one.iteration] = values.pop()
+    return value_at
 
 
 def test_a_sharded_checkpoint_is_there_when_every_rank_has_put_its_part(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
         folder, newest = Path(name), (0, 0)
         for run, calls in enumerate(runs):
             ranks = started(folder, calls)
-            sources = ranks[0].restore(lambda found: found) if calls[0] > 2 else None
+            sources = ranks[0].restore(lambda sources: sources) if calls[0] > 2 else None
             if sources is not None:
-                assert {(held.round, held.iteration) for held in sources.holdings} == {newest}
+                assert {(holding.round, holding.iteration) for holding in sources.holdings} == {newest}
             dead: set[int] = set()
             for iteration in range(1, 4):
                 for rank, alone in enumerate(ranks):
@@ -183,11 +183,11 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
                         dead.add(rank)
                 if dead:
                     break  # A collective of the next iteration would not end.
-            found = check(folder)
+            checkpoints = check(folder)
             if not dead:
-                assert max(found) == (ranks[0]._round, 3)
-            assert max(found, default=(0, 0)) >= newest
-            newest = max(found, default=(0, 0))
+                assert max(checkpoints) == (ranks[0]._round, 3)
+            assert max(checkpoints, default=(0, 0)) >= newest
+            newest = max(checkpoints, default=(0, 0))
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_path: Path, capsys: Any) -> None:
@@ -201,8 +201,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_
     shard = tmp_path / folders[1] / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(" is skipped: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is skipped: ")[0] for line in lines] == [f"everstep: {f}" for f in folders[:0:-1]]
     (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
     manifest = tmp_path / folders[2] / "manifest.json"
@@ -281,10 +281,10 @@ def single(folder: Path, interval: int = 0) -> tuple[StandaloneKeeper, OwnSlots]
 
 def iteration_of(alone: StandaloneKeeper) -> int | None:
     """What it starts from, with every byte as it was saved."""
-    found = alone.restore(lambda sources: verify_shards(open_shards(*sources)))
-    if found is None:
+    shards = alone.restore(lambda sources: verify_shards(open_shards(*sources)))
+    if shards is None:
         return None
-    state, iteration = assemble_state(found)
+    state, iteration = assemble_state(shards)
     assert float(state["rank0"][0]) == float(100 * state["run"] + iteration)
     return iteration
 
@@ -320,9 +320,9 @@ def test_memory_of_a_store_that_was_emptied_is_forgotten(tmp_path: Path) -> None
         first.save(iteration, part(iteration, 0, 1))
     slots.close()
     shutil.rmtree(tmp_path / "store")
-    for saved in (None, 1):
+    for saved_iteration in (None, 1):
         again, slots = single(tmp_path)
-        assert iteration_of(again) == saved
+        assert iteration_of(again) == saved_iteration
         again.save(1, part(1, 0, 2))
         slots.close()
 

@@ -26,9 +26,9 @@ def stored(node: Any, data: bytearray, iteration: int = 3) -> Holding:
     return Holding(1, iteration, size=len(data), key=key, digest=digest)
 
 
-def load(node: Any, held: Holding) -> Any:
+def load(node: Any, holding: Holding) -> Any:
     """By a worker that waits for the round's end as long as the test lasts; what the agent is told."""
-    node.begin(2, Restore(held.round, held.iteration, (held,), ""))
+    node.begin(2, Restore(holding.round, holding.iteration, (holding,), ""))
     state = {"model": {"w": torch.zeros(1 << 12)}, "it": 0}
     worker = Checkpointer(state, link=node.link(2))
     threading.Thread(target=worker.load, args=(state,), daemon=True).start()
@@ -37,9 +37,9 @@ def load(node: Any, held: Holding) -> Any:
 
 @pytest.mark.parametrize("text", [b'{"iteration":3,"state":{"$":"later"}}', WRONG])
 def test_a_shard_that_is_no_state_is_told_the_agent(text: bytes, node: Any) -> None:
-    (refusal,) = load(node, held := stored(node, shard(text=text)))
+    (refusal,) = load(node, holding := stored(node, shard(text=text)))
     assert (refusal.round, refusal.iteration, refusal.flaw) == (1, 3, Flaw.DAMAGED)
-    assert refusal.covers(held)
+    assert refusal.covers(holding)
 
 
 def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any) -> None:
@@ -53,6 +53,6 @@ def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any
 
 
 def test_shards_of_another_iteration_than_was_committed_are_no_state(node: Any) -> None:
-    held = stored(node, shard(), 4)
+    holding = stored(node, shard(), 4)
     with pytest.raises(RestoreError, match="shards of iteration 3 are in it"):
-        read_whole([held], lambda source, start, buffer: node.store.read_into(source.key, start, buffer))
+        read_whole([holding], lambda source, start, buffer: node.store.read_into(source.key, start, buffer))

@@ -27,15 +27,15 @@ def programs() -> Path:
 
 def install(kubectl: Kubectl) -> None:
     """It schedules whoever names it. Raises NoGoError, ClusterError."""
-    made = programs()
-    kubectl.apply((made / "crd.yaml").read_text())
+    built_programs = programs()
+    kubectl.apply((built_programs / "crd.yaml").read_text())
     settings = HOME / "coscheduling.json"
     configuration = {
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration", "profiles": [PROFILE],
         "leaderElection": {"leaderElect": False}, "clientConnection": {"kubeconfig": str(ADMIN)},
     }  # fmt: skip
     settings.write_text(json.dumps(configuration))
-    start("coscheduling", 0, [made / "coscheduling", "--config", settings, "--secure-port=10269"])
+    start("coscheduling", 0, [built_programs / "coscheduling", "--config", settings, "--secure-port=10269"])
 
 
 def remove() -> None:

@@ -59,8 +59,8 @@ def crowded(job: Training, scheduler: str = "default-scheduler", labels: Mapping
     job.cluster.kubectl.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def runs() -> bool:
-        found = job.cluster.kubectl.get("pod", name)
-        return bool(found and found["status"].get("phase") == "Running")
+        pod = job.cluster.kubectl.get("pod", name)
+        return bool(pod and pod["status"].get("phase") == "Running")
 
     wait_until(runs, f"{name} in the place of an extra", PATIENCE_S, pause_s=0.5)
     yield

@@ -49,12 +49,14 @@ def suffer(training: Training, name: str) -> Cost:
     _settled(training)
     if FAULTS[name].apart:
         spread(training)
-    known, fired = len(training.records()), FAULTS[name].fired
+    count_before, fired = len(training.records()), FAULTS[name].fired
     moment = FAULTS[name].harm(training)
-    wait_until(lambda: fired(training.records()[known:]), f"{name}: the journal's word of it", PATIENCE_S, pause_s=0.5)
+    wait_until(
+        lambda: fired(training.records()[count_before:]), f"{name}: the journal's word of it", PATIENCE_S, pause_s=0.5
+    )
     _settled(training)
     goes_on(training)
-    since = training.records()[known:]
+    since = training.records()[count_before:]
     assert fired(since), f"{name}: then it went another way: {[one['kind'] for one in since]}"
     return cost(training.reports(), moment)
 
@@ -87,13 +89,13 @@ def steady(training: Training) -> bool:
 
 def newest(training: Training, host: str = "") -> tuple[str, str]:
     """(node, its pod's name) of the training, on that host if one is named: the last by its name whose pod runs."""
-    found = [
+    iterations = [
         (name, pod["metadata"]["name"])
         for name, pod in training.nodes().items()
         if pod["status"].get("phase") == "Running" and host in ("", pod["spec"].get("nodeName"))
     ]
-    assert found, f"no node of the training runs{f' on {host}' if host else ''}"
-    return max(found)
+    assert iterations, f"no node of the training runs{f' on {host}' if host else ''}"
+    return max(iterations)
 
 
 def hosts(training: Training) -> set[str]:
@@ -120,21 +122,21 @@ def spread(training: Training) -> None:
         training.cluster.kubectl("uncordon", *where)
 
 
-def marked(*wanted: str) -> list[psutil.Process]:
+def marked(*mark_texts: str) -> list[psutil.Process]:
     """All processes with these variables (NAME=value), as this machine sees them."""
-    marks = {mark.encode() for mark in wanted}
-    found = []
+    marks = {mark.encode() for mark in mark_texts}
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError), open(f"/proc/{process.pid}/environ", "rb") as file:
             if marks <= set(file.read().split(b"\0")):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def step_of(training: Training) -> psutil.Process:
     """The step's own process."""
-    (found,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline())
-    return found
+    (process,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline())
+    return process
 
 
 def worker_of(training: Training, name: str) -> psutil.Process:
@@ -187,20 +189,20 @@ def evict(training: Training, pod: str) -> float:
 
 def missed(training: Training, host: str) -> Callable[[], bool]:
     """Tells whether every node that is there now was lost since, as far as the journal knows."""
-    known = len(training.records())
+    count_before = len(training.records())
     there = {name for name, pod in training.nodes().items() if pod["spec"].get("nodeName") == host}
-    return lambda: there <= lost(training.records()[known:])
+    return lambda: there <= lost(training.records()[count_before:])
 
 
 def drained(training: Training) -> float:
     """`kubectl drain` of the machine of a node: no pod may go there until it is uncordoned."""
     host = node_name(elsewhere(training))
-    gone, moment = missed(training, host), time.time()
+    is_missed, moment = missed(training, host), time.time()
     training.cluster.kubectl("cordon", host)
     try:
         pods = [pod for pod in training.nodes().values() if pod["spec"].get("nodeName") == host]
         _deleted(training, *(pod["metadata"]["name"] for pod in pods))
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         training.cluster.kubectl("uncordon", host)
@@ -219,9 +221,9 @@ def out_of_memory(training: Training) -> float:
 def node_lost(training: Training) -> float:
     """Power cut of the machine of a node; it comes back when the training has gone on without."""
     number = elsewhere(training)
-    gone, moment = missed(training, node_name(number)), time.time()
+    is_missed, moment = missed(training, node_name(number)), time.time()
     with powerless(number):
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     return moment
 
@@ -244,10 +246,10 @@ def powerless(number: int) -> Iterator[None]:
 def node_cut_off(training: Training) -> float:
     """A machine leaves the network, its pods running on unseen; it returns when the training has gone on without."""
     number = elsewhere(training)
-    gone, moment = missed(training, node_name(number)), time.time()
+    is_missed, moment = missed(training, node_name(number)), time.time()
     network.cut(number, off=True)
     try:
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         network.cut(number, off=False)
@@ -288,14 +290,14 @@ def masters_machine_lost(training: Training) -> float:
     `everstep status` says that somebody has to; then the step is tried again elsewhere.
     """
     number, kubectl = elsewhere(training), training.cluster.kubectl
-    gone, moment = missed(training, MASTERS_HOST), time.time()
+    is_missed, moment = missed(training, MASTERS_HOST), time.time()
     with powerless(int(MASTERS_HOST.rpartition("-")[2])):
         _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
         wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
         kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
         try:
             _tried_again(training, node_name(number))
-            wait_until(gone, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
+            wait_until(is_missed, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
             goes_on(training)
         finally:
             kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
@@ -318,11 +320,13 @@ def api_server_stopped(training: Training) -> float:
 
 def store_stopped(training: Training) -> float:
     """MinIO is stopped: the step says so, the workers train on, and what they report waits until it is back."""
-    said, moment = len(training.words()), time.time()
+    word_count, moment = len(training.words()), time.time()
     processes.stop("minio")
     away = time.time()
     try:
-        wait_until(lambda: "cannot be reached" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
+        wait_until(
+            lambda: "cannot be reached" in training.words()[word_count:], "the step's word of it", PATIENCE_S, 0.5
+        )
         wait_until(lambda: time.time() > away + STORE_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
         assert not plane.store_answers()
         back = time.time()

@@ -62,10 +62,10 @@ def start_node(node: int, kube: Path) -> None:
     start(f"proxy-{node}", node, [kube, "kube-proxy", "--config", home / "proxy.json"])
 
 
-def imported(node: int, wanted: Iterable[images.Image]) -> None:
+def imported(node: int, images_to_import: Iterable[images.Image]) -> None:
     """The node has these images."""
     have = output_of(*_ctr(node), "images", "list", "--quiet").split()
-    for image in wanted:
+    for image in images_to_import:
         if image.name not in have:
             output_of(*_ctr(node), "images", "import", images.archive(image))
 
@@ -149,19 +149,19 @@ def lost(node: int) -> None:
             process.kill()
     psutil.wait_procs(shims, 30)
     deadline = time.monotonic() + 30
-    while (left := _contained(node)) and time.monotonic() < deadline:
-        for pid in left:
+    while (pids_left := _contained(node)) and time.monotonic() < deadline:
+        for pid in pids_left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _contained(node: int) -> list[int]:
     """Every process in a container of the node."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in (GROUPS / "pids" / host_name(node)).rglob("cgroup.procs"):
         with suppress(OSError):  # It was removed meanwhile.
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def groups_removed(node: int) -> None:

@@ -55,13 +55,13 @@ def job(cluster: Cluster, dataset: str, gang: str) -> Iterator[Training]:
     """Four nodes asked for, three needed, room for two."""
     room(cluster, 1, 2)
     room(cluster, 2, 0)
-    made = Training(cluster, dataset)
+    new_training = Training(cluster, dataset)
     try:
-        made.submit_paced(node_name(1), SPEC, gang=gang, priority_class="min", extra_priority_class="extra")
-        wait_until(lambda: len(made.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
-        yield made
+        new_training.submit_paced(node_name(1), SPEC, gang=gang, priority_class="min", extra_priority_class="extra")
+        wait_until(lambda: len(new_training.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
         for node in (1, 2):
             room(cluster, node, 0)
 

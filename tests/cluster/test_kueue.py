@@ -38,15 +38,15 @@ def job(cluster: Cluster, dataset: str, queue: str) -> Iterator[Training]:
     """Four nodes asked for, three needed, quota for two."""
     for node in (1, 2):
         room(cluster, node, 4)
-    made = Training(cluster, dataset)
+    new_training = Training(cluster, dataset)
     try:
-        made.submit_paced(
+        new_training.submit_paced(
             node_name(1), SPEC, gang="kueue", queue=queue, priority_class="min", extra_priority_class="extra"
         )
-        wait_until(lambda: len(made.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
-        yield made
+        wait_until(lambda: len(new_training.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
         for node in (1, 2):
             room(cluster, node, 0)
 

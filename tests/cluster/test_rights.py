@@ -40,9 +40,9 @@ MAY = {
 
 def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
     """By resource: the verbs that the account may use there, on the object of that name."""
-    asked = list(itertools.product(RESOURCES, VERBS))
+    questions = list(itertools.product(RESOURCES, VERBS))
     reviews = []
-    for (group, resource), verb in asked:
+    for (group, resource), verb in questions:
         kind, _, below = resource.partition("/")
         wish = {
             "namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": below, "name": name,
@@ -50,13 +50,13 @@ def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> d
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         spec = {"user": user, "groups": ["system:authenticated"], "resourceAttributes": wish}
         reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
-    found: dict[str, set[str]] = {}
+    rights: dict[str, set[str]] = {}
     for review in cluster.kubectl.create(*reviews):
         wish = review["spec"]["resourceAttributes"]
         if review["status"]["allowed"]:
             resource = "/".join(filter(None, (wish["resource"], wish.get("subresource"))))
-            found.setdefault(resource, set()).add(wish["verb"])
-    return found
+            rights.setdefault(resource, set()).add(wish["verb"])
+    return rights
 
 
 @pytest.mark.parametrize("account", MAY)

@@ -26,9 +26,9 @@ class Counted(DirectoryStore):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    made = Counted(tmp_path_factory.mktemp("ranged"))
-    made.put("a.bin", np.arange(1000, dtype=np.uint16).tobytes())
-    return made
+    counting_store = Counted(tmp_path_factory.mktemp("ranged"))
+    counting_store.put("a.bin", np.arange(1000, dtype=np.uint16).tobytes())
+    return counting_store
 
 
 @given(st.lists(st.tuples(st.integers(-5, 1100), st.integers(-5, 1100))), st.sampled_from([2, 6, 64, 4096]))
@@ -67,12 +67,14 @@ def test_a_dataset_in_a_store_is_read_there_when_it_is_more_than_may_be_kept_her
     for split, count in {"train": 3000, "validation": 5}.items():
         with IndexedWriter(tmp_path / split, "uint16") as writer:
             writer.add(range(count))
-    told = {split: {"prefix": split, "documents": 1, "tokens": n} for split, n in (("train", 3000), ("validation", 5))}
+    splits = {
+        split: {"prefix": split, "documents": 1, "tokens": n} for split, n in (("train", 3000), ("validation", 5))
+    }
     store = open_store(s3.new_prefix())
     for name in ("train.bin", "train.idx", "validation.bin", "validation.idx"):
         store.put(name, tmp_path / name)
     store.put("tokenizer.json", b"{}")
-    store.put("dataset.json", json.dumps({"version": 1, "tokenizer": "tokenizer.json", **told}).encode())
+    store.put("dataset.json", json.dumps({"version": 1, "tokenizer": "tokenizer.json", **splits}).encode())
     monkeypatch.setenv(FOLDER, str(tmp_path / "cache"))
     monkeypatch.setenv(BYTES, "1000")
     opened = open_dataset(store.uri)

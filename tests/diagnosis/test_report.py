@@ -21,7 +21,7 @@ def checked(count: int, *faulty: str) -> tuple[list[Verdict], list[Round]]:
 
 def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None:
     _, rounds = checked(5, "4")
-    assert [report.round_line(told) for told in rounds] == [
+    assert [report.round_line(round_) for round_ in rounds] == [
         "Round 1: {0: 0.60, 1: 2.60 | 2: failed, 3: failed, 4: failed} s, adjacent pairs",
         "Round 2: {0: failed, 4: failed | 1: 2.60, 3: 0.60, 2: 0.60} s, the fastest with the slowest",
     ]
@@ -29,9 +29,9 @@ def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None
 
 def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:
     links = {"0-1": 90.4, "0-2": 200.0, "1-2": 99.9}
-    measured = [Measurement("a", "host-a", 1.0, 1.0, 1.0, links=links), Measurement("b", "host-b", 1.0, 1.0, 1.0)]
-    told = Round(1, (("a", "b"),), "all together", {one.node: one for one in measured})
-    assert report.link_lines([told], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
+    measurements = [Measurement("a", "host-a", 1.0, 1.0, 1.0, links=links), Measurement("b", "host-b", 1.0, 1.0, 1.0)]
+    round_ = Round(1, (("a", "b"),), "all together", {one.node: one for one in measurements})
+    assert report.link_lines([round_], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
 
 
 def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
@@ -62,11 +62,16 @@ def test_the_summary_counts_the_healthy_and_names_whom_to_avoid() -> None:
 
 def test_the_facts_hold_every_round_and_every_node() -> None:
     verdicts, rounds = checked(4, "3")
-    told = json.loads(json.dumps(report.json_report(verdicts, rounds, 2)))
-    assert (told["usable"], told["min_nodes"], told["faulty"], told["avoid_hosts"]) == (3, 2, ["3"], ["host-3"])
-    assert told["rounds"][0]["groups"] == [["0", "1"], ["2", "3"]]
-    assert told["rounds"][0]["elapsed_s"]["2"] == 3600
-    assert told["nodes"][0] == {
+    report_json = json.loads(json.dumps(report.json_report(verdicts, rounds, 2)))
+    assert (report_json["usable"], report_json["min_nodes"], report_json["faulty"], report_json["avoid_hosts"]) == (
+        3,
+        2,
+        ["3"],
+        ["host-3"],
+    )
+    assert report_json["rounds"][0]["groups"] == [["0", "1"], ["2", "3"]]
+    assert report_json["rounds"][0]["elapsed_s"]["2"] == 3600
+    assert report_json["nodes"][0] == {
         "node": "0",
         "host": "host-0",
         "verdict": "healthy",

@@ -63,8 +63,8 @@ def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFi
             assert variable not in text
         assert text.count("secretKeyRef") == (template["name"] == "train"), "its job's token"
         assert manifest["spec"]["entrypoint"] == template["name"]
-        known = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
-        assert known == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
+        parameter_names = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
+        assert parameter_names == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
 
 
 CALLERS = {"store", "status", "failures", "duration"}
@@ -82,15 +82,15 @@ def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: p
 
 
 def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks, known = [], set()
+    tasks, parameter_names = [], set()
     for manifest in yaml.safe_load_all((FILES / "steps.yaml").read_text()):
         name = manifest["spec"]["entrypoint"]
-        known.add(name)
+        parameter_names.add(name)
         inputs = manifest["spec"]["templates"][0]["inputs"]["parameters"]
         parameters = [{"name": one["name"], "value": "x"} for one in inputs if "default" not in one]
         reference = {"name": manifest["metadata"]["name"], "template": name}
         tasks.append({"name": name, "templateRef": reference, "arguments": {"parameters": parameters}})
-    assert known == STEPS
+    assert parameter_names == STEPS
     spec = {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}]}
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "theirs"}, "spec": spec}
     (tmp_path / "theirs.yaml").write_text(json.dumps(workflow))
@@ -118,10 +118,12 @@ def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:
     printed = run("templates", "--store-secret=")
     (tmp_path / "with").mkdir()
     (tmp_path / "with" / "steps.yaml").write_text(printed.stdout)
-    done = run(
+    completed = run(
         "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "--name", "reuse", "--with", "with",
         "-p", f"store={tmp_path}/store", "-p", f"text={tmp_path}/*.txt",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr + "".join(p.read_text() for p in (tmp_path / "runs").rglob("*.log"))
+    assert completed.returncode == 0, completed.stderr + "".join(
+        p.read_text() for p in (tmp_path / "runs").rglob("*.log")
+    )
     nodes = json.loads((tmp_path / "runs" / "reuse" / "workflow.json").read_text())["status"]["nodes"].values()
     assert {n["displayName"]: n["phase"] for n in nodes}["tokenize"] == "Succeeded"

@@ -244,8 +244,8 @@ def _second(sim: Simulation, *_: Any) -> bool:
 def _scale(master: Master, how: float) -> None:
     spec = master.sim.plan.spec
     role = list(spec.roles)[int(how * 7) % len(spec.roles)]
-    asked = spec.roles[role]
-    _try(master, ScaleRequested(role, asked.least + int(how * (asked.most - asked.least + 1))))
+    role_spec = spec.roles[role]
+    _try(master, ScaleRequested(role, role_spec.least + int(how * (role_spec.most - role_spec.least + 1))))
 
 
 def _try(master: Master, event: Event) -> None:
@@ -290,7 +290,10 @@ def check_replay(sim: Simulation, chance: random.Random) -> None:
 
 
 def _states(segments: list[list[Record]], cuts: list[int]) -> Iterator[State]:
-    state, done = State(), 0
+    state, records_folded = State(), 0
     for cut in cuts:
-        state, done = fold((record for segment in segments[done:cut] for record in segment), state), cut
+        state, records_folded = (
+            fold((record for segment in segments[records_folded:cut] for record in segment), state),
+            cut,
+        )
         yield state

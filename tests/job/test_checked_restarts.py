@@ -42,8 +42,8 @@ def test_after_an_error_every_survivor_is_told_to_test_itself_before_the_next_ro
     world.exit("worker-1-0", 1)
     rejoin(world)
     assert world.number == 1
-    told = [directive(world.state, name) for name in world.names(NodePhase.CHECKING)]
-    assert [(one and one.action, one and one.round) for one in told] == [(Action.CHECK, 1)] * 3
+    directives = [directive(world.state, name) for name in world.names(NodePhase.CHECKING)]
+    assert [(one and one.action, one and one.round) for one in directives] == [(Action.CHECK, 1)] * 3
     for name in world.names(NodePhase.CHECKING):
         world.test(name)
     assert world.number == 2

@@ -25,9 +25,9 @@ def test_all_nodes_are_told_to_write_their_stacks() -> None:
     world = hanging(HangPolicy.RESTART)
     assert isinstance(world.records[-1], HangSeen)
     for name in ("worker-0-0", "worker-1-0"):
-        told = directive(world.state, name)
-        assert told is not None
-        assert (told.action, told.round) == (Action.DUMP, 1)
+        order = directive(world.state, name)
+        assert order is not None
+        assert (order.action, order.round) == (Action.DUMP, 1)
     assert world.state.phase == "running"
 
 
@@ -68,9 +68,9 @@ def test_the_policy_report_only_reports_and_says_when_it_is_over() -> None:
     assert world.state.hang is not None
     world.beat("worker-1-0", 6, still_s=0.5)
     assert isinstance(world.records[-1], HangOver)
-    told = directive(world.state, "worker-0-0")
-    assert told is not None
-    assert told.action is Action.CONTINUE
+    order = directive(world.state, "worker-0-0")
+    assert order is not None
+    assert order.action is Action.CONTINUE
     world.beat("worker-1-0", 6, still_s=70.0)
     world.beat("worker-0-0", 6, still_s=70.0)
     assert isinstance(world.records[-1], HangSeen)
@@ -188,10 +188,10 @@ def test_a_worker_without_a_beacon_is_never_taken_for_hanging() -> None:
 def test_slow_iterations_and_phases_have_limits_of_their_own(phase: str, pace_s: float, limit_s: float) -> None:
     world = World(platform({"worker": RoleSpec(1, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, phases={"upload": 600.0})))
     world.join_all()
-    shown = {"phase": phase, "pace_s": pace_s}
-    world.beat("worker-0-0", 5, still_s=limit_s - 1, **shown)
+    signs = {"phase": phase, "pace_s": pace_s}
+    world.beat("worker-0-0", 5, still_s=limit_s - 1, **signs)
     assert world.state.hang is None
-    world.beat("worker-0-0", 5, still_s=limit_s, **shown)
+    world.beat("worker-0-0", 5, still_s=limit_s, **signs)
     assert world.state.hang is not None
 
 
@@ -222,8 +222,8 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
 def blocked(world: World, blocked_s: float, awaits: bool) -> None:
     """Both nodes say so, before their first progress."""
     for name in ("worker-0-0", "worker-1-0"):
-        shown = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
-        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=blocked_s + 5, **shown)))
+        signs = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
+        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=blocked_s + 5, **signs)))
 
 
 @pytest.mark.parametrize("awaits", [True, False])

@@ -21,9 +21,9 @@ def notice(world: World, name: str, grace_s: float = 30.0) -> None:
 
 
 def action(world: World, name: str) -> Action:
-    told = directive(world.state, name)
-    assert told is not None
-    return told.action
+    order = directive(world.state, name)
+    assert order is not None
+    return order.action
 
 
 def members(world: World) -> list[str]:

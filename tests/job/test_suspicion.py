@@ -178,7 +178,7 @@ def test_a_round_that_a_suspicion_ends_says_who_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "wanted"),
+    ("pairs", "expected"),
     [
         ([("a", "b")], ["b"]),
         ([("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")], ["a"]),
@@ -188,17 +188,17 @@ def test_a_round_that_a_suspicion_ends_says_who_asked() -> None:
     ],
 )
 def test_who_is_accused_by_most_goes_first_and_takes_its_accusations_along(
-    pairs: Sequence[tuple[str, str]], wanted: list[str]
+    pairs: Sequence[tuple[str, str]], expected: list[str]
 ) -> None:
-    assert sorted(choose_suspects(pairs, {})) == wanted
+    assert sorted(choose_suspects(pairs, {})) == expected
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 300])
 def test_each_member_is_asked_by_others_even_if_a_rack_of_neighbours_fails(size: int) -> None:
     members = tuple(Member(f"n{number}", "h", f"n{number}:1", 1) for number in range(size))
     round_ = Round(1, {"worker": members}, "", 0, None, "")
-    asked = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
+    questioners = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
     rack = {f"n{number}" for number in range(min(size - 1, 100))}
     alive = [rank for rank in range(size) if f"n{rank}" not in rack]
-    assert rack <= set().union(*(asked[rank] for rank in alive))
-    assert all(f"n{rank}" not in names and len(names) <= 8 for rank, names in asked.items())
+    assert rack <= set().union(*(questioners[rank] for rank in alive))
+    assert all(f"n{rank}" not in names and len(names) <= 8 for rank, names in questioners.items())

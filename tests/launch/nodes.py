@@ -88,8 +88,8 @@ class Nodes:
     def master(self) -> int:
         """The only one. Nodes that begin together may all start one; those that find the endpoint taken end."""
         until(lambda: len(self.masters()) == 1, self.stderr_text)
-        (found,) = self.masters()
-        return found
+        (master,) = self.masters()
+        return master
 
     def wait_until_gone(self) -> None:
         """Wait until nothing of the job is left."""

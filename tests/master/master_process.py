@@ -70,8 +70,8 @@ class TornStore(DirectoryStore):
     def __init__(self, folder: Path, torn: str) -> None:
         super().__init__(folder / "store")
         self._folder = folder
-        kind, left, size = torn.split(":")
-        self._prefix, self._left, self._bytes = f"jobs/{JOB}/{kind}/", int(left), int(size)
+        kind, count_left, size = torn.split(":")
+        self._prefix, self._left, self._bytes = f"jobs/{JOB}/{kind}/", int(count_left), int(size)
 
     def create(self, key: str, data: bytes) -> bool:
         self._tear(key, data)

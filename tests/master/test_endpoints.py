@@ -122,10 +122,10 @@ def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
 def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence_s: float, held_s: float) -> None:
     async def story(shell: Shell) -> None:
         now = asyncio.get_running_loop().time
-        told = await shell.beat(NODE, 1)
-        asked = now()
-        await shell.beat(NODE, 1, msgspec.json.decode(told.body, type=Directive).number)
-        assert now() - asked == pytest.approx(held_s)
+        response = await shell.beat(NODE, 1)
+        asked_at = now()
+        await shell.beat(NODE, 1, msgspec.json.decode(response.body, type=Directive).number)
+        assert now() - asked_at == pytest.approx(held_s)
 
     patience = Patience(silence_s=silence_s, join_timeout_s=1e6)
     play(story, msgspec.structs.replace(SPEC, patience=patience))
@@ -140,8 +140,8 @@ def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> N
         assert shell.brain.state.ended is None
         reply = await _unchanged(shell, shell.ask("join", RIGHT["join"]))
         assert (reply.status, b"does not belong to job j: lost" in reply.body) == (409, True)
-        told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
-        assert msgspec.json.decode(told.body, type=Directive).action is Action.LEAVE
+        response = await shell.ask("heartbeat", Heartbeat(NODE, 1))
+        assert msgspec.json.decode(response.body, type=Directive).action is Action.LEAVE
 
     play(story)
 
@@ -222,7 +222,9 @@ def _mutated(verb: str) -> st.SearchStrategy[bytes]:
     fields = st.dictionaries(st.sampled_from(sorted(right)), _JSON, min_size=1, max_size=3)
     missing = st.sets(st.sampled_from(sorted(right)), max_size=2)
     return st.builds(
-        lambda change, gone: msgspec.json.encode({k: v for k, v in {**right, **change}.items() if k not in gone}),
+        lambda change, absent_names: msgspec.json.encode(
+            {k: v for k, v in {**right, **change}.items() if k not in absent_names}
+        ),
         fields,
         missing,
     )
@@ -240,16 +242,16 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
 
 
 @settings(max_examples=examples(60))
-@given(asked=st.lists(_bodies(), min_size=1, max_size=12))
-def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
+@given(requests=st.lists(_bodies(), min_size=1, max_size=12))
+def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(requests: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
-        for verb, body in asked:
-            brain, known = shell.brain.core.state, await _refusals(shell)
+        for verb, body in requests:
+            brain, refusals_before = shell.brain.core.state, await _refusals(shell)
             reply = await shell.ask(verb, body)
             assert reply.status in (200, 204, 400, 409), (verb, body, reply)
             if reply.status in (400, 409):
                 assert shell.brain.core.state is brain
-                assert sum((await _refusals(shell)).values()) == sum(known.values()) + 1
+                assert sum((await _refusals(shell)).values()) == sum(refusals_before.values()) + 1
 
     store = play(story)
     list(read_journal(store, "j"))  # Whatever was taken can be read by the next master.
@@ -267,8 +269,8 @@ def test_unknown_paths_are_not_found(method: str, path: str) -> None:
 
 def test_the_whole_round_is_fetched_when_needed() -> None:
     async def story(shell: Shell) -> None:
-        found = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
-        assert [member.node for member in found.members["worker"]] == NODES
+        round_ = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
+        assert [member.node for member in round_.members["worker"]] == NODES
         assert (await shell.get("rounds/1")).body is (await shell.get("rounds/1")).body
         for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
             assert (await shell.get(other)).status == 404

@@ -9,10 +9,10 @@ RUNNING = State(round=Round(3, MEMBERS, "a", 1, None, "both joined"), iteration=
 
 
 def progress_of(*lines: dict[str, float | int | str]) -> list[Progress]:
-    found: list[Progress] = []
-    reporter = Reporter(found.append, RUNNING)
+    reports: list[Progress] = []
+    reporter = Reporter(reports.append, RUNNING)
     reporter.on_telemetry(Heartbeat("worker-0-0", 3, telemetry=lines))
-    return found
+    return reports
 
 
 def test_the_newest_iteration_of_the_running_round_is_shown() -> None:

@@ -15,10 +15,10 @@ SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, keep_last=1)
 
 def commit(store: TroubledStore, iteration: int) -> Holding:
     """What another master of the job left, of which this one's journal does not tell."""
-    held = Holding(1, iteration, size=1, key=shard_key("j", 1, iteration, 0), digest="d" * 32)
-    store.objects[held.key] = b"9"
-    store.objects[manifest_key("j", (1, iteration))] = encode_manifest(make_commit("j", 1, [held]))
-    return held
+    holding = Holding(1, iteration, size=1, key=shard_key("j", 1, iteration, 0), digest="d" * 32)
+    store.objects[holding.key] = b"9"
+    store.objects[manifest_key("j", (1, iteration))] = encode_manifest(make_commit("j", 1, [holding]))
+    return holding
 
 
 def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_damaged_one_stays() -> None:

@@ -126,12 +126,12 @@ class PodApi:
 
     def _there(self, kind: str) -> dict[str, Object] | None:
         """The objects of that kind; None: the server knows no such kind."""
-        found: dict[str, Object] | None = getattr(self, kind) if kind in self.kinds else None
-        return found
+        objects_there: dict[str, Object] | None = getattr(self, kind) if kind in self.kinds else None
+        return objects_there
 
     async def _all(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refusal(request):
-            return refused
+        if refusal := self._refusal(request):
+            return refusal
         there = self._there(request.match_info["kind"])
         if there is None:
             return _no(404, "the server could not find the requested resource")
@@ -140,21 +140,21 @@ class PodApi:
         key, _, value = request.query["labelSelector"].partition("=")
         if request.query.get("watch") == "true":
             return await self._watch(request, int(request.query["resourceVersion"]), (key, value))
-        found = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
-        return web.json_response({"items": found, "metadata": {"resourceVersion": str(self._version)}})
+        pods = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
+        return web.json_response({"items": pods, "metadata": {"resourceVersion": str(self._version)}})
 
     def _create(self, request: web.Request, there: dict[str, Object], body: Object) -> web.Response:
         self.bodies.append(body)
         name = body["metadata"]["name"]
         if name in there:
             return _no(409, f'{request.match_info["kind"]} "{name}" already exists')
-        made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}-{self._version}"}}
+        pod_stored = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}-{self._version}"}}
         if there is self.pods:
-            self._tell("ADDED", {**made, "status": {"phase": "Pending"}})
+            self._tell("ADDED", {**pod_stored, "status": {"phase": "Pending"}})
         else:
-            if text := made.pop("stringData", None):
-                made["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
-            there[name] = made
+            if text := pod_stored.pop("stringData", None):
+                pod_stored["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
+            there[name] = pod_stored
             self._changed.set()
         if self.refuse and not self.refuse[0][0]:
             self.refuse.pop(0)
@@ -163,8 +163,8 @@ class PodApi:
         return web.json_response(there[name], status=201)
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refusal(request):
-            return refused
+        if refusal := self._refusal(request):
+            return refusal
         name = request.match_info["name"]
         there = self._there(request.match_info["kind"])
         if there is None or name not in there:

@@ -123,8 +123,8 @@ def test_whoever_deletes_it_gives_it_the_time_to_hand_over_that_its_agent_takes(
 
 
 def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> None:
-    def expressions(made: dict[str, Any]) -> list[list[tuple[str, str, list[str]]]]:
-        required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    def expressions(pod_made: dict[str, Any]) -> list[list[tuple[str, str, list[str]]]]:
+        required = pod_made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         return [
             [(one["key"], one["operator"], one["values"]) for one in term["matchExpressions"]]
             for term in required["nodeSelectorTerms"]
@@ -185,10 +185,10 @@ def test_volcano_gets_the_minimum_as_a_group_and_may_take_the_extras_back() -> N
     for group, extra in zip(groups, (False, True), strict=True):
         assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
         assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
-        made = placed(gang, extra)
-        assert made["spec"]["schedulerName"] == "volcano"
-        assert made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
-        assert made["metadata"]["annotations"]["volcano.sh/preemptable"] == str(extra).lower()
+        pod_made = placed(gang, extra)
+        assert pod_made["spec"]["schedulerName"] == "volcano"
+        assert pod_made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        assert pod_made["metadata"]["annotations"]["volcano.sh/preemptable"] == str(extra).lower()
 
 
 def test_koordinator_needs_annotations_only_and_of_the_minimum_only() -> None:
@@ -236,9 +236,9 @@ def test_a_pod_of_a_role_that_waits_for_others_is_queued_outside_of_the_group() 
 
 
 def test_a_pod_whose_quota_kueue_takes_back_gave_way() -> None:
-    told = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
-    assert was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [told]}})
-    assert not was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [{**told, "status": "False"}]}})
+    condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
+    assert was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [condition]}})
+    assert not was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [{**condition, "status": "False"}]}})
 
 
 @pytest.mark.parametrize("kind", [Gang.VOLCANO, Gang.KOORDINATOR, Gang.COSCHEDULING, Gang.KUEUE])
@@ -305,9 +305,9 @@ def test_machines_that_were_checked_are_preferred() -> None:
 
 
 def test_a_spread_over_machines_that_the_user_wants_stands() -> None:
-    wanted = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
-    template = {**template_of(STEP), "topologySpreadConstraints": wanted}
-    assert pod(template=template)["spec"]["topologySpreadConstraints"] == wanted
+    spread = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
+    template = {**template_of(STEP), "topologySpreadConstraints": spread}
+    assert pod(template=template)["spec"]["topologySpreadConstraints"] == spread
 
 
 def test_a_node_that_moves_away_from_a_machine_prefers_every_other_one() -> None:

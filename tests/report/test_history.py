@@ -50,8 +50,10 @@ def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
 
 
 def test_slow_nodes_are_told_with_their_time() -> None:
-    seen = job.SlowSeen(time=9, round=1, node="worker-0-0", ranks=(0,), part=SlowPart.DISK, detail="rank 0 is slow")
-    assert history([formed(1, 1), seen], []).slow == ((9, "rank 0 is slow"),)
+    slow_record = job.SlowSeen(
+        time=9, round=1, node="worker-0-0", ranks=(0,), part=SlowPart.DISK, detail="rank 0 is slow"
+    )
+    assert history([formed(1, 1), slow_record], []).slow == ((9, "rank 0 is slow"),)
 
 
 def test_a_restart_that_is_not_over_has_no_cost_yet() -> None:
@@ -66,14 +68,14 @@ def test_a_second_fault_before_any_progress_ends_the_first_restart() -> None:
 
 
 def test_a_fault_after_the_last_iteration_costs_until_the_job_ended() -> None:
-    done = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
-    (restart,) = history([formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9), done], [at(9, 1, 9)]).restarts
+    end_record = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
+    (restart,) = history([formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9), end_record], [at(9, 1, 9)]).restarts
     assert restart.seconds == 4.0
 
 
 def test_the_latest_round_wins_for_an_iteration() -> None:
-    told = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
-    assert [(point.iteration, point.loss) for point in told.curve] == [(6, 1.0), (7, 2.0)]
+    job_history = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
+    assert [(point.iteration, point.loss) for point in job_history.curve] == [(6, 1.0), (7, 2.0)]
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
@@ -95,9 +97,9 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
         return {"v": 1, "time": time, "kind": "interval", "round": 1, "iteration": iteration, "reason": reason}
 
     lines = [line(9, 70, "every 8"), line(5, 1, "every 16"), line(6, 30, "every 16"), at(7, 1, 50)]
-    told = history([formed(1, 1)], lines)
-    assert told.intervals == ((1, "every 16"), (70, "every 8"))
-    assert [point.iteration for point in told.points] == [50]
+    job_history = history([formed(1, 1)], lines)
+    assert job_history.intervals == ((1, "every 16"), (70, "every 8"))
+    assert [point.iteration for point in job_history.points] == [50]
 
 
 @given(
@@ -105,9 +107,9 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
     st.integers(0, 6), st.integers(0, 10), st.integers(0, 12),
 )  # fmt: skip
 def test_what_was_trained_is_found_as_by_looking_at_all(
-    told: list[tuple[int, int]], number: int, iteration: int, until: int
+    spans_trained: list[tuple[int, int]], number: int, iteration: int, until: int
 ) -> None:
-    points = [Point(float(time), *one) for time, one in enumerate(told)]
+    points = [Point(float(time), *one) for time, one in enumerate(spans_trained)]
     trained = _PointsByRound(points)
     before = [p.iteration for p in points if p.round < number or (p.round == number and p.time <= until)]
     assert trained.newest(number, until) == max(before, default=0)

@@ -24,9 +24,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
     store = DirectoryStore(tmp_path)
     journal, _ = claim(store, JOB, "a:1", 1.0)
     for at in range(1, 41):
-        held = Holding(1, at, key=f"k/{at}")
+        holding = Holding(1, at, key=f"k/{at}")
         records: list[Record] = [
-            ShardPersisted(time=at, holding=held),
+            ShardPersisted(time=at, holding=holding),
             Committed(time=at, round=1, iteration=at, key="m"),
         ]
         journal.write(journal.draft(records))
@@ -37,9 +37,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
 def test_what_is_archived_is_told(store: DirectoryStore) -> None:
     assert len(segments.listed_numbers(store, JOB)) < 10, "most must be archived"
     run = read_run(store, "run", uid=UID)
-    told = run.jobs["train"]
-    assert told == history(read_journal(store, JOB), [])
-    assert told.commits == tuple((float(at), at) for at in range(1, 41))
+    training = run.jobs["train"]
+    assert training == history(read_journal(store, JOB), [])
+    assert training.commits == tuple((float(at), at) for at in range(1, 41))
     assert not [note for note in run.notes if "journal" in note or "archive" in note]
 
 

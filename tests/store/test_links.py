@@ -76,9 +76,9 @@ def test_an_object_that_vanishes_while_somebody_lists_hides_no_other(
         store.put(name, b"x")
 
     def vanishing(folder: int) -> object:
-        found = scan(folder)
+        scan_lines = scan(folder)
         (tmp_path / "two").unlink()
-        return found
+        return scan_lines
 
     monkeypatch.setattr(os, "scandir", vanishing)
     assert [entry.key for entry in store.list("")] == ["one", "three"]
@@ -108,8 +108,8 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
             for function in ("open", "stat", "replace", "link", "unlink", "mkdir", "fsync"):
                 inner.setattr(os, function, count(getattr(os, function)))
             try:
-                found = OPERATIONS[operation](store)
+                value = OPERATIONS[operation](store)
             except (StoreError, NoSuchKey):
-                found = None
-        assert found != SECRET
+                value = None
+        assert value != SECRET
         assert _contents(outside) == before

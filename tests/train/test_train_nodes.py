@@ -89,10 +89,10 @@ def test_when_the_step_is_told_to_end_the_workflow_says_whether_for_good(
         server = PodApi()
         server.pods["step"] = STEP
         server.workflows = {"w": there} if there else {}
-        asked, stop = asyncio.Event(), asyncio.Event()
+        is_asked, stop = asyncio.Event(), asyncio.Event()
         async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
-            hearing = asyncio.create_task(stop_on_request(asked, stop, place))
-            asked.set()
+            hearing = asyncio.create_task(stop_on_request(is_asked, stop, place))
+            is_asked.set()
             await stop.wait()
             assert hearing.result() is for_good
 
@@ -146,7 +146,7 @@ def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "given"),
+    ("flags", "expected_arguments"),
     [
         ({}, ["--network-check=14"]),
         ({"switchbox_check": True, "box_pairs": "0:1", "min_channels": 1},
@@ -155,7 +155,7 @@ def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_pods_check_each_other_before_they_join_unless_that_is_switched_off(
-    flags: dict[str, Any], given: list[str]
+    flags: dict[str, Any], expected_arguments: list[str]
 ) -> None:
     async def story() -> None:
         server = PodApi()
@@ -165,7 +165,7 @@ def test_pods_check_each_other_before_they_join_unless_that_is_switched_off(
             sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place,
             serve_node_checks(Config(**flags), place) as (_, arguments),
         ):
-            assert arguments == given
+            assert arguments == expected_arguments
 
     asyncio.run(story())
 

@@ -180,11 +180,11 @@ def test_several_parts_have_no_single_data() -> None:
 def test_a_position_loaded_within_the_loop_is_where_it_goes_on() -> None:
     loader = open_loader(Numbers(), num_workers=1)
     batches = iter(loader)
-    seen = samples(next(batches))
+    first_samples = samples(next(batches))
     state = loader.state_dict()
     first_time = samples(next(batches))
     loader.load_state_dict(state)
-    assert samples(next(batches)) == first_time != seen
+    assert samples(next(batches)) == first_time != first_samples
 
 
 def test_another_dataset_than_the_saved_one_is_refused() -> None:

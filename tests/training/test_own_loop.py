@@ -23,9 +23,9 @@ class Told:
 @pytest.fixture
 def session() -> Session:
     link: Any = Told()
-    made = Session(Context(0, 1, 0, torch.device("cpu"), 1, link))
-    made.loop = OwnLoop(made)
-    return made
+    new_session = Session(Context(0, 1, 0, torch.device("cpu"), 1, link))
+    new_session.loop = OwnLoop(new_session)
+    return new_session
 
 
 def losses(session: Session) -> dict[int, Any]:

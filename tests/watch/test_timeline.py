@@ -15,9 +15,9 @@ def board_after(path: Path, iterations: int) -> Board:
     writer = BoardWriter(str(path), Board(1, 3, 4, 0, 2))
     for number in range(1, iterations + 1):
         writer.finish_iteration(float(number), 1000.0 + number)
-    found = read_board(path)
-    assert found is not None
-    return found
+    board = read_board(path)
+    assert board is not None
+    return board
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 5, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT + 7])

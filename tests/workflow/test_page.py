@@ -30,7 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lines(block: str) -> list[tuple[str, str]]:
     """(command, what the comment says) of each line."""
-    return [(command.strip(), said.strip()) for command, _, said in (one.partition("#") for one in block.splitlines())]
+    return [
+        (command.strip(), comment.strip()) for command, _, comment in (one.partition("#") for one in block.splitlines())
+    ]
 
 
 def pasted(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -39,10 +41,10 @@ def pasted(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_line_does_what_its_comment_shows(folder: Path) -> None:
-    for command, said in lines(PASTED):
-        done = pasted(command, folder)
-        assert done.returncode == 0, (command, done.stderr)
-        assert said in done.stdout + done.stderr, (command, done.stdout, done.stderr)
+    for command, comment in lines(PASTED):
+        completed = pasted(command, folder)
+        assert completed.returncode == 0, (command, completed.stderr)
+        assert comment in completed.stdout + completed.stderr, (command, completed.stdout, completed.stderr)
 
 
 def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:

@@ -118,8 +118,8 @@ def test_an_artifact_that_does_not_come_whole_ends_the_step_in_one_line(
     path: str, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = got(f"{wire.url}{path}", tmp_path, monkeypatch)
-    said = f"init: Error (exit code 64): artifact a failed to load: {SAID[path]}"
-    assert (status["phase"], status["message"]) == ("Error", said.replace("URL", f"{wire.url}{path}"))
+    message = f"init: Error (exit code 64): artifact a failed to load: {SAID[path]}"
+    assert (status["phase"], status["message"]) == ("Error", message.replace("URL", f"{wire.url}{path}"))
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_a_deadline_ends_an_artifact_that_comes_drop_by_drop(
     artifact = {"name": "a", "path": "/tmp/in", "http": {"url": drops.url}}
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("true"), "activeDeadlineSeconds": 1}
     status = ran(tmp_path, monkeypatch, Library(), [main])
-    said = "Pod was active on the node longer than the specified deadline"
-    assert (status["phase"], status["message"]) == ("Failed", said)
+    message = "Pod was active on the node longer than the specified deadline"
+    assert (status["phase"], status["message"]) == ("Failed", message)
 
 
 def test_an_answer_that_comes_too_slowly_is_none(drops: Drops, tmp_path: Path) -> None:
@@ -235,12 +235,12 @@ TOKENS = {
 def test_a_token_that_does_not_come_ends_the_step_in_one_line(path: str, wire: Wire, tmp_path: Path) -> None:
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"url": f"{wire.url}{path}", "id": "a"}}
     oauth2 = {"tokenURLSecret": {"name": "s", "key": "url"}, "clientIDSecret": {"name": "s", "key": "id"}}
-    with pytest.raises(remote.RemoteError) as told:
+    with pytest.raises(remote.RemoteError) as raised:
         remote.download(
             {"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}}, Library.from_objects([secret]), tmp_path / "got"
         )
-    assert str(told.value).startswith(TOKENS[path])
-    assert len(str(told.value).splitlines()) == 1
+    assert str(raised.value).startswith(TOKENS[path])
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,8 +279,8 @@ def test_an_http_template_is_refused_other_schemes_and_ends_in_error(
     bye = {"name": "bye", "container": sh("echo bye")}
     main = {"name": "main", "http": {"url": "file:///etc/hostname"}}
     status = ran(tmp_path, monkeypatch, Library(), [main, bye], onExit="bye")
-    said = 'Get "file:///etc/hostname": unsupported protocol scheme "file"'
-    assert (status["phase"], status["message"]) == ("Error", said)
+    message = 'Get "file:///etc/hostname": unsupported protocol scheme "file"'
+    assert (status["phase"], status["message"]) == ("Error", message)
     assert log(tmp_path, "onExit") == "bye\n"
 
 
@@ -318,7 +318,7 @@ def test_any_answer_is_a_file_or_one_line(wire: Wire, answer: bytes) -> None:
         with web.open_request(web.Request(f"{wire.url}/any")) as came:
             came.body(1000)
     except web.WebError as error:
-        said = str(error)
+        problem = str(error)
     else:
-        said = "whole"
-    assert len(said.splitlines()) == 1
+        problem = "whole"
+    assert len(problem.splitlines()) == 1

@@ -90,15 +90,15 @@ class LocalRuns:
         """By run: the version of its file that was read, and what it said."""
 
     def entries(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for folder in self._folders():
             try:
                 entry = self._entry(folder)
             except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 entry = Entry(self.place, folder.name, "Unreadable", 0.0, 0.0, str(error))
-            found[folder.name] = entry
-        self._known = {name: known for name, known in self._known.items() if name in found}
-        return found
+            entries[folder.name] = entry
+        self._known = {name: entries_before for name, entries_before in self._known.items() if name in entries}
+        return entries
 
     def retry_log(self, name: str) -> Path | None:
         return run_views.run_folder(self._runs, name) / "retry.log"
@@ -113,11 +113,11 @@ class LocalRuns:
         path = next(path for file in reversed(run_views.FILES) if (path := folder / file).is_file())
         stat = path.stat()
         version = stat.st_mtime_ns, stat.st_size
-        known = self._known.get(folder.name)
-        if known is None or known[0] != version:
-            known = version, entry_of(self.place, folder.name, run_views.read_workflow(folder))
-            self._known[folder.name] = known
-        entry = known[1]
+        entry_before = self._known.get(folder.name)
+        if entry_before is None or entry_before[0] != version:
+            entry_before = version, entry_of(self.place, folder.name, run_views.read_workflow(folder))
+            self._known[folder.name] = entry_before
+        entry = entry_before[1]
         if entry.phase not in LIVE:
             return entry
         if not _is_run(folder):
@@ -186,8 +186,8 @@ class ClusterRuns:
         self.command_flags: Sequence[str] = ("-n", namespace)
 
     def entries(self) -> dict[str, Entry]:
-        found = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
-        return {entry.name: entry for entry in found}
+        entries = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
+        return {entry.name: entry for entry in entries}
 
     def retry_log(self, name: str) -> Path | None:
         return None
@@ -215,11 +215,11 @@ class ClusterRuns:
     def follow(self, name: str, log: str) -> Iterator[str]:
         if log not in self.logs(name):
             raise BadInput(f"{name}: no pod {log}")
-        shown = 0
+        lines_printed = 0
         while True:
             lines = cluster_runs.log_of(self.place, name, log)
-            new = lines[max(shown, len(lines) - 1000) :] if len(lines) >= shown else lines[-1000:]
-            shown = len(lines)
+            new = lines[max(lines_printed, len(lines) - 1000) :] if len(lines) >= lines_printed else lines[-1000:]
+            lines_printed = len(lines)
             yield "".join(f"{line}\n" for line in new)
 
 

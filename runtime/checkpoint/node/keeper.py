@@ -259,9 +259,9 @@ class Keeper:
         while True:
             with self._lock:
                 self._deadline = self._core.next_deadline()
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                if not self._closed and (left is None or left > 0):
-                    self._earlier_deadline.wait(left)
+                remaining_s = None if self._deadline is None else self._deadline - time.monotonic()
+                if not self._closed and (remaining_s is None or remaining_s > 0):
+                    self._earlier_deadline.wait(remaining_s)
                 if self._closed:
                     return
                 due = self._deadline is not None and self._deadline <= time.monotonic()

@@ -116,8 +116,10 @@ class Checkpointer:
         has no room for it.
         """
         if self._link is None:
-            found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
-            self._saved = self.restored = found or 0
+            restored = (
+                self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
+            )
+            self._saved = self.restored = restored or 0
             return self._saved
         self._link.tell(Fetch())
         live = self._flatten(state)  # While the agent answers.
@@ -213,9 +215,9 @@ class Checkpointer:
     def _map_segment(self, path: Path) -> SegmentFile:
         """A segment of this rank, of another local rank, or of an earlier size. Reuses an existing mapping, whose pages
         are mapped already."""
-        for known in (self._segment, self._ahead):
-            if known is not None and known.path == path and known.is_current():
-                return known
+        for mapped_segment in (self._segment, self._ahead):
+            if mapped_segment is not None and mapped_segment.path == path and mapped_segment.is_current():
+                return mapped_segment
         return SegmentFile.open(path)
 
     def _announce(self, tree: FlatState, text: bytes) -> None:

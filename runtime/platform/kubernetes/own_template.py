@@ -33,8 +33,8 @@ def with_own_metadata(pod: Pod, own: Mapping[str, Any]) -> Pod:
 
 
 def _merged(below: _Entry, above: _Entry) -> dict[str, Any]:
-    given = {name: key for name, key in _BY_NAME.items() if name in above}
-    lists = {name: _by_key(below.get(name) or (), above[name] or (), key) for name, key in given.items()}
+    keys_by_list = {name: key for name, key in _BY_NAME.items() if name in above}
+    lists = {name: _by_key(below.get(name) or (), above[name] or (), key) for name, key in keys_by_list.items()}
     return {**below, **above, **lists}
 
 

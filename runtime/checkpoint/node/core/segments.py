@@ -345,9 +345,9 @@ class Segments:
         *earlier, current = self._by_rank[local_rank]
         states = current.states()
         if len(states) > current.sharded:
-            kept = states[current.sharded]
+            newest_kept = states[current.sharded]
             for segment in earlier:
-                segment.superseded = all(identity[:2] <= kept[:2] for identity in segment.states())
+                segment.superseded = all(identity[:2] <= newest_kept[:2] for identity in segment.states())
 
     def supersede_copies(self, round: int) -> None:  # noqa: A002
         """Mark copies of earlier rounds: peers now hold newer ones elsewhere."""
