@@ -112,7 +112,7 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
     size = state_bytes(state)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         numbers = iter(range(1, 1000))
 
@@ -143,7 +143,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
     plain = median_s(iterate)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         numbers = iter(range(1, 1000))
 
@@ -190,7 +190,7 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
     size = state_bytes(state)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         checkpointer.save(1, state)
         checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
@@ -198,7 +198,7 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
         place.keeper.worker_died(0)
         place.begin(2, place.newest())
         began = time.perf_counter()
-        again = Checkpointer(state, link=place.link(2))
+        again = Checkpointer(state, keeper=place.link(2))
         restored = again.load(state)
         torch.cuda.synchronize()
         ours = time.perf_counter() - began

@@ -33,7 +33,8 @@ from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import StateCertified, StateRejected
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Evidence, Holding, Restore
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.worker_link import Staged
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node, _Peer

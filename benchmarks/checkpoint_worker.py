@@ -34,7 +34,7 @@ from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import group_by_checkpoint
 from everstep.runtime.checkpoint.stored.manifest import read_commit
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
 from everstep.runtime.store import Store, open_store
 

@@ -34,7 +34,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.simulated_agents import Add, AllHeard, AllSeated, Beats, Drop, serve
 from everstep.runtime.job.records import NodeLost
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
-from everstep.runtime.master import read_journal, run
+from everstep.runtime.master import AgentCommand, Control, read_journal, run
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore, Entry
@@ -130,10 +130,7 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool, n
         patience = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S)
         spec = JobSpec(JOB, {"worker": RoleSpec(agents, agents // 2)}, patience, hosts="")
         credentials = credentials_of(TOKEN, JOB, tls=tls)
-        await run(
-            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={},
-            stop=asyncio.Event(),
-        )  # fmt: skip
+        await run(spec, store, platform, credentials, AgentCommand(), Control(asyncio.Event()))
 
     asyncio.run(live())
 

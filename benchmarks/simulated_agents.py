@@ -23,7 +23,8 @@ from everstep.runtime.agent.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOKS_
 from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from everstep.runtime.system.backoff import backoff
 

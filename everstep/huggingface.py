@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
-from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 

@@ -16,11 +16,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.loader import ElasticSampler
 from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.shard.reshard import assemble_state
-from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 

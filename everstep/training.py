@@ -23,12 +23,13 @@ from typing import cast
 import torch
 
 from everstep import trackers
+from everstep.checkpoints import Checkpointer
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
-from everstep.session import Checkpointer, Context, begin, context_from_environment, current
+from everstep.session import Context, begin, context_from_environment, current
 from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report", "track"]

@@ -19,7 +19,9 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Restore, Seat
+from everstep.runtime.protocol.holdings import Holding, Refusal, Restore
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import (  # fmt: skip
     Acquire,
     Announce,

@@ -24,7 +24,7 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
 from everstep.runtime.journal import journal, segments, snapshots
 from everstep.runtime.master.survey import survey_store
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore, Store, open_store
 from tests.harness import ROOT
 from tests.minio import running

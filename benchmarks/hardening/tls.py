@@ -25,7 +25,7 @@ from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.shard.fetch import read
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 JOB, TOKEN = "benchmark", "benchmark"
 SIZE = 1 << 30

@@ -41,7 +41,7 @@ SCRIPT = (
     Public("ElasticSampler", "everstep/loader.py"),
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
-    Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
+    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
     Public("report", "everstep/training.py"),
     Public("track", "everstep/training.py"),
     Public("phase", "everstep/training.py"),

@@ -11,7 +11,8 @@ from everstep.runtime.agent.worker_specs import board_path
 from everstep.runtime.agent.workers import Workers
 from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
 from everstep.runtime.diagnosis.self_test import result_of
-from everstep.runtime.protocol.messages import Seat, SelfTest
+from everstep.runtime.protocol.messages import SelfTest
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker

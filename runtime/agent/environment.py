@@ -4,7 +4,7 @@ import string
 from collections.abc import Mapping, Sequence
 
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.protocol.messages import Evidence, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Report
 
 _PAUSE_S = 0.5

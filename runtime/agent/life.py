@@ -35,7 +35,8 @@ from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, spare_spec, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.protocol.messages import Neighbour, Seat
+from everstep.runtime.protocol.rounds import Neighbour, Seat
 
 STILL_S = 0.75
 """So long no worker has made progress, or the node has waited for a seat, before it asks."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
     Action,
     Directive,
@@ -17,11 +18,10 @@ from everstep.runtime.protocol.messages import (
     Heartbeat,
     Join,
     Leaving,
-    Refusal,
-    Seat,
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.hang_culprit import Standing
 
 _LONGEST_WHY, _MOST_REFUSALS = 1000, 64

@@ -17,8 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.agent.client import NoPlace, NotAllowed, NotUnderstood
+from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Refusal, Seat, ShardLease, ShardRequest
+from everstep.runtime.protocol.messages import ShardLease, ShardRequest
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import (
     Acquire,
     Announce,

@@ -9,7 +9,7 @@ from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.workers import WorkerSpec
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.watch import board
 

@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from everstep.runtime.protocol.messages import Evidence, Round
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Round
 
 KEPT_CERTIFIED = 256
 """Certified states that a job's state remembers."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.job.records import Stored
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 MAX_LISTED = 4
 """Checkpoints, and reasons for each, that one line lists."""

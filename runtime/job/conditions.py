@@ -11,20 +11,19 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.job.nodes import JOINED, NodePhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     DesiredChanged,
     JobEnded,
     JobReopened,
-    JobResult,
     MasterClaimed,
     NodeJoined,
     NodeRequested,
-    Reason,
     RoundBroken,
     RoundFormed,
 )
 from everstep.runtime.job.roster import Roster
-from everstep.runtime.protocol.messages import Round
+from everstep.runtime.protocol.rounds import Round
 
 KEPT_CONDITIONS = 50
 """Conditions that the state remembers."""

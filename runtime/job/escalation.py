@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from everstep.runtime.job import fault_policy
 from everstep.runtime.job.nodes import LIVE
-from everstep.runtime.job.records import Decision, WorkerFaulted
+from everstep.runtime.job.reasons import Decision
+from everstep.runtime.job.records import WorkerFaulted
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.state import State, round_number
 

@@ -19,10 +19,10 @@ from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.peers import copy_keepers
 from everstep.runtime.job.phases import JOB_TRANSITIONS
+from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
-    Decision,
     DesiredChanged,
     FaultJudged,
     HangExplained,
@@ -42,7 +42,6 @@ from everstep.runtime.job.records import (
     NodeStrayed,
     NodeSuspected,
     NodeTested,
-    Reason,
     Record,
     RoundBroken,
     RoundFormed,
@@ -50,7 +49,8 @@ from everstep.runtime.job.records import (
     WorkerFaulted,
 )
 from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
-from everstep.runtime.protocol.messages import Action, Flaw
+from everstep.runtime.protocol.holdings import Flaw
+from everstep.runtime.protocol.messages import Action
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""

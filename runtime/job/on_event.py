@@ -33,6 +33,7 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
 from everstep.runtime.job.on_evidence import handle_evidence
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     Committed,
     DataShardEnded,
@@ -40,7 +41,6 @@ from everstep.runtime.job.records import (
     DesiredChanged,
     Forgotten,
     JobReopened,
-    JobResult,
     NodeAppeared,
     NodeFinished,
     NodeJoined,
@@ -48,7 +48,6 @@ from everstep.runtime.job.records import (
     NodeStrayed,
     NodeTested,
     PassedOver,
-    Reason,
     ShardPersisted,
     StoreSurveyed,
     WorkerFaulted,

@@ -3,7 +3,8 @@
 from everstep.runtime.job import certification
 from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import BatchSkipped, JobResult, Reason, StateCertified, StateRejected
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import BatchSkipped, StateCertified, StateRejected
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence

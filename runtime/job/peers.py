@@ -6,7 +6,7 @@ power cut never takes both.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from everstep.runtime.protocol.messages import Member
+from everstep.runtime.protocol.rounds import Member
 
 
 def copy_keepers(members: Sequence[Member]) -> list[int | None]:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from everstep.runtime.job.fault_policy import DECISIONS, memory_of, more_memory
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Decision, NodeRequested, Reason
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
 from everstep.runtime.job.state import State
 

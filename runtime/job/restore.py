@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal, Restore
 
 MAX_LISTED = 8
 """Runs of shards that the reason of a choice lists."""

@@ -17,12 +17,12 @@ import msgspec
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.state import State, next_round, round_number
 from everstep.runtime.job.topology import order_by_place, switches
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 
 MAX_LISTED = 16
 """Hosts that a round's reason lists; the round itself has all of them."""

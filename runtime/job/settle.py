@@ -9,6 +9,7 @@ from dataclasses import replace
 from everstep.runtime.job import escalation, fault_policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
@@ -16,11 +17,9 @@ from everstep.runtime.job.records import (
     HangExplained,
     HangOver,
     HangSeen,
-    JobResult,
     NodeLeaving,
     NodeReleased,
     NodeSuspected,
-    Reason,
     RoundFormed,
     SlowSeen,
 )

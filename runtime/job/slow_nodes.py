@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from everstep.runtime.job import fault_policy, rounds
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Decision, Reason
+from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.spec import JobSpec, StragglerPolicy
 from everstep.runtime.job.state import State
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart, SlowVerdict, judge_paces

@@ -10,7 +10,7 @@ from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import FaultJudged
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 SCHEMA = 6
 """Rises when a field of the state is added, removed or changes its meaning."""

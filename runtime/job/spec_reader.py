@@ -19,8 +19,9 @@ import yaml
 from msgspec.structs import FieldInfo, replace
 
 from everstep.runtime.job import pod_template, spec_values
-from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec, problems
+from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec
 from everstep.runtime.job.spec_fields import fields, spelling_of
+from everstep.runtime.job.spec_problems import problems
 
 Path = tuple[str | int, ...]
 """Where something stands, as the file spells it: `("replicaSpecs", "worker", "faultTolerantPolicy", 0)`."""
@@ -98,7 +99,8 @@ class _Reading:
         self.wrong.append((line, f"{self._name} line {line}: {at}: {what}" if line else f"{self._name}: {at}: {what}"))
 
     def refuse_contradiction(self, problem: str) -> None:
-        """One of `spec.problems`, told with the names and lines of the file, of what stands around it if need be."""
+        """Refuse one of `spec_problems.problems`, by the names and lines of the file; by the line of the field around
+        it, if need be."""
         field, _, what = problem.partition(": ")
         inside: Any = self.top
         path: Path = ()

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job import escalation
 from everstep.runtime.job.checkpoints import refusal_summary
-from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import WorkerFaulted
 from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.restore import unread_checkpoints
 from everstep.runtime.job.spec import EndingPolicy, JobSpec
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw
+from everstep.runtime.protocol.holdings import Flaw
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_chec
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.job.records import JobResult, Reason
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch.events import EventLog, LaunchMetadata, logger_of
 from everstep.runtime.launch.failure import copy_error_file, failure_lines
@@ -36,7 +36,8 @@ from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
 from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
 from everstep.runtime.launch.probe import Answer, probe_endpoint
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.system.own_folder import own_folder
 
 if TYPE_CHECKING:

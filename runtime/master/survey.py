@@ -22,7 +22,7 @@ from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
 _PARALLEL_READS = 8

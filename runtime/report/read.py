@@ -77,14 +77,21 @@ class Run:
     """What could not be read."""
 
 
+@dataclass(frozen=True)
+class WorkflowFacts:
+    """What the workflow's controller tells a step of the run."""
+
+    uid: str = ""
+    phase: str = ""
+    duration_s: float | None = None
+    failures: tuple[Mapping[str, Any], ...] = ()
+
+
 def read_run(
     store: Store,
     name: str,
     *,
-    uid: str = "",
-    phase: str = "",
-    duration_s: float | None = None,
-    failures: tuple[Mapping[str, Any], ...] = (),
+    facts: WorkflowFacts = WorkflowFacts(),
     folder: Path | None = None,
     own: str = "",
     graph: Mapping[str, tuple[str, ...]] = {},
@@ -95,8 +102,8 @@ def read_run(
     """
     notes: list[str] = []
     workflow = {} if graph and folder is None else _workflow(folder, notes)
-    steps, on_cluster = _steps(store, name, notes), folder is None and bool(uid and phase)
-    uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
+    steps, on_cluster = _steps(store, name, notes), folder is None and bool(facts.uid and facts.phase)
+    uid = facts.uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
     jobs: dict[str, History] = {}
     if uid:
         for name_of_job in _jobs(store, uid):
@@ -106,9 +113,9 @@ def read_run(
     return Run(
         name=name,
         uid=uid,
-        phase=phase or str(_dict_or_empty(workflow.get("status")).get("phase") or ""),
-        duration_s=duration_s,
-        failures=failures,
+        phase=facts.phase or str(_dict_or_empty(workflow.get("status")).get("phase") or ""),
+        duration_s=facts.duration_s,
+        failures=facts.failures,
         workflow=workflow,
         graph=graph,
         on_cluster=on_cluster,

@@ -19,20 +19,21 @@ from everstep.runtime.job.events import (
 )
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import (
     JobEnded,
     MasterClaimed,
     NodeLost,
     NodeReleased,
     NodeRequested,
-    Reason,
     Record,
     RoundBroken,
     RoundFormed,
 )
 from everstep.runtime.job.spec import Hang, JobSpec, Patience, RoleSpec
 from everstep.runtime.job.state import round_number
-from everstep.runtime.protocol.messages import Holding, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Join, Persisted, WorkerExit
 from everstep.runtime.simulation.costs import Costs
 from everstep.runtime.simulation.outcome import Outcome
 from everstep.runtime.simulation.policy import Policy

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from everstep.runtime.store.pace import Pace
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
-from everstep.runtime.store.s3_requests import Answer, Requests
+from everstep.runtime.store.s3_requests import Answer, Requests, StreamedBody
 from everstep.runtime.store.s3_settings import Settings
 
 PART_BYTES = 16 << 20
@@ -175,8 +175,7 @@ class S3Store:
             name,
             query=query,
             headers=headers,
-            body=lambda: self._pace.slices(data, _CHUNK_BYTES),
-            length=len(data),
+            body=StreamedBody(len(data), lambda: self._pace.slices(data, _CHUNK_BYTES)),
             also_ok=also_ok,
         )
 

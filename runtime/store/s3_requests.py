@@ -42,7 +42,18 @@ _WRONG_REGION_CODES = ("AuthorizationQueryParametersError", "AuthorizationHeader
 """Codes of Amazon S3 and MinIO (the last one, for a PUT) for a request signed for another region."""
 _SIGNATURE_LIFETIME = timedelta(hours=1)
 
-Body = bytes | Callable[[], Generator[memoryview]]
+
+@dataclass(frozen=True)
+class StreamedBody:
+    """A body that is sent piece by piece."""
+
+    length: int
+    """Bytes, in total."""
+    pieces: Callable[[], Generator[memoryview]]
+    """Begins anew with each attempt."""
+
+
+Body = bytes | StreamedBody
 """A function makes the chunks anew for each attempt."""
 
 
@@ -116,17 +127,16 @@ class Requests:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Body = b"",
-        length: int | None = None,
         into: memoryview | None = None,
         also_ok: tuple[int, ...] = (),
     ) -> Answer:
         """Send the request, with as many attempts as needed, and return the answer if its status is 200, 204, 206 or in
-        `wanted`.
+        `also_ok`.
 
-        If `body` is a function, it yields `length` bytes in total. The body of a 200 or 206 is read into `into`; a
+        The body of a 200 or 206 is read into `into`; a
         longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
-        all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else body.length), **(headers or {})}
         pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
@@ -209,7 +219,7 @@ class Requests:
         with self._connection(place.netloc) as connection:
             cut = False
             try:
-                with nullcontext(body) if isinstance(body, bytes) else closing(body()) as data:
+                with nullcontext(body) if isinstance(body, bytes) else closing(body.pieces()) as data:
                     connection.request(method, f"{place.path}?{place.query}", body=data, headers=dict(headers))
             except (BrokenPipeError, ConnectionResetError):
                 cut = True  # It may have answered before it closed; otherwise the next line raises.

@@ -137,8 +137,9 @@ async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
     from everstep.runtime.job.pod_template import command_of
+    from everstep.runtime.master import AgentCommand, Control, ListenAddress
     from everstep.runtime.master import run as run_master
-    from everstep.runtime.protocol.messages import Framework
+    from everstep.runtime.protocol.rounds import Framework
 
     requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -166,19 +167,17 @@ async def _train(
                 place.spec,
                 store,
                 place.platform,
-                credentials=place.credentials,
-                agent_arguments=[*check, *script],
-                role_arguments={
-                    name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
-                    for name, command in own.items()
-                },
-                agent_environment={**place.environment, **config.script_variables()},
-                stop=stop,
-                remove_nodes=hearing.result,
-                on_progress=show,
-                host=place.address,
-                port=port,
-                sizes=place.sizes,
+                place.credentials,
+                AgentCommand(
+                    [*check, *script],
+                    {
+                        name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
+                        for name, command in own.items()
+                    },
+                    {**place.environment, **config.script_variables()},
+                ),
+                Control(stop, hearing.result, place.sizes, show),
+                ListenAddress(place.address, port),
             )
             if place.release and (outcome.state in FINAL_STATES or (outcome.state == "stopped" and hearing.result())):
                 await place.release()
@@ -289,7 +288,8 @@ def round_counts(store: "Store", job: str) -> dict[str, int]:
 
     A restart is a broken round; rounds whose checkpoint was skipped as damaged do not count, because they did nothing.
     """
-    from everstep.runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
+    from everstep.runtime.job.reasons import Reason
+    from everstep.runtime.job.records import MasterClaimed, RoundBroken, RoundFormed
     from everstep.runtime.master import read_journal
 
     records = list(read_journal(store, job))

@@ -21,11 +21,11 @@ PAGE = "drill.html"
 
 def run(config: Config) -> Result:
     """Write the page. Raises StepError with exit code 1 if a line does not hold, after that."""
-    from everstep.runtime.report import read_run
+    from everstep.runtime.report import WorkflowFacts, read_run
     from everstep.runtime.store import open_store
 
     store = open_store(config.store)
-    run_data = read_run(store, config.run, uid=config.uid)
+    run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
     rows, references = [], dict[str, Training]()
     for one in config.parse_experiments():
         fired = run_data.steps.get(f"chaos-{one.name}", {}).get("facts")

@@ -16,8 +16,10 @@ from everstep.runtime.agent.settings import settings_of
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Evidence, Holding, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import open_store
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from everstep.runtime.protocol.holdings import Holding, Restore
 from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
@@ -15,14 +16,12 @@ from everstep.runtime.protocol.messages import (
     Dumped,
     Finished,
     Heartbeat,
-    Holding,
     Join,
     Leaving,
     Persisted,
-    Restore,
-    Seat,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 
 TOKEN = "secret"
 DEADLINE_S = 20

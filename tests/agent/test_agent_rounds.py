@@ -11,17 +11,8 @@ import aiohttp
 import psutil
 import pytest
 
-from everstep.runtime.protocol.messages import (
-    Action,
-    Dumped,
-    Finished,
-    Holding,
-    Join,
-    Leaving,
-    Persisted,
-    Restore,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.messages import Action, Dumped, Finished, Join, Leaving, Persisted, WorkerExit
 from tests.harness import wait_until
 from tests.wire import FAR, Wire
 

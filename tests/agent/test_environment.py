@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.agent.environment import worker_command, worker_environment
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.settings import Settings, settings_of
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 SEAT = Seat(
     epoch=1, round=4, role="worker", group_rank=1, group_world_size=2, first_rank=3, world_size=6,

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from everstep.runtime.agent.frameworks.given import variables, write_files
-from everstep.runtime.protocol.messages import Framework, Member, Seat
+from everstep.runtime.protocol.rounds import Framework, Member, Seat
 
 
 def member(name: str, number: int, slots: int = 1) -> Member:

@@ -15,7 +15,7 @@ from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Neighbour
+from everstep.runtime.protocol.rounds import Neighbour
 from tests.credentials import credentials
 from tests.fake_agent import seat
 

@@ -19,7 +19,7 @@ from everstep.runtime.agent import peer_server
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from tests.credentials import credentials
 
 SIZE = 64 << 20

@@ -1,7 +1,8 @@
 """What an agent says and makes of the answers, without a network."""
 
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join
+from everstep.runtime.protocol.rounds import Seat
 
 DRAFT = Join("", "worker", "h", 1, "a:1", 29500)
 

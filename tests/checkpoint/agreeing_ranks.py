@@ -73,7 +73,7 @@ def restored(folder: str, case: Case, rank: int) -> int | str:
     """The iteration, or the name of what is raised."""
     state = {"weights": torch.zeros(case.size if rank == case.rank else 4)}
     checkpointer = Checkpointer(
-        state, rank=rank, local_rank=rank, alone=StandaloneKeeper(Failing(folder, case, rank), "j")
+        state, rank=rank, local_rank=rank, keeper=StandaloneKeeper(Failing(folder, case, rank), "j")
     )
     try:
         iteration = checkpointer.load(state)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from everstep.runtime.checkpoint.node.core import actions, events
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, KeeperOptions
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal, Restore
 from tests.fake_agent import seat
 
 NODE, PEER = "worker-0-0", "worker-1-0"

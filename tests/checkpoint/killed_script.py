@@ -46,7 +46,7 @@ def work(rank: int, instructions: dict[str, Any]) -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
-    checkpointer = Checkpointer(state, link=Link.from_environment(), rank=rank)
+    checkpointer = Checkpointer(state, keeper=Link.from_environment(), rank=rank)
     iteration = checkpointer.load(state)
     with open(f"{instructions['log']}-{rank}", "a", buffering=1) as log:
         log.write(f"loaded {iteration} {digest(state)}\n")

@@ -49,7 +49,7 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
     link = Link.from_environment()
     alone = StandaloneKeeper(open_store(os.environ["EVERSTEP_STORE"]), "job") if link is None else None
-    checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), alone=alone)
+    checkpointer = Checkpointer(state, keeper=link or alone, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
     start_iteration = checkpointer.load(state)
     assert state["iteration"] == start_iteration
     for iteration in range(start_iteration + 1, iterations + 1):

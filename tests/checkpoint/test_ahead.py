@@ -37,7 +37,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     node.begin(1)
     first = node.link(1)
     assert map_segment_ahead(first) is None
-    checkpointer = Checkpointer(saved_state, link=first)
+    checkpointer = Checkpointer(saved_state, keeper=first)
     assert checkpointer.load(saved_state) == 0
     checkpointer.save(7, saved_state)
     node.keeper.worker_died(0)
@@ -49,7 +49,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     assert populated(place.path) >= place.size
     opened: list[Path] = []
     monkeypatch.setattr(SegmentFile, "open", lambda path: opened.append(path))
-    assert Checkpointer(live, link=link, ahead=ahead).load(live) == 7
+    assert Checkpointer(live, keeper=link, ahead=ahead).load(live) == 7
     assert same(live, saved_state)
     assert opened == []
 
@@ -59,7 +59,7 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
 ) -> None:
     saved_state = make_state(3)
     node.begin(1)
-    checkpointer = Checkpointer(saved_state, link=node.link(1))
+    checkpointer = Checkpointer(saved_state, keeper=node.link(1))
     checkpointer.load(saved_state)
     checkpointer.save(7, saved_state)
     node.keeper.worker_died(0)

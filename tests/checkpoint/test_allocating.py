@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard import segment as segment_module
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S, Node
@@ -224,7 +224,7 @@ def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_work
     trained(peer, saved_state, 3)
     node.begin(1)
     live = make_state(0) | {"log": []}
-    checkpointer = Checkpointer(live, link=node.link(1))
+    checkpointer = Checkpointer(live, keeper=node.link(1))
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     assert checkpointer.load(live) == 3
     assert same(live, saved_state)
@@ -255,7 +255,7 @@ def test_a_start_is_fetched_and_loaded_before_the_slots_to_write_to_have_their_m
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate, in_thread: Any
 ) -> None:
     (node, saved_state), live = fetched, large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     assert checkpointer.load(live) == 3
     assert same(live, saved_state)
@@ -274,7 +274,7 @@ def test_no_room_for_the_slots_to_write_to_is_told_to_the_worker_and_the_start_s
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate
 ) -> None:
     (node, saved_state), live = fetched, large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     assert checkpointer.load(live) == 3
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
@@ -283,7 +283,7 @@ def test_no_room_for_the_slots_to_write_to_is_told_to_the_worker_and_the_start_s
     assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     gate.after = 1 << 40
     live = large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     assert checkpointer.load(live) == 3
     assert same(live, saved_state)
     checkpointer.save(4, live)
@@ -297,7 +297,7 @@ def test_the_slots_of_a_worker_are_mapped_as_they_get_their_memory(
     populated: list[int] = []
     monkeypatch.setattr(segment_module, "populate", lambda memory, start, size: populated.append(start))
     node.begin(1)
-    checkpointer = Checkpointer(live := large(make_state, 1), link=node.link(1))
+    checkpointer = Checkpointer(live := large(make_state, 1), keeper=node.link(1))
     assert checkpointer.load(live) == 0
     for slot in range(3):
         assert gate.asked.acquire(timeout=PATIENCE_S)

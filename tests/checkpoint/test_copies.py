@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, st
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.restore import choose_restore
-from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import Fetched, Staged
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until

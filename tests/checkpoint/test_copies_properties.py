@@ -12,7 +12,7 @@ from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, 
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose_restore
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from tests.examples import examples
 
 SLOTS = 3

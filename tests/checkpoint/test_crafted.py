@@ -25,7 +25,7 @@ from everstep.runtime.checkpoint.stored.manifest import (
     read_commit,
 )
 from everstep.runtime.checkpoint.stored.read_committed import read_committed
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore
 
 WEIGHTS = torch.arange(1 << 12, dtype=torch.float32)

@@ -23,13 +23,13 @@ def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for
 
     node.begin(1)
     saved_state, live = made(1), made(2)
-    checkpointer = Checkpointer(saved_state, link=node.link())
+    checkpointer = Checkpointer(saved_state, keeper=node.link())
     for iteration in (1, 2, 3):
         step(saved_state)  # Still queued on the device when the save begins.
         checkpointer.save(iteration, saved_state)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    assert Checkpointer(live, link=node.link(2)).load(live) == 3
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 3
     assert same(live, saved_state)
     for state in (saved_state, live):
         torch.manual_seed(9)

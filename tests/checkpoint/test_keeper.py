@@ -15,7 +15,7 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from everstep.runtime.protocol.worker_link import LinkError, Staged
 from everstep.runtime.store import DirectoryStore, StoreError
 from tests.fake_agent import PATIENCE_S
@@ -24,7 +24,7 @@ from tests.harness import wait_until
 
 def trained(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
     """A worker that stages so many iterations of one state."""
-    checkpointer = Checkpointer(state, link=node.link(round_))
+    checkpointer = Checkpointer(state, keeper=node.link(round_))
     node.has_memory()
     for iteration in range(1, iterations + 1):
         state["position"] = iteration
@@ -45,7 +45,7 @@ def test_after_a_workers_death_the_state_comes_from_own_memory(node: Any, make_s
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
     live = make_state(0)
-    assert Checkpointer(live, link=node.link(2)).load(live) == 7
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 7
     assert same(live, saved_state)
     assert node.keeper.wait_for_restore(0).source == "memory"
 
@@ -57,14 +57,14 @@ def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: 
     fresh = make_node("worker-0-1")
     fresh.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     live = make_state(0)
-    assert Checkpointer(live, link=fresh.link(2)).load(live) == 3
+    assert Checkpointer(live, keeper=fresh.link(2)).load(live) == 3
     assert same(live, saved_state)
     assert fresh.keeper.wait_for_restore(0).source == "peer worker-1-0"
 
 
 def test_a_round_that_starts_from_nothing_says_so(node: Any, make_state: Any) -> None:
     node.begin(1)
-    assert Checkpointer(make_state(0), link=node.link()).load(make_state(0)) == 0
+    assert Checkpointer(make_state(0), keeper=node.link()).load(make_state(0)) == 0
 
 
 def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_state: Any, same: Any) -> None:
@@ -73,7 +73,7 @@ def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_
     trained(node, saved_state, 2)
     node.begin(2, node.newest())
     live = make_state(0)
-    second = Checkpointer(live, link=node.link(2, local_rank=1), local_rank=1)
+    second = Checkpointer(live, keeper=node.link(2, local_rank=1), local_rank=1)
     assert second.load(live) == 2
     assert same(live, saved_state)
     second.save(3, live)
@@ -110,7 +110,7 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
             damage(peer, 4)
         node.begin(round_, restore)
         live = make_state(0)
-        assert Checkpointer(live, link=node.link(round_)).load(live) == 4
+        assert Checkpointer(live, keeper=node.link(round_)).load(live) == 4
         assert node.keeper.wait_for_restore(0).source == source
         assert same(live, saved_state)
     assert "own memory: the digest of bytes" in caplog.text
@@ -174,7 +174,7 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
     node = make_node(interval=2)
     node.begin(1)
     state = make_state(1)
-    checkpointer = Checkpointer(state, link=node.link())
+    checkpointer = Checkpointer(state, keeper=node.link())
     for iteration in range(1, 6):
         checkpointer.save(iteration, state)
         wait_until(
@@ -441,7 +441,7 @@ def test_a_finished_job_that_is_restarted_commits_its_last_state_in_the_new_roun
     trained(node, make_state(2), 7)
     node.begin(2, node.newest())
     live = make_state(0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     checkpointer.load(live)
     assert checkpointer.finish(live) == "jobs/job/checkpoints/000002-000000007/manifest.json"
 
@@ -463,7 +463,7 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     node.begin(1)
     trained(node, make_state(1), 3)
     other = make_state(1) | {"more": torch.zeros(100000)}
-    checkpointer = Checkpointer(other, link=node.link())
+    checkpointer = Checkpointer(other, keeper=node.link())
     assert len(os.listdir(node.shm)) == 2
     assert {holding.iteration for holding in node.keeper.holdings("")} == {1, 2, 3}
     with node.keeper.open_shard(1, 3, 0):
@@ -481,7 +481,7 @@ def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(no
     checkpointer.save(2, state)
     node.begin(2, node.newest())
     live = make_state(0) | {"log": []}
-    assert Checkpointer(live, link=node.link(2)).load(live) == 2
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 2
     assert live["log"] == state["log"]
 
 

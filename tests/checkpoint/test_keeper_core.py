@@ -10,7 +10,7 @@ from everstep.runtime.checkpoint.node.core.actions import PutObject, Refuse
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
-from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of
 from tests.examples import examples
 

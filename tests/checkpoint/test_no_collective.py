@@ -32,7 +32,7 @@ def test_a_save_of_fsdp2_neither_gathers_nor_asks_anybody(node: Any, one_of_four
     state = {"model": model, "iteration": 1}
     node.begin(1, world_size=RANKS)
     with CommDebugMode() as collectives:
-        checkpointer = Checkpointer(state, link=node.link())
+        checkpointer = Checkpointer(state, keeper=node.link())
         for iteration in (1, 2):
             checkpointer.save(iteration, state)
     assert collectives.get_total_counts() == 0

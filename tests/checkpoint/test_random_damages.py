@@ -35,7 +35,8 @@ from everstep.runtime.job.records import FaultJudged, PassedOver
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Unrestored
+from everstep.runtime.protocol.holdings import Flaw, Holding
+from everstep.runtime.protocol.messages import Persisted, Unrestored
 from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
 from tests.job.world import World, platform
 

@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkp
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.master.manifest import write_manifest
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 from tests.forks import Forks

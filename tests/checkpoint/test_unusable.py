@@ -9,7 +9,7 @@ import torch
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import read_whole
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from tests.checkpoint.test_crafted import shard
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S
@@ -30,7 +30,7 @@ def load(node: Any, holding: Holding) -> Any:
     """By a worker that waits for the round's end as long as the test lasts; what the agent is told."""
     node.begin(2, Restore(holding.round, holding.iteration, (holding,), ""))
     state = {"model": {"w": torch.zeros(1 << 12)}, "it": 0}
-    worker = Checkpointer(state, link=node.link(2))
+    worker = Checkpointer(state, keeper=node.link(2))
     threading.Thread(target=worker.load, args=(state,), daemon=True).start()
     return node.refused.get(timeout=PATIENCE_S)
 
@@ -48,7 +48,7 @@ def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any
     node.begin(2, node.newest())
     other = {"model": torch.nn.Linear(2, 2)}
     with pytest.raises(RestoreError, match="of another model"):
-        Checkpointer(other, link=node.link(2)).load(other)
+        Checkpointer(other, keeper=node.link(2)).load(other)
     assert node.refused.empty()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from everstep.cli.status import OUT_OF_SERVICE
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes

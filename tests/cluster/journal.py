@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 
 Records = list[dict[str, Any]]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep.runtime.job.records import Decision, Reason
+from everstep.runtime.job.reasons import Decision, Reason
 from tests.cluster import faults
 from tests.cluster.costs import cost
 from tests.cluster.faults import MASTERS_HOST

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.job.records import JobEnded, JobResult
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded
 from everstep.runtime.journal import journal
 from everstep.runtime.store import open_store
 

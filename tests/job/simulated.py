@@ -18,7 +18,8 @@ from typing import Any
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.job.events import Event, NodeGone, ScaleRequested, StopRequested
 from everstep.runtime.job.fold import fold
-from everstep.runtime.job.records import JobResult, Record
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import Record
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.state import State
 from tests.job.simulated_agent import Agent

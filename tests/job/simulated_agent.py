@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.agent.pace_watch import WINDOW_S
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Directive, Join, Persisted, SelfTest, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.slow_ranks import Pace
 
 if TYPE_CHECKING:

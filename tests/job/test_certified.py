@@ -12,19 +12,18 @@ from everstep.runtime.job.brain import Refused
 from everstep.runtime.job.events import EvidenceGiven, ManifestWritten, ShardStored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
 from everstep.runtime.job.records import (
     BatchSkipped,
-    Decision,
     FaultJudged,
-    JobResult,
-    Reason,
     RoundBroken,
     RoundFormed,
     StateCertified,
     StateRejected,
 )
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Evidence, Holding, Persisted
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Evidence, Persisted
 from tests.examples import examples
 from tests.job.world import World, platform
 

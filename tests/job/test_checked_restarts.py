@@ -5,15 +5,8 @@ import pytest
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import NodeChecked, NodeGone
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import (
-    CheckOver,
-    CheckRequested,
-    Decision,
-    FaultJudged,
-    NodeTested,
-    Reason,
-    WorkerFaulted,
-)
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import CheckOver, CheckRequested, FaultJudged, NodeTested, WorkerFaulted
 from everstep.runtime.job.spec import Hang, HangPolicy, Patience, RoleSpec
 from everstep.runtime.protocol.messages import Action, SelfTest
 from tests.job.world import World, platform

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, NodeRequested
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from tests.job.world import World, by_themselves, platform
 

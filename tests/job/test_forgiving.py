@@ -5,7 +5,8 @@ import pytest
 from everstep.runtime.job.events import NodeFinishedRound, StopRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import JobResult, MasterAway, NodeRequested
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import MasterAway, NodeRequested
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.protocol.messages import Finished
 from tests.job.world import World, by_themselves, platform

@@ -2,10 +2,12 @@
 
 from everstep.runtime.job.assignments import seat
 from everstep.runtime.job.events import NodeGone
-from everstep.runtime.job.records import JobEnded, JobResult, NodeRequested
-from everstep.runtime.job.spec import GIB, EndingPolicy, JobSpec, Patience, Resources, RoleSpec, problems
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded, NodeRequested
+from everstep.runtime.job.spec import GIB, EndingPolicy, JobSpec, Patience, Resources, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.spec_reader import spec_of
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 from tests.job.world import World, platform
 
 SERVERS = {

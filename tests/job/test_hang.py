@@ -4,7 +4,8 @@ import pytest
 
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
-from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, JobResult, Reason, RoundBroken
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, RoundBroken
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing

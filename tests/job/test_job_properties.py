@@ -34,7 +34,8 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
-from everstep.runtime.protocol.messages import Finished, Holding, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Finished, Leaving, Persisted, WorkerExit
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 

@@ -18,10 +18,13 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.fold import apply, fold
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
-from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
-from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import MasterClaimed, NodeRequested, Record
+from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Finished, Join, SelfTest, WorkerExit
 
 
 class Job:

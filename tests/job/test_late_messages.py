@@ -13,7 +13,9 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, NodeStrayed
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Action, Heartbeat, Holding, Leaving, Persisted, Seat, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Heartbeat, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from tests.job.world import World, by_themselves, platform
 
 A, B = "worker-0-0", "worker-1-0"

@@ -8,7 +8,8 @@ import pytest
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleRequested, StopRequested, WorkerExited
 from everstep.runtime.job.fault_policy import more_memory, reason_of
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, NodeRequested, RoundBroken
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import (
     GIB,

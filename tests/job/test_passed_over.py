@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken, Stored, StoreSurveyed
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Refusal, Unrestored
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
+from everstep.runtime.protocol.messages import Persisted, Unrestored
 from tests.job.world import World, platform
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job.peers import copy_keepers
-from everstep.runtime.protocol.messages import Member
+from everstep.runtime.protocol.rounds import Member
 
 MACHINES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=40)
 ZONES = st.fixed_dictionaries({machine: st.sampled_from(["", "x", "y", "z"]) for machine in "abcdefgh"})

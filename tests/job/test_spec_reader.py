@@ -22,7 +22,7 @@ from everstep.runtime.job.spec import (
 )
 from everstep.runtime.job.spec_reader import FlagValue, SpecError, spec_of
 from everstep.runtime.job.spec_writer import mapping_of
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 SEED = """
 job: horovod-elastic

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from everstep.runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 MANY = 10_000
 

@@ -7,10 +7,11 @@ import pytest
 from everstep.runtime.job.assignments import neighbours
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, Reason, RoundBroken
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, RoundBroken
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.job.suspicion import VOTE_S, choose_suspects
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 from tests.job.world import World, by_themselves, platform
 
 A, B, C = "worker-0-0", "worker-1-0", "worker-2-0"

@@ -17,9 +17,11 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import JOINED, NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
-from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
+from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Dumped, Heartbeat, Join, SelfTest, WorkerExit
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart
 
 

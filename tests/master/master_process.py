@@ -16,7 +16,7 @@ import msgspec
 
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.journal import snapshots
-from everstep.runtime.master import run
+from everstep.runtime.master import AgentCommand, Control, run
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore
@@ -98,9 +98,8 @@ async def main(folder: Path) -> int:
     torn = os.environ.get("TORN")
     store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
     outcome = await run(
-        SPEC, store, FilePlatform(folder), credentials=Credentials(os.environ["TOKEN"]), agent_arguments=[],
-        agent_environment={}, stop=asyncio.Event(),
-    )  # fmt: skip
+        SPEC, store, FilePlatform(folder), Credentials(os.environ["TOKEN"]), AgentCommand(), Control(asyncio.Event())
+    )
     print(msgspec.json.encode(outcome).decode(), flush=True)
     return outcome.exit_code
 

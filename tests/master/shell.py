@@ -15,7 +15,9 @@ from everstep.runtime.journal.journal import Fenced, claim
 from everstep.runtime.master.endpoints import Endpoints, Reply
 from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Finished, Heartbeat, Join, Persisted
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import Entry, NoSuchKey, StoreError
 
 TOKEN = "t0ken"

@@ -16,6 +16,7 @@ from everstep.runtime.job.transaction import Transaction
 from everstep.runtime.master import read_journal
 from everstep.runtime.master.endpoints import Reply
 from everstep.runtime.master.request_validation import LARGEST_BODY
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
@@ -25,15 +26,14 @@ from everstep.runtime.protocol.messages import (
     Evidence,
     Finished,
     Heartbeat,
-    Holding,
     Join,
     Leaving,
     Persisted,
-    Round,
     Scale,
     SelfTest,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Round
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 

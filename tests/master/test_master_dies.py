@@ -22,17 +22,9 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
 from everstep.runtime.journal.journal import claim
 from everstep.runtime.master import Outcome, find_master, read_journal
-from everstep.runtime.protocol.messages import (
-    Action,
-    Directive,
-    Finished,
-    Heartbeat,
-    Holding,
-    Join,
-    Persisted,
-    Seat,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Directive, Finished, Heartbeat, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from tests.harness import ROOT, wait_until
 from tests.master.master_process import JOB

@@ -15,24 +15,26 @@ import aiohttp
 import msgspec
 import pytest
 
-from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, RoundFormed
 from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.journal.journal import Master
-from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
+from everstep.runtime.master import (
+    AgentCommand,
+    CannotListen,
+    Control,
+    ListenAddress,
+    Outcome,
+    Progress,
+    find_master,
+    read_journal,
+    run,
+)
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
-from everstep.runtime.protocol.messages import (
-    Ack,
-    Action,
-    Directive,
-    Finished,
-    Heartbeat,
-    Holding,
-    Join,
-    Persisted,
-    Seat,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Ack, Action, Directive, Finished, Heartbeat, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from tests.harness import PATIENCE_S
 
@@ -146,8 +148,8 @@ class Job:
         self.stop = asyncio.Event()
         self.task: asyncio.Task[Outcome] = asyncio.create_task(
             run(
-                self.spec, self.store, self.platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"],
-                agent_environment={}, stop=self.stop, remove_nodes=lambda: remove, on_progress=self.progress.append,
+                self.spec, self.store, self.platform, Credentials(TOKEN), AgentCommand(["--", "x.py"]),
+                Control(self.stop, lambda: remove, on_progress=self.progress.append),
             )
         )  # fmt: skip
 
@@ -426,9 +428,14 @@ def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None
     async def begin(port: int) -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
         await run(
-            SPEC, store, platform, credentials=Credentials(TOKEN), agent_arguments=[], agent_environment={},
-            stop=asyncio.Event(), port=port,
-        )  # fmt: skip
+            SPEC,
+            store,
+            platform,
+            Credentials(TOKEN),
+            AgentCommand(),
+            Control(asyncio.Event()),
+            ListenAddress(port=port),
+        )
 
     with socket.create_server(("127.0.0.1", 0)) as busy_socket:
         port = busy_socket.getsockname()[1]
@@ -445,15 +452,7 @@ def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithm
 
     async def begin() -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
-        await run(
-            spec,
-            store,
-            platform,
-            credentials=Credentials(TOKEN),
-            agent_arguments=[],
-            agent_environment={},
-            stop=asyncio.Event(),
-        )
+        await run(spec, store, platform, Credentials(TOKEN), AgentCommand(), Control(asyncio.Event()))
 
     with pytest.raises(CannotListen, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
         asyncio.run(begin())

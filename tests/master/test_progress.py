@@ -2,7 +2,8 @@
 
 from everstep.runtime.job.state import State
 from everstep.runtime.master.progress import Progress, Reporter
-from everstep.runtime.protocol.messages import Heartbeat, Member, Round
+from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.protocol.rounds import Member, Round
 
 MEMBERS = {"worker": (Member("worker-0-0", "h", "a:1", 1), Member("worker-1-0", "h", "a:1", 1))}
 RUNNING = State(round=Round(3, MEMBERS, "a", 1, None, "both joined"), iteration=5, reason="both joined")

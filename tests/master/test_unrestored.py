@@ -4,10 +4,12 @@ import asyncio
 
 from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
-from everstep.runtime.job.records import FaultJudged, PassedOver, Reason, RoundBroken
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.journal.journal import read_journal
-from everstep.runtime.protocol.messages import Holding, Refusal, Unrestored, WorkerExit
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Unrestored, WorkerExit
 from tests.master.shell import Shell, TroubledStore, in_virtual_time
 
 SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, keep_last=1)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from everstep.runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
-from everstep.runtime.master import Outcome, run
+from everstep.runtime.master import AgentCommand, Control, Outcome, run
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, ensure_sizes, watch_sizes
 from everstep.runtime.platform.kubernetes.platform import shared_token
 from everstep.runtime.platform.kubernetes.pods import NODE, pod_name
@@ -42,9 +42,8 @@ class Job:
         await ensure_sizes(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
-                SPEC, self._store, platform, credentials=CREDENTIALS, agent_arguments=["--", "x.py"],
-                agent_environment={}, stop=stop, remove_nodes=lambda: remove,
-                sizes=watch_sizes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
+                SPEC, self._store, platform, CREDENTIALS, AgentCommand(["--", "x.py"]),
+                Control(stop, lambda: remove, watch_sizes(self._api, JOB, say, lambda _: asyncio.sleep(0.01))),
             )  # fmt: skip
 
     async def agent(self, node: str) -> Agent:

@@ -17,7 +17,8 @@ from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.master.metrics import FAMILIES
 from everstep.runtime.master.server import serving
 from everstep.runtime.net.token_gate import listen
-from everstep.runtime.protocol.messages import Heartbeat, Seat
+from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.protocol.rounds import Seat
 from tests.golang import built
 from tests.harness import ROOT
 from tests.master.shell import TOKEN, Shell, TroubledStore

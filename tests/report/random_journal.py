@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 
 
 class RandomJournal:

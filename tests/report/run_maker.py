@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Holding, Member, Restore, Round
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.store import open_store
 
 BEGIN = 1_780_000_000.0

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
-from everstep.runtime.report import Run, read_run, render
+from everstep.runtime.protocol.rounds import Member, Round
+from everstep.runtime.report import Run, WorkflowFacts, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.store import open_store
 from tests import chromium
@@ -58,7 +58,7 @@ def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing
         ),
         job.RoundBroken(time=maker.BEGIN + 30, round=1, reason=job.Reason.USER_ERROR, detail=PLANT, node="worker-1-0"),
     ]  # fmt: skip
-    run = read_run(store, maker_run.name, uid=maker_run.uid, folder=maker_run.folder)
+    run = read_run(store, maker_run.name, facts=WorkflowFacts(uid=maker_run.uid), folder=maker_run.folder)
     job_history = history(hostile, maker.telemetry()[:12])
     run = Run(
         PLANT, run.uid, "Failed", workflow={**run.workflow, "spec": {**run.workflow["spec"], "arguments": {

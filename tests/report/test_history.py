@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Restore, Round
+from everstep.runtime.protocol.holdings import Restore
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.report.history import Point, _PointsByRound, history
 from everstep.runtime.watch.slow_ranks import SlowPart
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
-from everstep.runtime.report import History, Run, flow, read_run, render
+from everstep.runtime.protocol.rounds import Member, Round
+from everstep.runtime.report import History, Run, WorkflowFacts, flow, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.report.page import overview
 from everstep.runtime.store import open_store
@@ -61,8 +61,9 @@ def parse_page(page: str) -> Strict:
     return page_parser
 
 
-def page_of(maker_run: object, **more: object) -> str:
-    run = read_run(open_store(str(maker_run.store)), maker_run.name, uid=maker_run.uid, folder=maker_run.folder, **more)  # type: ignore[attr-defined,arg-type]
+def page_of(maker_run: object, phase: str = "") -> str:
+    facts = WorkflowFacts(maker_run.uid, phase)  # type: ignore[attr-defined]
+    run = read_run(open_store(str(maker_run.store)), maker_run.name, facts=facts, folder=maker_run.folder)  # type: ignore[attr-defined]
     return render(run, 1_780_000_151.0)
 
 
@@ -109,7 +110,9 @@ def test_an_empty_run_is_a_page_that_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_without_a_run_folder_the_failures_that_argo_names_are_shown(tmp_path: Path) -> None:
     failures = ({"displayName": "train", "message": "main: Error (exit code 3)", "phase": "Failed"},)
-    page = render(read_run(open_store(str(tmp_path)), "r", uid="u", phase="Failed", failures=failures), 0.0)
+    page = render(
+        read_run(open_store(str(tmp_path)), "r", facts=WorkflowFacts(uid="u", phase="Failed", failures=failures)), 0.0
+    )
     parse_page(page)
     assert "main: Error (exit code 3)" in page
 

@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.master import Progress
 from everstep.runtime.net.token import shared_token
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import open_store
 from everstep.steps.entry import StepError
 from everstep.steps.train import Config

@@ -9,7 +9,7 @@ import torch
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.fault_policy import reason_of
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.session import WATCHED, Context, Session
 
 

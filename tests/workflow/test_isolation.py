@@ -218,5 +218,5 @@ NOT_MEANT = ["/varAT", "$HOMEAT", "${HOME}AT", "..AT", "~AT", "AT-other/x", "htt
 def test_a_folder_of_tmp_is_meant_where_it_is_named_and_not_where_a_path_has_such_a_part(
     word: str, folder: Path, tmp_path: Path
 ) -> None:
-    plan = isolation.plan_root(tmp_path / "root", [], {}, [word.replace("AT", str(folder))], [])
+    plan = isolation.plan_root(tmp_path / "root", isolation.PodPaths([], {}, [word.replace("AT", str(folder))]), [])
     assert (str(folder) in plan.binds) is (word in MEANT)

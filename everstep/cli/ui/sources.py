@@ -11,7 +11,7 @@ import msgspec
 from everstep.cli import cluster_runs, run_views
 from everstep.cli.find_job import store_of
 from everstep.errors import BadInput
-from everstep.runtime.report import Run, read_run
+from everstep.runtime.report import Run, WorkflowFacts, read_run
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.submission import tree
 from everstep.runtime.system.rotate import read_on
@@ -200,7 +200,7 @@ class ClusterRuns:
         plain = Run(name, phase=entry.phase, workflow=workflow)
         try:
             store = open_store(store_of(workflow), read_only=True)
-            run = read_run(store, name, uid=workflow["metadata"]["uid"], phase=entry.phase)
+            run = read_run(store, name, facts=WorkflowFacts(uid=workflow["metadata"]["uid"], phase=entry.phase))
         except (StopIteration, KeyError):
             return Opened(plain, None, entry)
         except StoreError as error:

@@ -8,7 +8,7 @@ from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,

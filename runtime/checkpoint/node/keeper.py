@@ -33,8 +33,10 @@ from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
+from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import Store
 
 _log = logging.getLogger("everstep.checkpoint")

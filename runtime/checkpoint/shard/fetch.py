@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
 from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, check_shard
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 from everstep.runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0

@@ -29,7 +29,7 @@ from everstep.runtime.checkpoint.state.flatten import (
     tensor_names,
 )
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 T = TypeVar("T")
 

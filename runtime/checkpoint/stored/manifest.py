@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
 from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, folder_name, parse_folder
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1

@@ -43,7 +43,7 @@ from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, 
 from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding
+from everstep.runtime.protocol.holdings import Flaw, Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 T = TypeVar("T")

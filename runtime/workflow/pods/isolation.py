@@ -67,19 +67,34 @@ class Plan(NamedTuple):
         return None
 
 
+class PodPaths(NamedTuple):
+    """What a pod's template says of paths."""
+
+    files: Iterable[str]
+    """Those that it declares: of artifacts, parameters, its working folder."""
+    mounts: Mapping[str, tuple[str, bool]]
+    """By the path in the pod: the machine's path, and whether it is read-only."""
+    words: Iterable[str]
+    """Those of its command and scripts: private folders that they name are made for it."""
+
+
 def plan_root(
-    root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
-    isolated: bool = True, made_folders: Iterable[str] = (), private: Collection[str] = (),
-) -> Plan:  # fmt: skip
-    """Plan the root of a pod whose command has these `words` and whose template declares these `files` and `mounts`.
+    root: Path,
+    paths: PodPaths,
+    keep: Iterable[str],
+    isolated: bool = True,
+    made_folders: Iterable[str] = (),
+    private: Collection[str] = (),
+) -> Plan:
+    """Plan the root of a pod.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
-    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty;
-    then what it is told of in /tmp stays hidden, too.
+    `made_folders`: folders that are made for it all the same. `private`: folders of the machine that it has for itself,
+    empty; then what it is told of in /tmp stays hidden, too.
     """
-    declared = [os.path.normpath(path) for path in files if path.startswith("/")]
-    words = list(words)
+    declared = [os.path.normpath(path) for path in paths.files if path.startswith("/")]
+    words, mounts = list(paths.words), paths.mounts
     names_mentioned = [path for path, pattern in PRIVATE_IF_NAMED.items() if any(map(pattern.search, words))]
     own = {_real_parent_path(path) for path in [*ALWAYS_PRIVATE, *names_mentioned, *private]}
     folders = [os.path.dirname(path) for path in declared]

@@ -184,9 +184,9 @@ class Pod:
         absent = _missing_working_dirs(template) if has_namespaces() else []
         plan = isolation.plan_root(
             self.folder / "root",
-            _declared_paths(template, folder),
-            {**mounts, **inputs},
-            [*words, *_script_texts(template)],
+            isolation.PodPaths(
+                _declared_paths(template, folder), {**mounts, **inputs}, [*words, *_script_texts(template)]
+            ),
             [] if sandbox else [*map(str, keep), *interpreter_paths(isolation.ALWAYS_PRIVATE)],
             has_namespaces(),
             absent,

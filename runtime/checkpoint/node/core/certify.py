@@ -9,7 +9,7 @@ from everstep.runtime.checkpoint.node.core.events import StateCertified
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 
 class Certification:

@@ -20,7 +20,8 @@ from everstep.runtime.checkpoint.node.core.persist_interval import PersistInterv
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.rounds import Seat
 
 MAX_RESULTS = 64
 """Results that are remembered; more than anybody waits for at once."""

@@ -20,7 +20,7 @@ from everstep.runtime.checkpoint.node.core.events import AllocationEnded, Segmen
 from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, SLOTS, Identity, SlotTable
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.checkpoint.shard.sizes import round_to_pages
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 CERTIFY_SLOTS = 2
 """More slots where states are certified: for the newest certified one, and for one that is compared."""
