@@ -83,7 +83,7 @@ def week(_: argparse.Namespace) -> Iterator[Line]:
     yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured_text, seconds <= WEEK_S)
 
 
-def published(_: argparse.Namespace) -> Iterator[Line]:
+def published_simulation(_: argparse.Namespace) -> Iterator[Line]:
     """2,048 nodes at the failure rate published for Llama 3."""
     (row,) = _simulate("--policies", "default:")
     rows = _simulate(
@@ -103,7 +103,7 @@ def _simulate(*words: str) -> list[dict[str, float | int | str]]:
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def _judged(*words: str) -> tuple[list[str], list[str]]:
+def _judge_lines(*words: str) -> tuple[list[str], list[str]]:
     """(All lines that a benchmark judged, those that do not hold)."""
     completed = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     print(completed.stdout, file=sys.stderr)
@@ -113,7 +113,7 @@ def _judged(*words: str) -> tuple[list[str], list[str]]:
 
 def soak(_: argparse.Namespace) -> Iterator[Line]:
     """One training under faults of all kinds."""
-    each, bad = _judged("benchmarks.soak", "--minutes", str(SOAK_MINUTES))
+    each, bad = _judge_lines("benchmarks.soak", "--minutes", str(SOAK_MINUTES))
     measured_text = "; ".join(bad) or f"{len(each)} lines hold"
     budget_text = "the weights of an undisturbed run, nothing left, flat, median <= 1 s, none over 10 s"
     yield Line(SOAK.format(SOAK_MINUTES), budget_text, measured_text, bool(each) and not bad)
@@ -121,13 +121,13 @@ def soak(_: argparse.Namespace) -> Iterator[Line]:
 
 def many(_: argparse.Namespace) -> Iterator[Line]:
     """Tasks of one workflow, and runs of one folder."""
-    each, bad = _judged("benchmarks.many_tasks")
+    each, bad = _judge_lines("benchmarks.many_tasks")
     yield Line(MANY, "as long a task as of 1,000; <= 1 s", "; ".join(bad or each), bool(each) and not bad)
 
 
 def near_real(_: argparse.Namespace) -> Iterator[Line]:
     """The simulator beside a real run."""
-    each, bad = _judged("benchmarks.simulated_run")
+    each, bad = _judge_lines("benchmarks.simulated_run")
     yield Line(NEAR_REAL, "within 15 %", "; ".join(each), bool(each) and not bad)
 
 
@@ -169,7 +169,7 @@ def second_s3(_: argparse.Namespace) -> Iterator[Line]:
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     **{DRILL.format(name): drill for name in CASES},
     "simulator: a week of 10,000 nodes with bursts": week,
-    "simulator: goodput at one failure in 3.1 h": published,
+    "simulator: goodput at one failure in 3.1 h": published_simulation,
     NEAR_REAL: near_real,
     PLANE: plane,
     MANY: many,

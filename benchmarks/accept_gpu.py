@@ -288,10 +288,10 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         elif part.measure is None:
             yield Line(part.promise, part.wanted, "nothing measures it yet", False)
         else:
-            yield _measured(part, part.measure, options)
+            yield _measure_part(part, part.measure, options)
 
 
-def _measured(
+def _measure_part(
     part: Part, measure: Callable[[argparse.Namespace], tuple[str, bool]], options: argparse.Namespace
 ) -> Line:
     try:

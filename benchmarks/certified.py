@@ -188,7 +188,7 @@ KINDS: dict[str, Callable[[str, Path, random.Random], bool]] = {
 }  # fmt: skip
 
 
-def planted(count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
+def plant_flips(count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
     """(Flips of each kind, those that were found)."""
     tried, detected = Counter[str](), Counter[str]()
     for number in range(count):
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tried, detected = planted(options.flips, options.seed)
+    tried, detected = plant_flips(options.flips, options.seed)
     print("| flipped bit | planted | found, its node named or its source refused |\n|---|---|---|")
     for what in tried:
         print(f"| {what} | {tried[what]} | {detected[what]} |")

@@ -69,7 +69,7 @@ class Training:
 
     def newest(self) -> int:
         """The newest iteration."""
-        return max(sampled.applied(self.folder), default=0)
+        return max(sampled.applied_samples(self.folder), default=0)
 
     def wait_for(self, world: int, after: int = 0) -> int:
         """Wait for a round later than `after` with so many workers; its number."""

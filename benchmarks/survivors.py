@@ -141,14 +141,14 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
                 wait_until(lambda: warm_spares(run) >= ranks or run.over(), "warm spares", FIRST_S)
                 reached = run.iteration()
             threading.Event().wait(choose.random() * PAUSE_S)
-            before, workers = run.iteration(), seated(run, ranks)
+            before, workers = run.iteration(), seated_ranks(run, ranks)
             victim = choose.choice(workers)
             moments.append(kill(victim))
             load.append(os.getloadavg()[0])
             reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
             others = {worker.pid for worker in workers} - {victim.pid}
             expected += len(others)
-            survivors_kept += len(others & {worker.pid for worker in seated(run, ranks)})
+            survivors_kept += len(others & {worker.pid for worker in seated_ranks(run, ranks)})
             print(f"{ranks} ranks, {way.name}: kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
         if compare:
             newest, weights = newest_checkpoint(run, after=reached)
@@ -159,7 +159,7 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     records, telemetry = run.records(), run.telemetry()
     costs = [cost_of(moment, records, telemetry) for moment in moments]
     calm = statistics.median(line["seconds"] for line in lines)
-    equal = not newest or weights == undisturbed(folder, dataset, count, ranks, way, newest)
+    equal = not newest or weights == undisturbed_run(folder, dataset, count, ranks, way, newest)
     return Series(
         ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), survivors_kept,
         expected,
@@ -167,7 +167,9 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     )  # fmt: skip
 
 
-def undisturbed(folder: Path, dataset: str, count: int, ranks: int, way: Way, iteration: int) -> Mapping[str, bytes]:
+def undisturbed_run(
+    folder: Path, dataset: str, count: int, ranks: int, way: Way, iteration: int
+) -> Mapping[str, bytes]:
     """The tensors of that iteration in a training that nothing happens to."""
     run = training(folder / f"{way.name}-{ranks}-calm", dataset, count, ranks, way._replace(spares=False))
     run.start()
@@ -193,7 +195,7 @@ def _folders(run: TrainStep) -> dict[int, Path]:
     return {int(path.parent.name.rpartition("-")[2]): path.parent for path in manifests}
 
 
-def seated(run: TrainStep, ranks: int) -> list[psutil.Process]:
+def seated_ranks(run: TrainStep, ranks: int) -> list[psutil.Process]:
     """The workers that have a seat: those with a board."""
 
     def processes() -> list[psutil.Process]:

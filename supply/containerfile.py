@@ -110,7 +110,7 @@ def settings(of: dict[str, Stage], name: str) -> Settings:
     return stage_settings
 
 
-def ignored(patterns: str) -> Callable[[str], bool]:
+def ignore_rule(patterns: str) -> Callable[[str], bool]:
     """Whether a .dockerignore with these lines keeps a path from the builder: the last line that fits decides."""
     rules = [
         (not line.startswith("!"), _pattern(line.removeprefix("!").strip("/")))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supply.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
+from supply.containerfile import ContainerfileError, Instruction, Settings, Stage, ignore_rule, settings
 
 DEBIAN = re.compile(r"debian:([a-z]+)-slim@sha256:\w+")
 BASE = "debian:bookworm-slim@sha256:none"
@@ -48,7 +48,7 @@ def missing(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """A process of a stage that has ended: its code and all that it printed."""
 
     code: int
@@ -95,7 +95,7 @@ class Builder:
             self._debian(name)
         self.built.add(name)
 
-    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> Ended:
+    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> ProcessEnd:
         """Run these words in that stage as its user. What it writes is lost, but in `shared`: it sees it as SHARED."""
         scratch_folder = self.folder / "lost"
         scratch_folder.mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ class Builder:
         """What of the context a builder may see."""
         context_folder = self.folder / "context"
         if not context_folder.exists():
-            out = ignored((self.context / ".dockerignore").read_text())
+            out = ignore_rule((self.context / ".dockerignore").read_text())
             for path in self.context.rglob("*"):
                 place = path.relative_to(self.context).as_posix()
                 if (path.is_symlink() or path.is_file()) and not out(place):  # A builder copies links as links.
@@ -209,7 +209,7 @@ class Builder:
         words: Sequence[str],
         mounts: Sequence[Mount],
         passed: Mapping[str, str] = {},
-    ) -> Ended:
+    ) -> ProcessEnd:
         """Run these words in what the lines have mounted, as the settings say."""
         for mount in (*(Mount(name, name) for name in FROM_THE_HOST), *mounts):
             lines = [*lines, *mount.lines()]
@@ -244,10 +244,10 @@ def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "/bin/sh", "-c", script]
 
 
-def _run_to_end(command: Sequence[str]) -> Ended:
+def _run_to_end(command: Sequence[str]) -> ProcessEnd:
     """Run it to its end. Raises subprocess.TimeoutExpired; nothing of it is left then, either."""
     completed = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", timeout=BUILD_S, check=False,
     )  # fmt: skip
-    return Ended(completed.returncode, completed.stdout)
+    return ProcessEnd(completed.returncode, completed.stdout)

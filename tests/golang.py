@@ -21,7 +21,7 @@ class NoGoError(RuntimeError):
     """The programs cannot be built on this machine; says why."""
 
 
-def built(
+def build_programs(
     tool: str,
     packages: Sequence[str],
     stamps: Mapping[str, str] = {},
@@ -58,7 +58,7 @@ def _build(
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     linking = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
-    with _completed(tool, added) as flags:
+    with _overlay_flags(tool, added) as flags:
         _go(tool, "build", *flags, "-trimpath", "-ldflags", linking, "-o", f"{fresh}/", *packages)
     for module, inside in files.items():
         for path in (_source(tool, module) / inside).iterdir():
@@ -67,7 +67,7 @@ def _build(
 
 
 @contextmanager
-def _completed(tool: str, added: Mapping[str, str]) -> Iterator[list[str]]:
+def _overlay_flags(tool: str, added: Mapping[str, str]) -> Iterator[list[str]]:
     """Flags for Go by which these modules have our files too: of each a copy, for Go wants its cache left as it is."""
     if not added:
         yield []

@@ -57,7 +57,7 @@ class Crowd:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """What to run, and how."""
 
     paths: Sequence[str] = ()
@@ -75,7 +75,7 @@ class Chosen:
         return [f"--hypothesis-profile={self.profile}", f"--hypothesis-seed={self.seed}"]
 
 
-def run(selection: Chosen, cache: Path = CACHE, flaky_list: Path = SEEN) -> int:
+def run(selection: Selection, cache: Path = CACHE, flaky_list: Path = SEEN) -> int:
     """The tests, many at a time; up to three that fail again, alone. Returns the exit code."""
     print(f"seed {selection.seed} (again: make test SEED={selection.seed}), profile {selection.profile}", flush=True)
     crowd, report_file = Crowd(), cache / ("long.xml" if selection.long else "tests.xml")
@@ -101,7 +101,7 @@ def run(selection: Chosen, cache: Path = CACHE, flaky_list: Path = SEEN) -> int:
     return 1 if again else tell_races(list(crowd.failures.values()), selection.seed, cache / "flaky", flaky_list)
 
 
-def _passes_alone(name: str, selection: Chosen) -> bool:
+def _passes_alone(name: str, selection: Selection) -> bool:
     for time in range(1, TIMES_ALONE + 1):
         completed = _alone([*selection.properties, name])
         print(
@@ -147,7 +147,7 @@ def seen_names(flaky_list: Path) -> set[str]:
     return {line.split("\t")[1] for line in flaky_list.read_text().splitlines() if "\t" in line}
 
 
-def repeat(name: str, times: int, selection: Chosen) -> int:
+def repeat(name: str, times: int, selection: Selection) -> int:
     """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
     which = [name] if "::" in name or name.endswith(".py") else _tests_of(name)
     failed = 0
@@ -196,7 +196,7 @@ def main() -> int:
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2
-    selection = Chosen(paths, options.long, options.jobs, options.profile, options.seed)
+    selection = Selection(paths, options.long, options.jobs, options.profile, options.seed)
     return repeat(options.repeat, options.times, selection) if options.repeat else run(selection)
 
 

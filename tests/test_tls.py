@@ -206,7 +206,7 @@ def test_who_speaks_clear_at_a_port_for_tls_hears_so_though_it_has_more_to_say()
     assert SPEAKS_TLS.encode() in reply
 
 
-class _Told(asyncio.Protocol):
+class _ProtocolStub(asyncio.Protocol):
     """The inner protocol of a test: keeps what comes, and the transport."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class _Told(asyncio.Protocol):
 
 
 @contextmanager
-def connected(port: int) -> Iterator[ssl.SSLSocket]:
+def blocking_client(port: int) -> Iterator[ssl.SSLSocket]:
     """A client that blocks, for a thread."""
     client = credentials().client
     assert client is not None
@@ -239,13 +239,13 @@ def test_what_is_written_at_once_by_pieces_and_by_a_thread_comes_in_order_and_en
     heard: list[bytes] = []
 
     def client(port: int) -> None:
-        with connected(port) as wire:
+        with blocking_client(port) as wire:
             wire.sendall(b"hello")
             while part := wire.recv(1 << 16):  # Raises, where the end comes without a goodbye.
                 heard.append(part)
 
     async def story() -> None:
-        protocol, server = _Told(), credentials().server
+        protocol, server = _ProtocolStub(), credentials().server
         assert server is not None
         loop = asyncio.get_running_loop()
         end = await loop.create_server(lambda: TlsProtocol(protocol, server), "127.0.0.1", 0)

@@ -32,21 +32,21 @@ def status(folder: Path, name: str) -> dict[str, Any]:
     return json.loads(ask(folder, [EVERSTEP, "status", name, "-o", "json"]).text)
 
 
-def reached(folder: Path, name: str) -> int:
+def iteration_reached(folder: Path, name: str) -> int:
     """The newest iteration that the step's log tells; 0: none yet."""
     logs = (folder / "runs" / name / "logs").glob("train*.log")
     numbers = re.findall(r"iteration (\d+)/", "".join(log.read_text() for log in logs))
     return int(numbers[-1]) if numbers else 0
 
 
-def stopped(folder: Path, way: str) -> Iterator[Line]:
+def stop_run(folder: Path, way: str) -> Iterator[Line]:
     """Stop a training in one of the ways, and start it again."""
     name = "stopped-" + re.sub("[^a-z]+", "-", way.lower())
     with going(folder, train(folder, name)) as run:
-        wait_until(lambda: reached(folder, name) >= REACHED, "the training")
+        wait_until(lambda: iteration_reached(folder, name) >= REACHED, "the training")
         WAYS[way](folder, run, name)
         outcome = run.end()
-    at, before = reached(folder, name), status(folder, name)
+    at, before = iteration_reached(folder, name), status(folder, name)
     stored_iteration = (before["checkpoint"] or {}).get("iteration", 0)
     yield Line(
         f"{way}: the newest state goes to the store within the grace",
@@ -77,7 +77,7 @@ def stopped(folder: Path, way: str) -> Iterator[Line]:
 def twice(folder: Path) -> Iterator[Line]:
     """Ctrl-C, and again at once."""
     with going(folder, train(folder, "twice")) as run:
-        wait_until(lambda: reached(folder, "twice") >= REACHED, "the training")
+        wait_until(lambda: iteration_reached(folder, "twice") >= REACHED, "the training")
         run.interrupt()
         run.interrupt()
         outcome = run.end()
@@ -124,15 +124,15 @@ def alone(folder: Path) -> Iterator[Line]:
     yield Line(
         "python script.py, killed and started again: goes on from its last save",
         "begun 17, exit 0",
-        f"exit {first.code}, then {_begun(second)}, exit {second.code}",
-        first.code == -9 and _begun(second) == "begun 17" and second.code == 0,
+        f"exit {first.code}, then {_first_line(second)}, exit {second.code}",
+        first.code == -9 and _first_line(second) == "begun 17" and second.code == 0,
     )
     third = ask(folder, command, environment)
     yield Line(
         "the same without finish: its last state is in the store",
         "begun 40",
-        _begun(third),
-        _begun(third) == "begun 40",
+        _first_line(third),
+        _first_line(third) == "begun 40",
     )
     last_line = next((line for line in first.text.splitlines() if "EVERSTEP_PERSIST_INTERVAL" in line), "nothing")
     ask(folder, command, {"EVERSTEP_STORE": str(folder / "often"), "EVERSTEP_PERSIST_INTERVAL": "5", "DIE": "17"})
@@ -145,7 +145,7 @@ def alone(folder: Path) -> Iterator[Line]:
     )
 
 
-def _begun(answer: Answer) -> str:
+def _first_line(answer: Answer) -> str:
     return next((line for line in answer.text.splitlines() if line.startswith("begun")), answer.last)
 
 
@@ -194,7 +194,7 @@ def own_loop(folder: Path) -> Iterator[Line]:
 def measure(folder: Path) -> Iterator[Line]:
     """All lines of this part."""
     for way in WAYS:
-        yield from stopped(folder, way)
+        yield from stop_run(folder, way)
     yield from twice(folder)
     yield from alone(folder)
     yield from own_loop(folder)

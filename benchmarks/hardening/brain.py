@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from benchmarks.acceptance import Line
-from tests.job.liveness import explored
+from tests.job.liveness import explore_all
 
 JOB, AGENT, CHECKPOINT = "tests/job/", "tests/agent/", "tests/checkpoint/"
 LATE, HANG = f"{JOB}test_late_messages.py", f"{JOB}test_hang.py"
@@ -46,7 +46,7 @@ SEQUENCES, SEED = 1_000_000, 1
 def liveness(_: argparse.Namespace) -> Iterator[Line]:
     """As `make liveness`: 2 hours of one core."""
     began, count_done, broken, happened = time.monotonic(), 0, list[tuple[int, str]](), Counter[str]()
-    for count, fired, outcomes in explored(SEED, SEQUENCES, os.cpu_count() or 1):
+    for count, fired, outcomes in explore_all(SEED, SEQUENCES, os.cpu_count() or 1):
         count_done, broken = count_done + count, broken + outcomes
         happened.update(fired)
     rate = count_done / (time.monotonic() - began)

@@ -63,7 +63,7 @@ BOMB_BYTES = 3 << 30
 def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
     """Archives with bytes changed at random, as inputs with a mode for all members."""
     dice = random.Random(20)
-    seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested()), ({"zip": {}}, good_zip())]
+    seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested_archive()), ({"zip": {}}, good_zip())]
     escaped, traceback = 0, ""
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder).resolve())
@@ -86,7 +86,7 @@ def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
                not escaped and not traceback)  # fmt: skip
 
 
-def _nested() -> bytes:
+def _nested_archive() -> bytes:
     """A tar with every kind of member."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as packed:

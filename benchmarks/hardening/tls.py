@@ -47,7 +47,7 @@ class _Holder:
     """A keeper with one shard."""
 
     def __init__(self, size: int) -> None:
-        self._shard = _filled(size)
+        self._shard = _filled_memory(size)
 
     @contextmanager
     def open_shard(self, *_: int) -> Iterator[memoryview]:
@@ -55,7 +55,7 @@ class _Holder:
         yield self._shard[:]
 
 
-def _filled(size: int) -> memoryview:
+def _filled_memory(size: int) -> memoryview:
     """Memory that has been touched."""
     memory, some = memoryview(mmap.mmap(-1, size)), os.urandom(MIB)
     for start in range(0, size, MIB):
@@ -144,7 +144,7 @@ def _both(size: int) -> Iterator[tuple[_Way, _Way]]:
 
 def compare() -> tuple[Cost, Cost]:
     """Medians of a shard's transfer in clear and with TLS, taking turns."""
-    buffer = _filled(SIZE)
+    buffer = _filled_memory(SIZE)
     with _both(SIZE) as ways:
         costs = [[way.fetch(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
 

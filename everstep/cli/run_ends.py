@@ -41,7 +41,7 @@ def show(workflows: Iterator[dict[str, Any]]) -> int:
 
     console, workflow = Console(highlight=False, soft_wrap=True), dict[str, Any]()
     if not console.is_terminal:
-        for workflow in _changed(workflows):
+        for workflow in _skip_repeats(workflows):
             print(run_views.run_view(workflow, time.time()), flush=True)
     else:
         with Live(console=console, auto_refresh=False) as live:
@@ -60,7 +60,7 @@ def _workflows(folder: Path) -> Iterator[dict[str, Any]]:
         time.sleep(POLL_S)
 
 
-def _changed(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _skip_repeats(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those in which a step differs from the one before, and the last."""
     last: object = None
     for workflow in workflows:

@@ -94,14 +94,14 @@ def parameters(workflow: Mapping[str, Any]) -> list[tuple[str, str]]:
     arguments = spec.get("arguments") if isinstance(spec, dict) else None
     entries = arguments.get("parameters") if isinstance(arguments, dict) else None
     parameter_entries = [one for one in entries or [] if isinstance(one, dict)]
-    return [_shown(str(one.get("name")), one.get("value", one.get("default", ""))) for one in parameter_entries]
+    return [_setting_row(str(one.get("name")), one.get("value", one.get("default", ""))) for one in parameter_entries]
 
 
 def settings(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
     """(step, its settings) as they were when it ran."""
     settings_by_step = ((name, step.get("settings")) for name, step in steps.items())
     return [
-        (name, [_shown(key, value) for key, value in some.items()])
+        (name, [_setting_row(key, value) for key, value in some.items()])
         for name, some in settings_by_step
         if isinstance(some, dict)
     ]
@@ -117,7 +117,7 @@ def environments(steps: Mapping[str, Mapping[str, Any]]) -> FactTable | None:
     return FactTable("environment", ("step", *map(_name, columns)), body)
 
 
-def _shown(name: str, value: object) -> tuple[str, str]:
+def _setting_row(name: str, value: object) -> tuple[str, str]:
     return name, "(not shown)" if _SECRET.search(name) and value else words(value)
 
 

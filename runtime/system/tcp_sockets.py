@@ -55,7 +55,7 @@ def sockets_of(pid: int, sockets: dict[int, TcpSocket]) -> list[TcpSocket]:
     return mine
 
 
-def unacknowledged(sockets: list[TcpSocket]) -> str:
+def bytes_unacknowledged(sockets: list[TcpSocket]) -> str:
     """Whose acknowledgement is missing although segments were sent again; empty: nobody's."""
     late = [one for one in sockets if one.unacked and one.repeats]
     if not late:

@@ -26,7 +26,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Done:
+class WorkDone:
     """The work done so far."""
 
     documents: int
@@ -35,7 +35,7 @@ class Done:
     stored: int
 
 
-def read_done(shelf: str) -> Done:
+def read_done(shelf: str) -> WorkDone:
     """The sum over all shards."""
     store, done_parts = open_shelf(shelf), []
     for entry in store.list(""):
@@ -43,10 +43,10 @@ def read_done(shelf: str) -> Done:
             with suppress(NoSuchKey):
                 done_parts.append(store.get(entry.key))
     counts = [COUNTS.unpack(data) for data in done_parts if len(data) == COUNTS.size]
-    return Done(*(sum(column) for column in zip(*counts, strict=True))) if counts else Done(0, 0, 0, 0)
+    return WorkDone(*(sum(column) for column in zip(*counts, strict=True))) if counts else WorkDone(0, 0, 0, 0)
 
 
-def progress_line(now: Done, total: Total, seconds: float) -> str:
+def progress_line(now: WorkDone, total: Total, seconds: float) -> str:
     """`1200 of 3000 documents  3.9 M tokens  13.1 MB/s  40 %  12 s left`."""
     share = min(1.0, now.documents / total.documents if total.documents else now.stored / max(1, total.stored))
     of_how_many = f" of {total.documents}" if total.documents else ""

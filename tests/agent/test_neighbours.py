@@ -42,7 +42,7 @@ async def agent(name: str, trusted: Credentials, questions: Questions) -> AsyncI
 
 
 @asynccontextmanager
-async def frozen(name: str) -> AsyncIterator[Neighbour]:
+async def frozen_neighbour(name: str) -> AsyncIterator[Neighbour]:
     """Connections to it are made by the kernel, and nobody answers."""
     with listen("127.0.0.1", 0) as listener:
         yield Neighbour(name, f"127.0.0.1:{listener.getsockname()[1]}")
@@ -89,7 +89,7 @@ def test_without_the_jobs_token_nobody_is_told() -> None:
 def test_a_frozen_agent_does_not_answer() -> None:
     async def story() -> None:
         trusted = Credentials("t")
-        async with asking(trusted) as questions, agent("a", trusted, questions) as a, frozen("b") as b:
+        async with asking(trusted) as questions, agent("a", trusted, questions) as a, frozen_neighbour("b") as b:
             assert not await questions.is_answered(b, 0.1)
             assert not await questions.is_answered(b, 2 * neighbours.SILENT_S, through=a.address)
 

@@ -51,7 +51,7 @@ class OneShard:
             self.unpinned.set()
 
 
-def _connected(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.socket:
+def _connect(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.socket:
     wire = socket.create_connection(place)
     return tls.wrap_socket(wire) if tls else wire
 
@@ -65,7 +65,7 @@ async def server_and_stalled_peer(
     with ThreadPoolExecutor(1) as threads:
         runner = application_of(application(cast(Any, keeper), gate, threads, AsyncMock(), stall_s))
         async with gate.serve(runner, listener):
-            with await asyncio.to_thread(_connected, listener.getsockname(), credentials_used.client) as peer:
+            with await asyncio.to_thread(_connect, listener.getsockname(), credentials_used.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
                 async with asyncio.timeout(60):
                     await keeper.pinned.wait()

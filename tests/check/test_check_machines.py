@@ -125,7 +125,7 @@ class Machines:
         self.processes[name] = await asyncio.create_subprocess_exec(*words, env=variables)
 
 
-def checked(
+def run_check(
     config: Config,
     machines: int,
     broken: str = "",
@@ -170,7 +170,7 @@ def checked(
 def test_an_unfit_machine_is_named_and_a_spare_one_was_checked(tmp_path: Path) -> None:
     rules = ";".join(f"check.matmul,round={number}=exit:3" for number in (1, 2, 3))
     fault = {"EVERSTEP_FAULT": rules, "EVERSTEP_FAULT_DIR": str(tmp_path)}
-    hosts, api, _ = checked(Config(nodes=3, check_spare=1), 4, "machine-1", fault)
+    hosts, api, _ = run_check(Config(nodes=3, check_spare=1), 4, "machine-1", fault)
     assert (tmp_path / "check.matmul").exists()
     assert hosts == {"machine-0": False, "machine-1": True, "machine-2": False, "machine-3": False}
     assert list(api.pods) == ["step"], "the pods of the check are gone"
@@ -191,7 +191,7 @@ def test_fit_pods_wait_for_the_training_and_become_its_agents(tmp_path: Path) ->
         open_store(str(tmp_path)).put(key, data)
         started.append(name)
 
-    hosts, api, lines_said = checked(config, 2, meanwhile=take)
+    hosts, api, lines_said = run_check(config, 2, meanwhile=take)
     assert hosts == {"machine-0": False, "machine-1": False}
     assert sorted(api.pods) == sorted(["step", *started]), "the spare one is gone"
     assert "held for the training for 60 s: 1 checked pod" in lines_said
@@ -209,7 +209,7 @@ def test_no_pod_is_held_while_a_step_of_the_run_finds_no_room(tmp_path: Path) ->
         "status": {"phase": "Pending", "conditions": [waits]},
     }  # fmt: skip
     config = Config(nodes=1, check_spare=0, training="train", hold_s=60, store=str(tmp_path))
-    _, api, _ = checked(config, 1, api=api)
+    _, api, _ = run_check(config, 1, api=api)
     assert sorted(api.pods) == ["step", "tokenize"]
 
 
@@ -219,12 +219,12 @@ def test_the_verdict_orders_the_machines_by_their_switches() -> None:
     lines = "a p 10.0.0.0\nb p 10.0.0.1\na p 10.0.0.2"
     metadata = {"name": "node-topology-config", "labels": {}}
     api.configmaps["node-topology-config"] = {"metadata": metadata, "data": {"topology_config": lines}}
-    _, _, lines_said = checked(Config(nodes=3, check_spare=0), 3, api=api)
+    _, _, lines_said = run_check(Config(nodes=3, check_spare=0), 3, api=api)
     assert "in order: machine-0, machine-2, machine-1" in lines_said
 
 
 @pytest.mark.long
 def test_machines_that_are_not_there_are_not_waited_for_when_the_nodes_are() -> None:
-    hosts, api, _ = checked(Config(nodes=1, check_spare=1), 1)
+    hosts, api, _ = run_check(Config(nodes=1, check_spare=1), 1)
     assert hosts == {"machine-0": False}
     assert list(api.pods) == ["step"]

@@ -69,7 +69,7 @@ class Failing(DirectoryStore):
         return super().list(prefix)
 
 
-def restored(folder: str, case: Case, rank: int) -> int | str:
+def restore_case(folder: str, case: Case, rank: int) -> int | str:
     """The iteration, or the name of what is raised."""
     state = {"weights": torch.zeros(case.size if rank == case.rank else 4)}
     checkpointer = Checkpointer(
@@ -86,7 +86,7 @@ def restored(folder: str, case: Case, rank: int) -> int | str:
 def become(rank: int, folder: str, results: str, world_size: int) -> None:
     """Be that rank."""
     dist.init_process_group("gloo", init_method=f"file://{results}.group", rank=rank, world_size=world_size)
-    states = {name: restored(folder, case, rank) for name, case in CASES.items()}
+    states = {name: restore_case(folder, case, rank) for name, case in CASES.items()}
     Path(f"{results}-{rank}").write_text(json.dumps(states))
     dist.barrier()
     os._exit(0)

@@ -22,7 +22,7 @@ def mapped_bytes(path: str) -> int:
     return kilobytes
 
 
-def populated(path: str) -> int:
+def populated_bytes(path: str) -> int:
     """The same, once the thread that maps is done."""
     for thread in threading.enumerate():
         if thread.name == "everstep-populate":
@@ -46,7 +46,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     link = node.link(2)
     ahead = map_segment_ahead(link)
     assert ahead is not None
-    assert populated(place.path) >= place.size
+    assert populated_bytes(place.path) >= place.size
     opened: list[Path] = []
     monkeypatch.setattr(SegmentFile, "open", lambda path: opened.append(path))
     assert Checkpointer(live, keeper=link, ahead=ahead).load(live) == 7

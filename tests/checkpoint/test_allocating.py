@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
-from tests.checkpoint.test_keeper import trained
+from tests.checkpoint.test_keeper import train
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
 
@@ -57,7 +57,7 @@ def in_thread() -> Iterator[Callable[..., Any]]:
         yield pool.submit
 
 
-def begun(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> Segment:
+def begin_to_allocate(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> Segment:
     """That rank has announced, and its first slot's memory is asked for."""
     answer = node.keeper.announce(local_rank, capacity)
     assert gate.asked.acquire(timeout=PATIENCE_S)
@@ -68,8 +68,8 @@ def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answe
     node: Any, make_state: Any, gate: Gate, in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(1)
-    checkpointer = trained(node, state := make_state(1), 2)
-    assert begun(node, gate, local_rank=1).capacity == LARGE
+    checkpointer = train(node, state := make_state(1), 2)
+    assert begin_to_allocate(node, gate, local_rank=1).capacity == LARGE
     waits, absent = threading.Event(), SlotTable.absent
     monkeypatch.setattr(SlotTable, "absent", lambda table: waits.set() or absent(table))
     acquired = in_thread(node.keeper.acquire, 1, 1)
@@ -89,7 +89,7 @@ def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answe
 
 def test_a_worker_that_dies_while_it_waits_for_memory_waits_no_longer(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     acquired = in_thread(node.keeper.acquire, 0, 1)
     wait_until(lambda: node.keeper.worker_died(0) or acquired.done(), "the wait ends with the worker", PATIENCE_S)
     with pytest.raises(KeeperError, match="died while it waited"):
@@ -99,7 +99,7 @@ def test_a_worker_that_dies_while_it_waits_for_memory_waits_no_longer(node: Any,
 
 def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: Any, gate: Gate) -> None:
     node.begin(1)
-    first = begun(node, gate)
+    first = begin_to_allocate(node, gate)
     node.keeper.worker_died(0)
     assert node.keeper.announce(0, LARGE) == first
     gate.open.release(3)
@@ -111,8 +111,8 @@ def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: An
 
 def test_a_rank_that_announces_something_else_meanwhile_is_given_that(node: Any, gate: Gate) -> None:
     node.begin(1)
-    begun(node, gate)
-    answer = begun(node, gate, capacity=2 * LARGE)
+    begin_to_allocate(node, gate)
+    answer = begin_to_allocate(node, gate, capacity=2 * LARGE)
     assert [str(path) for path in node.shm.iterdir()] == [answer.path]
     gate.open.release(4)
     assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(answer.path)).slot_offset(0)
@@ -124,8 +124,8 @@ def test_what_a_rank_holds_is_offered_until_its_new_memory_holds_a_state(
     node: Any, make_state: Any, gate: Gate
 ) -> None:
     node.begin(1)
-    trained(node, make_state(1), 3)
-    begun(node, gate)
+    train(node, make_state(1), 3)
+    begin_to_allocate(node, gate)
     node.keeper.worker_died(0)
     wait_until(lambda: [holding.iteration for holding in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
     node.begin(2, node.newest())
@@ -139,12 +139,12 @@ def test_what_was_staged_just_before_a_rank_announced_something_else_is_held(
     node: Any, make_state: Any, gate: Gate
 ) -> None:
     node.begin(1)
-    trained(node, make_state(1), 2).flush(2)
+    train(node, make_state(1), 2).flush(2)
     (old,) = node.shm.iterdir()
     whole = SegmentFile.open(old)
     slot = node.keeper.acquire(0, 3).slot
     whole.slot(slot)[:] = whole.slot(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     node.keeper.commit_stage(0, Staged(slot, 3, whole.capacity, False))
     assert {holding.iteration for holding in node.keeper.holdings("")} == {1, 2, 3}
     gate.open.release(3)
@@ -152,7 +152,7 @@ def test_what_was_staged_just_before_a_rank_announced_something_else_is_held(
 
 def test_a_node_that_leaves_meanwhile_leaves_nothing(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     acquired = in_thread(node.keeper.acquire, 0, 1)
     with pytest.raises(TimeoutError):
         acquired.result(0.1)
@@ -169,12 +169,12 @@ def test_memory_that_could_not_be_had_can_be_asked_for_again(node: Any, gate: Ga
     node.begin(1)
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     with pytest.raises(KeeperError, match=r"3 slots of 4.2 MB need 12.6 MB"):
         node.keeper.acquire(0, 1)
     gate.error = None
     gate.open.release(3)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     assert node.keeper.acquire(0, 1).slot == 0
     assert len(os.listdir(node.shm)) == 1
 
@@ -185,7 +185,7 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     peer, node = make_node("worker-1-0"), make_node()
     gate.after = 1 << 40
     peer.begin(1)
-    trained(peer, large(make_state, 2), 3)
+    train(peer, large(make_state, 2), 3)
     (holding,) = peer.keeper.holdings(peer.address)[:1]
     gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
@@ -221,7 +221,7 @@ def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_work
     peer, node = make_node("worker-1-0"), make_node()
     peer.begin(1)
     saved_state = make_state(2) | {"log": [float(number) for number in range(100_000)]}
-    trained(peer, saved_state, 3)
+    train(peer, saved_state, 3)
     node.begin(1)
     live = make_state(0) | {"log": []}
     checkpointer = Checkpointer(live, keeper=node.link(1))
@@ -243,7 +243,7 @@ def fetched(make_node: Any, make_state: Any, gate: Gate) -> tuple[Node, dict[str
     peer, node = make_node("worker-1-0"), make_node()
     gate.after = 1 << 40
     peer.begin(1)
-    trained(peer, saved_state := large(make_state, 2), 3)
+    train(peer, saved_state := large(make_state, 2), 3)
     gate.after = PAGE + 1
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     assert node.keeper.wait_for_restore(0).source == "peer worker-1-0"

@@ -49,7 +49,7 @@ def shard(edit: Edit | None = None, text: bytes = b"") -> bytearray:
     return data
 
 
-def loaded(data: bytearray) -> int:
+def seal_and_restore(data: bytearray) -> int:
     """Sealed and restored; what was restored is what was saved."""
     state = {"model": {"w": torch.zeros_like(WEIGHTS)}, "it": 0}
     iteration = restore(memoryview(data), state, seal(memoryview(data)))
@@ -57,7 +57,7 @@ def loaded(data: bytearray) -> int:
     return iteration
 
 
-def moved(start: int, kind: type = int) -> Edit:
+def move_checkpoint(start: int, kind: type = int) -> Edit:
     def edit(header: dict[str, Any]) -> None:
         begin, end = header["model.w"]["data_offsets"]
         header["__everstep_zz__"] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
@@ -67,10 +67,10 @@ def moved(start: int, kind: type = int) -> Edit:
 
 
 EDITS: dict[str, Edit] = {
-    "a negative offset": moved(-(1 << 30)),
-    "an overlap with the JSON part": moved(0),
-    "an offset beyond the file": moved(1 << 60),
-    "a fractional offset": moved(0, float),
+    "a negative offset": move_checkpoint(-(1 << 30)),
+    "an overlap with the JSON part": move_checkpoint(0),
+    "an offset beyond the file": move_checkpoint(1 << 60),
+    "a fractional offset": move_checkpoint(0, float),
     "a negative shape": lambda header: header["model.w"].update(shape=[-64, -64]),
     "a shape of another size": lambda header: header["model.w"].update(shape=[1 << 44]),
     "a fractional shape": lambda header: header["model.w"].update(shape=[4096.0]),
@@ -95,7 +95,7 @@ EDITS: dict[str, Edit] = {
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_a_header_that_lies_is_refused(edit: Edit) -> None:
     with pytest.raises(RestoreError):
-        loaded(shard(edit))
+        seal_and_restore(shard(edit))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,12 @@ def test_a_header_that_lies_is_refused(edit: Edit) -> None:
 )
 def test_a_json_part_that_lies_is_refused(text: bytes) -> None:
     with pytest.raises(RestoreError):
-        loaded(shard(text=text))
+        seal_and_restore(shard(text=text))
 
 
-def committed(folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object] | None = None) -> DirectoryStore:
+def store_with_commit(
+    folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object] | None = None
+) -> DirectoryStore:
     store = DirectoryStore(folder)
     store.put(shard_key("j", 1, 3, 0), data)
     holding = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
@@ -139,7 +141,7 @@ def test_what_no_shard_has_gets_no_memory(tmp_path: Path) -> None:
     data = shard(edit)
     seal(memoryview(data))
     with pytest.raises(RestoreError, match=r"model\.w: no shard has the part at \[4096\]"):
-        export(committed(tmp_path, bytes(data)))
+        export(store_with_commit(tmp_path, bytes(data)))
 
 
 LIES: dict[str, tuple[Callable[[dict[str, Any]], object], type[RestoreError], str]] = {
@@ -180,9 +182,9 @@ def test_a_manifest_that_lies_is_refused_by_name(
 ) -> None:
     data = shard()
     seal(memoryview(data))
-    assert torch.equal(export(committed(tmp_path, bytes(data)))["model"]["w"], WEIGHTS)
+    assert torch.equal(export(store_with_commit(tmp_path, bytes(data)))["model"]["w"], WEIGHTS)
     with pytest.raises(kind, match=text):
-        export(committed(tmp_path, bytes(data), edit))
+        export(store_with_commit(tmp_path, bytes(data), edit))
 
 
 @given(st.binary(max_size=300))
@@ -220,7 +222,7 @@ def test_whatever_a_header_says_nothing_wrong_is_loaded_and_nothing_large_alloca
     data = shard(edit)
     tracemalloc.start()
     try:
-        assert loaded(data) == 3
+        assert seal_and_restore(data) == 3
     except RestoreError:
         pass
     finally:

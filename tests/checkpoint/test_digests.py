@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard import digests, restore
 from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, Digests, seal
-from tests.checkpoint.test_restoring import staged
+from tests.checkpoint.test_restoring import stage_state
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
 ) -> None:
     saved_state = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     with small(*cuts):
-        data = staged(saved_state)
+        data = stage_state(saved_state)
         digest = seal(data)
         live = {name: torch.zeros_like(tensor) for name, tensor in saved_state.items()}
         assert restore.restore(data, live, digest) == 5
@@ -55,7 +55,7 @@ def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
 @given(st.binary(min_size=1, max_size=3000), st.lists(st.integers(0, 700), max_size=40))
 def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None:
     with small(512, 256):
-        data = staged({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
+        data = stage_state({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
         seal(data)
         digests = Digests(data)
         for damaged in (False, True):
@@ -80,7 +80,7 @@ def test_what_comes_in_parts_is_checked_as_it_comes(
 ) -> None:
     saved_state = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     with small(block, 512):
-        data = staged(saved_state)
+        data = stage_state(saved_state)
         digest = seal(data)
         assert damaged_at(data, digest, parts) is None
         head, at = len(Digests(data).head), int(where * len(data))

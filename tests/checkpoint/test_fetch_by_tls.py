@@ -20,7 +20,7 @@ from everstep.runtime.checkpoint.shard.fetch import fetch, read
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.protocol.holdings import Holding
-from tests.checkpoint.test_restoring import staged
+from tests.checkpoint.test_restoring import stage_state
 from tests.credentials import credentials
 
 SIZE = 3_000_000
@@ -30,7 +30,7 @@ class Holder:
     """What the server asks of a keeper."""
 
     def __init__(self) -> None:
-        self.shard = staged({"t": torch.randint(0, 256, (SIZE,), dtype=torch.uint8)})
+        self.shard = stage_state({"t": torch.randint(0, 256, (SIZE,), dtype=torch.uint8)})
         self.digest, self.asked = seal(self.shard), 0
 
     @contextmanager

@@ -157,13 +157,13 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
     with os.fdopen(os.open(pipe, os.O_RDWR), "w", buffering=1) as to_script:  # To open it so waits for nobody.
         codes: list[int] = []
 
-        def ended() -> list[int]:
+        def new_codes() -> list[int]:
             codes_text = (folder / "codes").read_text() if (folder / "codes").exists() else ""
             return [int(line) for line in codes_text.splitlines()][len(codes) :]
 
         def run(name: str, **variables: str) -> int:
             to_script.write(json.dumps({"RESULT": str(tmp_path / name), **variables}) + "\n")
-            codes.extend(wait_until(ended, f"the end of {name}"))
+            codes.extend(wait_until(new_codes, f"the end of {name}"))
             return codes[-1]
 
         assert run("undisturbed") == 0

@@ -65,12 +65,12 @@ def test_new_memory_is_huge_pages_in_every_mapping(file: int) -> None:
 def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
     advised: list[tuple[int, int]] = []
 
-    def refused(_: memoryview, start: int, size: int, __: int) -> int:
+    def refuse_advice(_: memoryview, start: int, size: int, __: int) -> int:
         advised.append((start, size))
         return error
 
     monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 2 << 20)
-    monkeypatch.setattr(huge_pages, "_madvise", refused)
+    monkeypatch.setattr(huge_pages, "_madvise", refuse_advice)
     memory = map_shared(file, SIZE)
     allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)

@@ -166,7 +166,7 @@ def objects(store: Sick, place: CheckpointId) -> list[str]:
     return [entry.key for entry in store.list(f"{checkpoint_folder('j', place)}/")] or [manifest_key("j", place)]
 
 
-def damaged(store: Sick, chance: random.Random) -> Iterator[str]:
+def damage_some(store: Sick, chance: random.Random) -> Iterator[str]:
     """Damage some checkpoints, the newer ones more often; what was done."""
     for _ in range(chance.choice([1, 1, 2, 3, 6])):
         kind, place = chance.choice(KINDS), PLACES[-1 - int(4 * chance.random() ** 2)]
@@ -236,7 +236,7 @@ def test_random_damages_block_no_job_load_nothing_wrong_and_are_charged_to_nobod
         chance = random.Random(seed)
         store = Sick(tmp_path / str(seed))
         shutil.copytree(original, store.uri, dirs_exist_ok=True)
-        what = ", ".join(damaged(store, chance))
+        what = ", ".join(damage_some(store, chance))
         keys_left = {entry.key for entry in store.list(checkpoints_prefix("j"))}
         world = job([] if chance.random() < 0.3 else shards)
         judged = sum(isinstance(record, FaultJudged) for record in world.records)

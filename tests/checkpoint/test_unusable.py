@@ -11,13 +11,13 @@ from everstep.runtime.checkpoint.shard.reshard import read_whole
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from tests.checkpoint.test_crafted import shard
-from tests.checkpoint.test_keeper import trained
+from tests.checkpoint.test_keeper import train
 from tests.fake_agent import PATIENCE_S
 
 WRONG = b'{"iteration":8,"state":{"model":{"w":{"$":"tensor","name":"model.w"}},"it":3}}'
 
 
-def stored(node: Any, data: bytearray, iteration: int = 3) -> Holding:
+def store_shard(node: Any, data: bytearray, iteration: int = 3) -> Holding:
     from everstep.runtime.checkpoint.shard.digests import seal
 
     key = f"jobs/job/checkpoints/000001-{iteration:09d}/rank-00000.safetensors"
@@ -37,14 +37,14 @@ def load(node: Any, holding: Holding) -> Any:
 
 @pytest.mark.parametrize("text", [b'{"iteration":3,"state":{"$":"later"}}', WRONG])
 def test_a_shard_that_is_no_state_is_told_the_agent(text: bytes, node: Any) -> None:
-    (refusal,) = load(node, holding := stored(node, shard(text=text)))
+    (refusal,) = load(node, holding := store_shard(node, shard(text=text)))
     assert (refusal.round, refusal.iteration, refusal.flaw) == (1, 3, Flaw.DAMAGED)
     assert refusal.covers(holding)
 
 
 def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     node.begin(2, node.newest())
     other = {"model": torch.nn.Linear(2, 2)}
     with pytest.raises(RestoreError, match="of another model"):
@@ -53,6 +53,6 @@ def test_another_models_checkpoint_is_the_users_error(node: Any, make_state: Any
 
 
 def test_shards_of_another_iteration_than_was_committed_are_no_state(node: Any) -> None:
-    holding = stored(node, shard(), 4)
+    holding = store_shard(node, shard(), 4)
     with pytest.raises(RestoreError, match="shards of iteration 3 are in it"):
         read_whole([holding], lambda source, start, buffer: node.store.read_into(source.key, start, buffer))

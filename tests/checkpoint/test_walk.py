@@ -140,15 +140,15 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
     mesh: DeviceMesh, change: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sharded(number: int) -> torch.Tensor:
+    def sharded_tensors(number: int) -> torch.Tensor:
         return distribute_tensor(torch.full((4, 2), float(number)), mesh, [Shard(0)])
 
-    weights = {f"w{n}": sharded(n) for n in range(traversal.MIN_GROUP)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(traversal.MIN_GROUP)}
+    weights = {f"w{n}": sharded_tensors(n) for n in range(traversal.MIN_GROUP)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": sharded_tensors(n)} for n in range(traversal.MIN_GROUP)}
     state_value, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Flattener()
     before = walker.flatten(state_value)
     if change:
-        state_value["model"]["w2"] = sharded(2) if change == "memory" else local_part(weights["w2"])
+        state_value["model"]["w2"] = sharded_tensors(2) if change == "memory" else local_part(weights["w2"])
     looked: list[str] = []
     monkeypatch.setattr(
         traversal, "fingerprint", lambda tensor, mark=traversal.fingerprint: looked.append("one") or mark(tensor)

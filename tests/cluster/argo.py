@@ -19,7 +19,7 @@ from tests.cluster.namespace import STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.cluster.processes import start
 from tests.cluster.trainings import Training
-from tests.golang import built
+from tests.golang import build_programs
 
 ADDED = "_argo"
 """The folder beside the programs' module with what the executor lacks on Linux and with this Kubernetes."""
@@ -31,7 +31,7 @@ ENDED = ("Succeeded", "Failed", "Error")
 def programs() -> Path:
     """The folder with `workflow-controller`, `argoexec` and Argo's kinds; built the first time. Raises NoGoError."""
     program_paths = [f"{ARGO}/cmd/workflow-controller", f"{ARGO}/cmd/argoexec"]
-    return built("kube", program_paths, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
+    return build_programs("kube", program_paths, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
 
 
 def install(kubectl: Kubectl) -> None:
@@ -39,7 +39,7 @@ def install(kubectl: Kubectl) -> None:
     built_programs = programs()
     kubectl.apply(*(path.read_text() for path in sorted(built_programs.glob("argoproj.io_*.yaml"))))
     for one in range(1, NODES + 1):
-        node.imported(one, [images.executor(built_programs / "argoexec")])
+        node.import_images(one, [images.executor(built_programs / "argoexec")])
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     kubectl.apply(_settings(), namespace=NAMESPACE)
     controller = [

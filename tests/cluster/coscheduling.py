@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME
 from tests.cluster.processes import start, stop
-from tests.golang import built
+from tests.golang import build_programs
 
 NAME = "scheduler-plugins-scheduler"
 PLUGIN = "Coscheduling"
@@ -22,7 +22,7 @@ PROFILE = {
 
 def programs() -> Path:
     """The folder with the scheduler and the PodGroups' definition; built the first time. Raises NoGoError."""
-    return built("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
+    return build_programs("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
 
 
 def install(kubectl: Kubectl) -> None:

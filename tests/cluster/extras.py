@@ -46,7 +46,9 @@ def phases(job: Training) -> dict[str, str]:
 
 
 @contextmanager
-def crowded(job: Training, scheduler: str = "default-scheduler", labels: Mapping[str, str] = {}) -> Iterator[None]:
+def run_more_important_pod(
+    job: Training, scheduler: str = "default-scheduler", labels: Mapping[str, str] = {}
+) -> Iterator[None]:
     """A pod of the other job's class runs, in the place of an extra; it goes at the end."""
     name = f"other-{secrets.token_hex(3)}"
     container = {"name": "main", "image": images.PAUSE}

@@ -98,10 +98,10 @@ def _write(path: Path, image: Image) -> None:
     config_bytes = json.dumps(config).encode()
     manifest = json.dumps({
         "schemaVersion": 2, "mediaType": f"{OCI}.manifest.v1+json",
-        "config": _described(config_bytes, f"{OCI}.config.v1+json"),
-        "layers": [_described(layer, f"{OCI}.layer.v1.tar")],
+        "config": _descriptor(config_bytes, f"{OCI}.config.v1+json"),
+        "layers": [_descriptor(layer, f"{OCI}.layer.v1.tar")],
     }).encode()  # fmt: skip
-    entry = _described(manifest, f"{OCI}.manifest.v1+json")
+    entry = _descriptor(manifest, f"{OCI}.manifest.v1+json")
     entry["annotations"] = {"io.containerd.image.name": image.name}
     index = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
     with tarfile.open(path, "w") as tar:
@@ -137,5 +137,5 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _described(content: bytes, media: str) -> dict[str, Any]:
+def _descriptor(content: bytes, media: str) -> dict[str, Any]:
     return {"mediaType": media, "digest": _digest(content), "size": len(content)}

@@ -12,7 +12,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME, NAMESPACE, PLANE
 from tests.cluster.processes import output_of, start, stop, wait
 from tests.cluster.room import SLOT
-from tests.golang import built
+from tests.golang import build_programs
 
 MODULE, GROUP = "sigs.k8s.io/kueue", "kueue.x-k8s.io"
 VERSION = "v1beta2"
@@ -35,7 +35,7 @@ KINDS = (
 
 def programs() -> Path:
     """The folder with its controller and kinds; built the first time. Raises NoGoError."""
-    return built("kueue", [f"{MODULE}/cmd/kueue"], files={MODULE: "config/components/crd/bases"})
+    return build_programs("kueue", [f"{MODULE}/cmd/kueue"], files={MODULE: "config/components/crd/bases"})
 
 
 def install(kubectl: Kubectl) -> None:

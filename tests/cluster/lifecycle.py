@@ -15,7 +15,7 @@ from tests.cluster import namespace, network, node, plane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import HOME, NODES
 from tests.cluster.processes import ClusterError, names, output_of, running, stop, wait, works
-from tests.golang import TOOLS, built
+from tests.golang import TOOLS, build_programs
 
 DEBIAN = "containerd runc containernetworking-plugins nftables iptables conntrack busybox-static iproute2 openssl"
 NEEDED = ("containerd", "ctr", "runc", "nft", "conntrack", "busybox", "ip", "nsenter", "openssl")
@@ -48,7 +48,7 @@ def programs() -> Path:
     stamp_values = {"gitVersion": version[1], "gitMajor": major, "gitMinor": minor}
     stamped = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     stamps = {f"{package}.{name}": value for package in stamped for name, value in stamp_values.items()}
-    return built("kube", ["."], stamps, {ARGO: "manifests/base/crds/minimal"})
+    return build_programs("kube", ["."], stamps, {ARGO: "manifests/base/crds/minimal"})
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ def _ready(kubectl: Kubectl) -> int:
 def down() -> None:
     """Stop all of it, and leave nothing behind. Idempotent."""
     for one in range(1, NODES + 1):
-        node.lost(one)
+        node.lose_node(one)
     for name in names():  # Nothing is kept, so nobody needs time to end well.
         stop(name, signal.SIGKILL)
-    for place in _mounted():
+    for place in _mount_points():
         output_of("umount", "--lazy", place)
-    if mounts_left := _mounted():
+    if mounts_left := _mount_points():
         raise ClusterError(f"{mounts_left[0]} is still mounted: nothing was removed")
     for one in range(1, NODES + 1):
         node.groups_removed(one)
-    network.removed()
+    network.remove_rules()
     shutil.rmtree(HOME, ignore_errors=True)
 
 
-def _mounted() -> list[str]:
+def _mount_points() -> list[str]:
     """What is mounted in the cluster's folder, the innermost first."""
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     return sorted((place for place in places if place.startswith(f"{HOME}/")), reverse=True)

@@ -38,7 +38,7 @@ MAY = {
 """By account and resource: the verbs."""
 
 
-def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
+def allowed_verbs(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
     """By resource: the verbs that the account may use there, on the object of that name."""
     questions = list(itertools.product(RESOURCES, VERBS))
     reviews = []
@@ -53,7 +53,7 @@ def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> d
     rights: dict[str, set[str]] = {}
     for review in cluster.kubectl.create(*reviews):
         wish = review["spec"]["resourceAttributes"]
-        if review["status"]["allowed"]:
+        if review["status"]["allowed_verbs"]:
             resource = "/".join(filter(None, (wish["resource"], wish.get("subresource"))))
             rights.setdefault(resource, set()).add(wish["verb"])
     return rights
@@ -61,9 +61,9 @@ def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> d
 
 @pytest.mark.parametrize("account", MAY)
 def test_the_account_may_do_what_its_steps_need_and_nothing_else(cluster: Cluster, account: str) -> None:
-    assert allowed(cluster, account, NAMESPACE) == MAY[account]
+    assert allowed_verbs(cluster, account, NAMESPACE) == MAY[account]
 
 
 @pytest.mark.parametrize("account", MAY)
 def test_elsewhere_it_may_do_nothing(cluster: Cluster, account: str) -> None:
-    assert allowed(cluster, account, "default") == {}
+    assert allowed_verbs(cluster, account, "default") == {}

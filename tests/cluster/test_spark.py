@@ -46,7 +46,7 @@ def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": LABELS}, "spec": spec}
 
 
-def finished(store: Store) -> int:
+def count_of_finished_shards(store: Store) -> int:
     """Shards that are done."""
     return sum(entry.key.endswith(".done") for entry in store.list("out/shards"))
 
@@ -68,7 +68,7 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
         return phase() in ("Succeeded", "Failed", "gone")
 
     try:
-        wait_until(lambda: finished(store) or over(), "a task's end", DEADLINE_S, pause_s=0.2)
+        wait_until(lambda: count_of_finished_shards(store) or over(), "a task's end", DEADLINE_S, pause_s=0.2)
         executors = cluster.kubectl.list("pods", EXECUTORS)
         assert executors, cluster.kubectl("logs", name)
         for pod in executors:

@@ -38,7 +38,7 @@ def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
 def are_gone(job: Training, uids: set[str]) -> bool:
     """Nothing of these pods is left on this machine: no process, no memory mounted for them."""
     mounts = Path("/proc/mounts").read_text()
-    return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked(f"EVERSTEP_JOB={job.job}"))
+    return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked_processes(f"EVERSTEP_JOB={job.job}"))
 
 
 def wait_gone(job: Training, uids: set[str], tell: Record) -> None:

@@ -10,7 +10,7 @@ from everstep.runtime.job.reasons import Decision, Reason
 from tests.cluster import faults
 from tests.cluster.costs import cost
 from tests.cluster.faults import MASTERS_HOST
-from tests.cluster.journal import lost
+from tests.cluster.journal import lost_nodes
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.trainings import PATIENCE_S, Training
@@ -79,6 +79,6 @@ def test_nodes_are_on_machines_apart_and_a_power_cut_leaves_a_copy_of_each_part_
     moment = faults.node_lost(job)
     faults.goes_on(job)
     since = job.records()[count_before:]
-    assert len(lost(since)) == 2
+    assert len(lost_nodes(since)) == 2
     assert cost(job.reports(), moment).lost == 0
     assert job.in_order()

@@ -147,7 +147,7 @@ class Training:
         }  # fmt: skip
         labels = {**template["metadata"]["labels"], "workflows.argoproj.io/workflow": self.name}
         metadata = {"name": self.pod, "labels": labels, "ownerReferences": [owner]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patched(spec, images.patch())}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patch_spec(spec, images.patch())}
         self.cluster.kubectl.create(pod)
 
     def phase(self) -> str:
@@ -251,7 +251,7 @@ def _escape(value: str) -> str:
     return json.dumps(value)[1:-1]
 
 
-def _patched(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+def _patch_spec(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """The pod's spec as Kubernetes' strategic merge would leave it, for one container."""
     (container,), (more,) = spec["containers"], patch["containers"]
     requests = {**container["resources"]["requests"], **more["resources"]["requests"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME
 from tests.cluster.processes import start, stop, wait
-from tests.golang import built
+from tests.golang import build_programs
 
 MODULE = "volcano.sh/volcano"
 CONFIGURATION = """actions: "enqueue, allocate, preempt, backfill"
@@ -23,7 +23,7 @@ QUEUE = "default"
 def programs() -> Path:
     """The folder with its programs and kinds; built the first time. Raises NoGoError."""
     program_paths = [f"{MODULE}/cmd/{program}" for program in PROGRAMS]
-    return built("volcano", program_paths, files={MODULE: "config/crd/volcano/bases"})
+    return build_programs("volcano", program_paths, files={MODULE: "config/crd/volcano/bases"})
 
 
 def install(kubectl: Kubectl) -> None:

@@ -66,7 +66,7 @@ def test_with_any_number_of_faulty_nodes_nobody_is_ever_named_or_cleared_wrongly
         assert not evidence.untried
 
 
-def published(nodes: Sequence[str], past: Sequence[Round], trusted: Sequence[str]) -> Plan:
+def published_rounds(nodes: Sequence[str], past: Sequence[Round], trusted: Sequence[str]) -> Plan:
     """The two rounds of DLRover's network check, for comparison: no third one, and no look at what was tried."""
     if not past:
         return Plan(tuple(pair_adjacent(nodes)), "")
@@ -88,7 +88,7 @@ def test_where_the_published_rule_of_two_rounds_names_an_innocent_node_ours_does
     nodes = names(5)
     wrong = []
     for node in nodes:
-        if failed_twice(check(nodes, [node], plan=published)) != {node}:
+        if failed_twice(check(nodes, [node], plan=published_rounds)) != {node}:
             wrong.append(node)
         assert set(weigh(nodes, check(nodes, [node])).faulty) == {node}
     assert wrong == ["2", "3"]
@@ -98,7 +98,7 @@ def test_where_the_published_rule_of_two_rounds_names_an_innocent_node_ours_does
 def test_for_even_numbers_both_rules_agree(count: int) -> None:
     nodes = names(count)
     for faulty in fault_sets(nodes, count // 4):
-        assert failed_twice(check(nodes, faulty, plan=published)) == set(faulty)
+        assert failed_twice(check(nodes, faulty, plan=published_rounds)) == set(faulty)
 
 
 def test_two_nodes_that_fail_together_are_tried_once_more_and_stay_undecided() -> None:

@@ -10,7 +10,7 @@ from everstep.cli.main import main
 from tests.harness import ROOT
 
 
-def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def candidates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """The candidates for the last word."""
     monkeypatch.setenv("EVERSTEP_COMPLETE", "1")
     with pytest.raises(SystemExit) as raised:
@@ -34,7 +34,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_verbs_flags_and_choices(
     words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert completed(monkeypatch, capsys, *words) == expected
+    assert candidates(monkeypatch, capsys, *words) == expected
 
 
 def test_runs_of_the_folder_that_was_named(
@@ -44,9 +44,9 @@ def test_runs_of_the_folder_that_was_named(
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "manifest.json").touch()
     words = ["workflow", "get", "--runs", str(tmp_path / "runs"), "f"]
-    assert completed(monkeypatch, capsys, *words) == ["first"]
+    assert candidates(monkeypatch, capsys, *words) == ["first"]
     monkeypatch.chdir(tmp_path)
-    assert completed(monkeypatch, capsys, "status", "") == ["first", "second"]
+    assert candidates(monkeypatch, capsys, "status", "") == ["first", "second"]
 
 
 def test_bash_completes_everstep_and_leaves_other_programs_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from everstep.version import IMAGE
-from supply.containerfile import ContainerfileError, Settings, ignored, settings, stages
+from supply.containerfile import ContainerfileError, Settings, ignore_rule, settings, stages
 from tests.harness import ROOT
 
 TEXT = (ROOT / "templates/Containerfile").read_text()
@@ -33,7 +33,7 @@ def test_the_code_comes_after_all_packages() -> None:
 
 
 def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
-    out = ignored((ROOT / ".dockerignore").read_text())
+    out = ignore_rule((ROOT / ".dockerignore").read_text())
     copied = {
         source
         for stage in stages(TEXT, {"BASE": DEBIAN}).values()

@@ -151,7 +151,7 @@ def test_bad_input_is_one_line_and_code_2(
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenName:
     """Has a name that every step has."""
 
     store: str = ""
@@ -165,7 +165,7 @@ class Bare:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListConfig:
     """Has a field whose default is made anew."""
 
     models: list[str] = field(default_factory=list)
@@ -174,9 +174,9 @@ class Listed:
 @pytest.mark.parametrize(
     ("config", "expected_text"),
     [
-        (Taken, "step one: every step has the field store; rename Taken.store"),
+        (TakenName, "step one: every step has the field store; rename Taken.store"),
         (Bare, "step one: Bare.model has no default, which its template needs"),
-        (Listed, "step one: Listed.models has no default, which its template needs"),
+        (ListConfig, "step one: Listed.models has no default, which its template needs"),
         (int, "step one: its function must have one argument, annotated with a dataclass"),
     ],
 )

@@ -139,7 +139,7 @@ def explore(seed: int, numbers: range) -> tuple[int, Counter[str], list[tuple[in
     return len(numbers), fired, broken
 
 
-def explored(seed: int, sequences: int, processes: int, first: int = 0) -> Iterator[tuple[int, Counter[str], list]]:
+def explore_all(seed: int, sequences: int, processes: int, first: int = 0) -> Iterator[tuple[int, Counter[str], list]]:
     """What each part of them gave, as it is known."""
     size = max(1, min(500, sequences // (4 * processes) or 1))
     parts = [range(at, min(at + size, first + sequences)) for at in range(first, first + sequences, size)]
@@ -161,7 +161,7 @@ def main() -> int:
         print(plan, problem(plan) or "keeps all rules", sep="\n")
         return bool(problem(plan))
     began, count_done, fired, violations = time.monotonic(), 0, Counter[str](), 0
-    for count, happened, broken in explored(options.seed, options.sequences, options.processes, options.first):
+    for count, happened, broken in explore_all(options.seed, options.sequences, options.processes, options.first):
         count_done, violations = count_done + count, violations + len(broken)
         fired.update(happened)
         for number, why in broken:

@@ -82,12 +82,12 @@ class Agent:
             sim.at(sim.random.random() * 1.5, self, on_failure)
             return
 
-        def arrived() -> None:
+        def on_arrival() -> None:
             to = self._master_for(way)
             if to is not None:
                 sim.at(0.0, to, to.take, message, lambda *reply: sim.carry(self, on_answer, *reply))
 
-        sim.carry(None, arrived)
+        sim.carry(None, on_arrival)
         sim.at(TIMEOUTS_S.get(way, TIMEOUT_S), self, on_failure)
 
     def _master_for(self, way: str) -> Any:

@@ -220,7 +220,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
     assert explained.detail in broken.detail
 
 
-def blocked(world: World, blocked_s: float, awaits: bool) -> None:
+def report_blocked(world: World, blocked_s: float, awaits: bool) -> None:
     """Both nodes say so, before their first progress."""
     for name in ("worker-0-0", "worker-1-0"):
         signs = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
@@ -231,9 +231,9 @@ def blocked(world: World, blocked_s: float, awaits: bool) -> None:
 def test_before_the_first_progress_ranks_hang_that_use_nothing_while_one_waits_for_the_others(awaits: bool) -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
     world.join_all()
-    blocked(world, 59.0, awaits)
+    report_blocked(world, 59.0, awaits)
     assert world.state.hang is None
-    blocked(world, 60.0, awaits)
+    report_blocked(world, 60.0, awaits)
     assert (world.state.hang is not None) == awaits
     if world.state.hang:
         assert (world.state.hang.still_s, world.state.hang.unmoved) == (60.0, True)

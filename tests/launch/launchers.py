@@ -43,7 +43,7 @@ def until(ready: Callable[[], object], what: Callable[[], str], seconds: float =
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchOutcome:
     """What a launcher did."""
 
     code: int
@@ -97,10 +97,10 @@ class Launcher:
         self.named[name] = process
         return process
 
-    def wait_for_end(self, process: subprocess.Popen[str], name: str = "node") -> Ended:
+    def wait_for_end(self, process: subprocess.Popen[str], name: str = "node") -> LaunchOutcome:
         """Wait for its end."""
         code = process.wait(DEADLINE_S)
-        return Ended(code, self.text(name, "out"), self.text(name, "err"), self.folder)
+        return LaunchOutcome(code, self.text(name, "out"), self.text(name, "err"), self.folder)
 
     def text(self, name: str, stream: str) -> str:
         """What it wrote so far."""
@@ -150,7 +150,7 @@ class Torchrun:
             text=True,
         )
 
-    def run(self, launcher: Launcher, arguments: Sequence[str], more: Mapping[str, str]) -> Ended:
+    def run(self, launcher: Launcher, arguments: Sequence[str], more: Mapping[str, str]) -> LaunchOutcome:
         """One launch, to its end."""
         out, err = launcher.folder / "node.out", launcher.folder / "node.err"
         request = {
@@ -165,7 +165,7 @@ class Torchrun:
         assert ready, (
             f"torchrun did not end within {DEADLINE_S} s: {err.read_text() if err.exists() else 'it did not begin'}"
         )
-        return Ended(int(self._server.stdout.readline()), out.read_text(), err.read_text(), launcher.folder)
+        return LaunchOutcome(int(self._server.stdout.readline()), out.read_text(), err.read_text(), launcher.folder)
 
     def close(self) -> None:
         """With whatever it runs."""
@@ -183,7 +183,7 @@ class Pair:
     files: dict[str, str] = field(default_factory=dict)
     """More files in each folder: path -> text."""
 
-    def run(self, script: str, *arguments: str, **more: str) -> tuple[Ended, Ended]:
+    def run(self, script: str, *arguments: str, **more: str) -> tuple[LaunchOutcome, LaunchOutcome]:
         """(torchrun's, ours) for a script's text; `train.py` among the arguments is the script."""
         results = []
         for name in ("torchrun", "everstep"):

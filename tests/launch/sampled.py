@@ -68,7 +68,7 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(text)
 
 
-def applied(folder: Path) -> Applied:
+def applied_samples(folder: Path) -> Applied:
     """What was applied so far; of the newest iterations perhaps by some ranks only: their files are read in turn."""
     applied_lines: Applied = {}
     for line in _lines(folder):
@@ -79,7 +79,7 @@ def applied(folder: Path) -> Applied:
 def later_round(folder: Path, world: int, after: int) -> int:
     """The newest round, if it is later than `after` and has done 20 iterations with so many workers; else 0."""
     complete_iterations: dict[int, int] = {}
-    for rounds in applied(folder).values():
+    for rounds in applied_samples(folder).values():
         for number, ranks in rounds.items():
             complete_iterations[number] = complete_iterations.get(number, 0) + (len(ranks) == world)
     newest = max(complete_iterations, default=0)
@@ -99,7 +99,7 @@ def assert_applied_once(folder: Path, dataset: str, expected_worlds: list[int]) 
 
     Each change cost at most the last iteration and the one that was begun.
     """
-    applied_lines = applied(folder)
+    applied_lines = applied_samples(folder)
     rounds = {
         number: [at for at in sorted(applied_lines) if number in applied_lines[at]]
         for number in sorted(set().union(*applied_lines.values()))

@@ -17,7 +17,7 @@ TOKEN = "of the job"
 def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended() -> None:
     import aiohttp
 
-    async def come() -> tuple[Answer, str | None]:
+    async def probe() -> tuple[Answer, str | None]:
         port = free_port(random.Random())
         outcome = Outcome("succeeded", "all nodes finished", "", None, 7, 0)
         saying = asyncio.create_task(EndNotice(outcome, 1, Credentials(TOKEN)).serve(listen("127.0.0.1", port)))
@@ -29,4 +29,4 @@ def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended
         await asyncio.gather(saying, return_exceptions=True)
         return answer.answer, end and end.result
 
-    assert asyncio.run(come()) == (Answer.MASTER, "succeeded")
+    assert asyncio.run(probe()) == (Answer.MASTER, "succeeded")

@@ -65,10 +65,10 @@ def test_a_flag_has_torchs_spellings_default_and_values(dest: str) -> None:
     assert mine.required == torch.required
     assert list(mine.choices or []) == list(torch.choices or [])
     for text in ("7", "0.5", "a,b,,c", ""):
-        assert _typed(mine, text) == _typed(torch, text)
+        assert _typed_value(mine, text) == _typed_value(torch, text)
 
 
-def _typed(action: argparse.Action, text: str) -> Any:
+def _typed_value(action: argparse.Action, text: str) -> Any:
     try:
         return action.type(text) if callable(action.type) else text
     except ValueError:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.agent.ports import free_port
-from tests.launch.launchers import Ended, Pair
+from tests.launch.launchers import LaunchOutcome, Pair
 
 ENVIRONMENT = """
 import json, os, sys
@@ -47,7 +47,7 @@ main()
 """
 
 
-def views_by_rank(outcome: Ended) -> dict[str, dict[str, Any]]:
+def views_by_rank(outcome: LaunchOutcome) -> dict[str, dict[str, Any]]:
     """What each rank saw, by rank; the folder in which it ran is cut out."""
     text = outcome.out.replace(str(outcome.folder), "FOLDER")
     views = [json.loads(line) for line in text.splitlines()]
@@ -132,7 +132,7 @@ def test_streams_go_where_torchrun_sends_them(pair: Pair, flags: list[str]) -> N
     }
 
 
-def worker_stderr(outcome: Ended) -> list[str]:
+def worker_stderr(outcome: LaunchOutcome) -> list[str]:
     """What workers wrote to stderr, without what the launchers themselves say."""
     return sorted(line for line in outcome.err.splitlines() if "peel" in line)
 

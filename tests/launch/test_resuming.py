@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
+from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome, until
 
 pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def until_iteration(launcher: Launcher, name: str, iteration: int) -> None:
     )
 
 
-def finish(launcher: Launcher, name: str) -> Ended:
+def finish(launcher: Launcher, name: str) -> LaunchOutcome:
     """Let the script end."""
     (launcher.folder / "stop").touch()
     return launcher.wait_for_end(launcher.named[name], name)

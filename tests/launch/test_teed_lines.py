@@ -9,7 +9,7 @@ from everstep.runtime.agent.logs import LaunchLogs, LogPlan, Streams
 from everstep.runtime.agent.output import Pipe, write_lines
 
 
-async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
+async def tee(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
     """What a console shows of two workers that write these (local rank, piece) to stdout."""
     reader, writer = os.pipe()
     plan = LogPlan(folder=str(folder / "logs"), tee=Streams(3))
@@ -28,7 +28,7 @@ async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
 
 def test_a_line_that_comes_in_pieces_is_shown_whole(tmp_path: Path) -> None:
     pieces = [(0, b"apple"), (1, b"pear"), (0, b"\n"), (1, b"\nplum"), (0, b"cherry"), (1, b"\n"), (0, b"\n")]
-    output = asyncio.run(teed(tmp_path, pieces))
+    output = asyncio.run(tee(tmp_path, pieces))
     assert sorted(output.splitlines()) == [
         b"[default0]:apple", b"[default0]:cherry", b"[default1]:pear", b"[default1]:plum",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from everstep.runtime.launch.affinity import cpus_of
 from everstep.runtime.launch.events import logger_of
-from tests.launch.launchers import Ended, Pair
+from tests.launch.launchers import LaunchOutcome, Pair
 
 torch = pytest.importorskip("torch")
 
@@ -67,7 +67,7 @@ if rank == "1" and attempt in FAILING:
 """
 
 
-def peels(outcome: Ended) -> list[str]:
+def peels(outcome: LaunchOutcome) -> list[str]:
     """What workers wrote to stderr."""
     return sorted(line for line in outcome.err.splitlines() if "peel" in line)
 
@@ -103,7 +103,7 @@ def test_torchs_own_layout_can_be_named(pair: Pair) -> None:
     assert mine.logs() == theirs.logs() == {"attempt_0/0/stdout.log": "apple\n", "attempt_0/0/stderr.log": "a peel\n"}
 
 
-def events(outcome: Ended) -> list[dict[str, Any]]:
+def events(outcome: LaunchOutcome) -> list[dict[str, Any]]:
     """The launch's events, without what chance and clocks say, and with process numbers only as there or not."""
     events = []
     for line in outcome.err.splitlines():

@@ -144,7 +144,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def in_virtual_time(store: TroubledStore, story: Callable[[], Awaitable[T]]) -> T:
     """The story's result; a story that waits for ever raises."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda: store.delay_s)) as runner:
-        return runner.run(_awaited(story))
+        return runner.run(_run_story(story))
 
 
 async def passes(seconds: float) -> None:
@@ -154,7 +154,7 @@ async def passes(seconds: float) -> None:
     await over.wait()
 
 
-async def _awaited(story: Callable[[], Awaitable[T]]) -> T:
+async def _run_story(story: Callable[[], Awaitable[T]]) -> T:
     return await story()
 
 

@@ -232,7 +232,7 @@ def test_a_damaged_block_does_not_keep_the_next_from_being_archived() -> None:
     assert 1 in _listing(store)
 
 
-class _Killed(BaseException):
+class _MasterKilled(BaseException):
     """The master was killed."""
 
 
@@ -256,13 +256,13 @@ class Master(threading.Thread):
         self.stands.release()
         self.go.acquire()
         if self.killed:
-            raise _Killed
+            raise _MasterKilled
 
     def run(self) -> None:
         self.go.acquire()
         self.astray = True
         try:
-            with suppress(_Killed, Fenced):
+            with suppress(_MasterKilled, Fenced):
                 self._live()
             self.astray = False
         finally:
@@ -282,16 +282,16 @@ class Master(threading.Thread):
             if order == "write":
                 record = DesiredChanged(time=state.time, role=f"r{self.number}", nodes=len(self.store.written))
                 draft = journal.draft([record])
-                _tried(lambda draft=draft: journal.write(draft))
+                _try_until_done(lambda draft=draft: journal.write(draft))
                 self.store.written.append((draft.number, draft.data))
                 state = fold([record], state)
             else:
                 number = journal.draft([]).number - 1
-                _tried(lambda number=number, state=state: snapshots.write(self.store, "j", number, state))
-                _tried(lambda number=number: segments.archive(self.store, "j", number))
+                _try_until_done(lambda number=number, state=state: snapshots.write(self.store, "j", number, state))
+                _try_until_done(lambda number=number: segments.archive(self.store, "j", number))
 
 
-def _tried(work: Callable[[], None]) -> None:
+def _try_until_done(work: Callable[[], None]) -> None:
     while True:
         try:
             return work()

@@ -12,14 +12,14 @@ from everstep.runtime.master.telemetry import FIRST_ITERATIONS, ITERATION_GROUPS
 from everstep.runtime.report.history import history
 from everstep.runtime.report.ledger import ledger
 from everstep.runtime.store import DirectoryStore
-from tests.report.test_history import at, formed, round_broken
+from tests.report.test_history import at, round_broken, round_formed
 
 RECORDS = [
-    formed(0, 1),
+    round_formed(0, 1),
     round_broken(2000, 1, 2000),
-    formed(2010, 2, 1990),
+    round_formed(2010, 2, 1990),
     round_broken(5000, 2, 4980),
-    formed(5005, 3, 4980),
+    round_formed(5005, 3, 4980),
 ]
 
 

@@ -34,7 +34,7 @@ SPEC = {
 }  # fmt: skip
 
 
-def held(host: str = "machine-1", until: float = NOW + 100, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
+def held_pod(host: str = "machine-1", until: float = NOW + 100, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
     """A pod of a check that waits for the job, as the API shows it."""
     held_request = NodeRequest("check-0", "check", "", {"EVERSTEP_JOB": CHECK}, ["--node", "check-0"])
     pod = copy.deepcopy(pod_of(held_request, CHECK, OWNER, spec))
@@ -54,23 +54,23 @@ def suits(pod: dict[str, Any], spec: dict[str, Any] = SPEC, **more: Any) -> bool
 
 
 def test_a_pod_that_has_what_the_node_asks_for_suits() -> None:
-    assert suits(held())
+    assert suits(held_pod())
 
 
 @pytest.mark.parametrize(
     "more", [{"avoid_hosts": ["machine-1"]}, {"not_on": "machine-1"}, {"resources": Resources(cpu=3)}]
 )
 def test_one_on_a_machine_to_avoid_or_of_another_size_does_not(more: dict[str, Any]) -> None:
-    assert not suits(held(), **more)
+    assert not suits(held_pod(), **more)
 
 
 def test_one_whose_time_is_nearly_over_does_not() -> None:
-    assert not suits(held(until=NOW + LEAST_S - 1))
+    assert not suits(held_pod(until=NOW + LEAST_S - 1))
 
 
 def test_one_that_has_ended_or_is_ending_does_not() -> None:
-    assert not suits({**held(), "status": {"phase": "Succeeded"}})
-    pod = held()
+    assert not suits({**held_pod(), "status": {"phase": "Succeeded"}})
+    pod = held_pod()
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert not suits(pod)
 
@@ -87,7 +87,7 @@ def test_one_that_has_ended_or_is_ending_does_not() -> None:
     ],
 )
 def test_one_that_is_otherwise_than_the_trainings_pods_does_not(change: dict[str, Any]) -> None:
-    assert not suits(held(), {**SPEC, **change})
+    assert not suits(held_pod(), {**SPEC, **change})
 
 
 @asynccontextmanager
@@ -106,7 +106,7 @@ async def taking_platform(server: PodApi, url: str, starts: dict[str, NodeStart]
 
 def waiting(host: str = "machine-1") -> dict[str, Any]:
     """One that suits a platform of TEMPLATE."""
-    return held(host, time.time() + 100, TEMPLATE)
+    return held_pod(host, time.time() + 100, TEMPLATE)
 
 
 def test_the_pod_becomes_the_node_and_is_told_what_to_run() -> None:

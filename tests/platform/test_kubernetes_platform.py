@@ -429,12 +429,12 @@ def test_a_pod_that_asks_before_its_address_is_known_waits_for_it() -> None:
         server.pods["own"] = {"metadata": {"name": "own"}, "status": {"phase": "Pending"}}
         pauses: list[float] = []
 
-        async def told(pause_s: float) -> None:
+        async def note_pause(pause_s: float) -> None:
             pauses.append(pause_s)
             if len(pauses) == 3:
                 server.pods["own"]["status"] = {"phase": "Running", "podIP": "10.1.2.3"}
 
-        async with server as url, KubeApi(Access(url, server.namespace), told) as api:
+        async with server as url, KubeApi(Access(url, server.namespace), note_pause) as api:
             assert (await api.own_pod("own"))["status"]["podIP"] == "10.1.2.3"
         assert len(pauses) == 3
 

@@ -127,12 +127,12 @@ def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, j
 def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleaning, may_clean, clean = threading.Event(), threading.Event(), debris.remove_debris
 
-    def gated(*clean_arguments: Any) -> None:
+    def clean_later(*clean_arguments: Any) -> None:
         cleaning.set()
         assert may_clean.wait(DEADLINE_S)
         clean(*clean_arguments)
 
-    monkeypatch.setattr(debris, "remove_debris", gated)
+    monkeypatch.setattr(debris, "remove_debris", clean_later)
 
     async def story() -> None:
         processes_platform = platform(tmp_path, job)

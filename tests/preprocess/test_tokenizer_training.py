@@ -28,31 +28,31 @@ def base_config(tmp_path: Path) -> Config:
     )
 
 
-def changed(config: Config, **values: object) -> Config:
+def change(config: Config, **values: object) -> Config:
     new_config = Config(**{**vars(config), **values})  # type: ignore[arg-type]
     new_config.check()
     return new_config
 
 
 def test_it_is_written_beside_the_prefix_and_not_over_another(base_config: Config) -> None:
-    result = run(changed(base_config))
+    result = run(change(base_config))
     file = Path(result.outputs["uri"])
     assert file.name == "words_tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     assert tokenizer.get_vocab_size() == 300
     assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
     before = file.read_bytes()
-    assert run(changed(base_config)).outputs == result.outputs
+    assert run(change(base_config)).outputs == result.outputs
     with pytest.raises(StepError, match="give --force to overwrite"):
-        run(changed(base_config, train_tokenizer=310))
+        run(change(base_config, train_tokenizer=310))
     assert file.read_bytes() == before
-    run(changed(base_config, train_tokenizer=310, force=True))
+    run(change(base_config, train_tokenizer=310, force=True))
     assert Tokenizer.from_file(str(file)).get_vocab_size() == 310
 
 
 def test_of_a_corpus_it_is_in_the_store_and_found_again(base_config: Config, tmp_path: Path) -> None:
     corpus = make_corpus(CorpusConfig(source=base_config.input, store=base_config.store)).outputs["uri"]
-    config = changed(base_config, input=corpus, output_prefix="")
+    config = change(base_config, input=corpus, output_prefix="")
     uri = run(config).outputs["uri"]
     assert Path(uri).parent == tmp_path / "store/tokenizers"
     written_ns = find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns
@@ -62,6 +62,6 @@ def test_of_a_corpus_it_is_in_the_store_and_found_again(base_config: Config, tmp
 
 def test_what_cannot_be_trained_is_refused(base_config: Config) -> None:
     with pytest.raises(StepError, match="--train-tokenizer 100: at least 257"):
-        changed(base_config, train_tokenizer=100)
+        change(base_config, train_tokenizer=100)
     with pytest.raises(StepError, match="trains its own"):
-        changed(base_config, tokenizer="x")
+        change(base_config, tokenizer="x")

@@ -19,7 +19,7 @@ from everstep.runtime.master.server import serving
 from everstep.runtime.net.token_gate import listen
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.protocol.rounds import Seat
-from tests.golang import built
+from tests.golang import build_programs
 from tests.harness import ROOT
 from tests.master.shell import TOKEN, Shell, TroubledStore
 
@@ -31,7 +31,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    return built("prometheus", PACKAGES)
+    return build_programs("prometheus", PACKAGES)
 
 
 def test_promtool_accepts_the_alert_rules(programs: Path) -> None:

@@ -20,7 +20,7 @@ UID = "5b1c9d2e-7f30-4c11-9a52-0a4c2f6b7d01"
 
 
 @dataclass
-class Made:
+class MadeRun:
     """Where the run lies."""
 
     store: Path
@@ -131,9 +131,9 @@ SUMMARIES = {
 }
 
 
-def full_run(place: Path) -> Made:
+def full_run(place: Path) -> MadeRun:
     """A run that succeeded after two restarts."""
-    maker_run = Made(place / "store", place / "run")
+    maker_run = MadeRun(place / "store", place / "run")
     times = {
         "corpus": ("Succeeded", 0.0, 1.2), "tokenize": ("Succeeded", 1.3, 15.0), "check": ("Succeeded", 0.1, 4.0),
         "train": ("Succeeded", 15.5, 136.0), "evaluate": ("Succeeded", 136.2, 150.0),
@@ -143,9 +143,9 @@ def full_run(place: Path) -> Made:
     return maker_run
 
 
-def failed_run(place: Path) -> Made:
+def failed_run(place: Path) -> MadeRun:
     """The training's own error in iteration 12."""
-    maker_run = Made(place / "store", place / "run", name="llama-finetune-bad1")
+    maker_run = MadeRun(place / "store", place / "run", name="llama-finetune-bad1")
     times = {
         "corpus": ("Succeeded", 0.0, 1.2), "tokenize": ("Succeeded", 1.3, 15.0), "check": ("Succeeded", 0.1, 4.0),
         "train": ("Failed", 15.5, 40.0), "evaluate": ("Omitted", 40.0, 40.0), "report": ("Running", 40.2, None),
@@ -172,7 +172,11 @@ def failed_run(place: Path) -> Made:
 
 
 def write(
-    maker_run: Made, manifest: dict[str, Any], records: list[job.Record], lines: list[dict[str, Any]], steps: list[str]
+    maker_run: MadeRun,
+    manifest: dict[str, Any],
+    records: list[job.Record],
+    lines: list[dict[str, Any]],
+    steps: list[str],
 ) -> None:
     """Everything where the real parts would put it."""
     maker_run.folder.mkdir(parents=True)

@@ -94,7 +94,7 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
         calls = 0
 
         def count(real: Callable[..., object]) -> Callable[..., object]:
-            def called(*arguments: object, **more: object) -> object:
+            def call_and_count(*arguments: object, **more: object) -> object:
                 nonlocal calls
                 if calls == moment:
                     (root / link).rename(root / "moved")
@@ -102,7 +102,7 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
                 calls += 1
                 return real(*arguments, **more)
 
-            return called
+            return call_and_count
 
         with patch.context() as inner:
             for function in ("open", "stat", "replace", "link", "unlink", "mkdir", "fsync"):

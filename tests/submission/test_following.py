@@ -48,7 +48,7 @@ def train_pod() -> str:
     return pod_name("drill-1", "drill-1.train", "train")
 
 
-class Done(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a pipeline's command ended."""
 
     returncode: int
@@ -56,14 +56,14 @@ class Done(NamedTuple):
     stderr: str
 
 
-Call = Callable[..., Done]
+Call = Callable[..., CommandEnd]
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """The pipeline as a user calls it, in an empty folder; in this process, for importing takes most of the time."""
 
-    def call(environment: Environment, *arguments: str) -> Done:
+    def call(environment: Environment, *arguments: str) -> CommandEnd:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", [str(PIPELINE), *arguments])
@@ -73,7 +73,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(PIPELINE), run_name="__main__")
         captured = capfd.readouterr()
-        return Done(int(end.value.code or 0), captured.out, captured.err)
+        return CommandEnd(int(end.value.code or 0), captured.out, captured.err)
 
     return call
 
@@ -189,7 +189,7 @@ def test_what_the_argo_refuses_is_one_line(pipeline: Call, environment: Environm
 
 
 @pytest.fixture
-def followed(environment: Environment, manifest: Callable[..., dict[str, Any]]) -> Callable[[], Iterator[Any]]:
+def follower(environment: Environment, manifest: Callable[..., dict[str, Any]]) -> Callable[[], Iterator[Any]]:
     """Submits a run and follows it without waiting."""
 
     def start() -> Iterator[Any]:

@@ -317,9 +317,9 @@ def test_a_parameter_stays_when_all_of_them_are_asked_for() -> None:
 
 
 def test_a_run_that_has_ended_is_kept_for_a_while_unless_the_manifest_says_otherwise() -> None:
-    def kept(spec: dict[str, Any]) -> dict[str, int]:
+    def time_to_live(spec: dict[str, Any]) -> dict[str, int]:
         source = {"metadata": {}, "spec": {"templates": [], **spec}}
         return for_argo(source, "x", "ml", ClusterOptions(), "everstep:0")["spec"]["ttlStrategy"]
 
-    assert kept({}) == {"secondsAfterSuccess": 604800, "secondsAfterFailure": 2592000}
-    assert kept({"ttlStrategy": {"secondsAfterCompletion": 5}}) == {"secondsAfterCompletion": 5}
+    assert time_to_live({}) == {"secondsAfterSuccess": 604800, "secondsAfterFailure": 2592000}
+    assert time_to_live({"ttlStrategy": {"secondsAfterCompletion": 5}}) == {"secondsAfterCompletion": 5}

@@ -28,7 +28,7 @@ def goes_on(training: TrainStep) -> None:
     path.write_text(json.dumps(workflow))
 
 
-def restored(training: TrainStep) -> list[int]:
+def restored_iterations(training: TrainStep) -> list[int]:
     """The iteration that each round began from."""
     formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
     return [(one.get("restore") or {}).get("iteration", 0) for one in formed]
@@ -51,7 +51,7 @@ def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     goes_on(training)
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert restored(training) == [0, int(match[1])]
+    assert restored_iterations(training) == [0, int(match[1])]
     assert tensors(training.checkpoint()) == undisturbed
 
 

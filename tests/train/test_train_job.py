@@ -14,7 +14,7 @@ from everstep.runtime.checkpoint.shard.layout import read_shard
 
 
 @dataclass
-class Ended:
+class StepOutcome:
     code: int
     told: str
     store: Path
@@ -26,7 +26,7 @@ class Ended:
         return read_shard(bytearray((folder / "rank-00000.safetensors").read_bytes()))[0]
 
 
-def step(folder: Path, *flags: str, fault: str = "") -> Ended:
+def step(folder: Path, *flags: str, fault: str = "") -> StepOutcome:
     marks = folder / "faults"
     marks.mkdir(parents=True)
     environment = {**os.environ, "EVERSTEP_RUN_DIR": f"{folder}/run", "EVERSTEP_FAULT": fault}
@@ -43,7 +43,7 @@ def step(folder: Path, *flags: str, fault: str = "") -> Ended:
     if fault:
         assert any(marks.iterdir()), f"the fault did not fire: {completed.stderr}"
     assert not list((folder / "run/nodes").glob("*.json")), "a node was left"
-    return Ended(completed.returncode, completed.stderr, folder / "store", folder / "out")
+    return StepOutcome(completed.returncode, completed.stderr, folder / "store", folder / "out")
 
 
 def unique(job: str) -> str:

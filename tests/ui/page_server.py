@@ -16,7 +16,7 @@ from everstep.runtime.net.token_gate import listen
 TOKEN = "the-token-of-this-test"
 
 
-def served(runs: Path) -> AbstractAsyncContextManager[str]:
+def serve_page(runs: Path) -> AbstractAsyncContextManager[str]:
     """Its address, `http://127.0.0.1:PORT`."""
     return served_from(LocalRuns(runs))
 

@@ -7,7 +7,7 @@ import pytest
 
 from everstep.runtime.job.records import Record, RoundBroken
 from everstep.runtime.report.causes import Causes
-from tests.launch.launchers import EVERSTEP, Ended, Launcher
+from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome
 
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -93,13 +93,13 @@ HANGS = {
 FLAGS = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
 
 
-def run(launcher: Launcher, script: str, *flags: str, **more: str) -> Ended:
+def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutcome:
     """The launch of that script, to its end. Capitals are environment."""
     (launcher.folder / "train.py").write_text(script)
     return launcher.wait_for_end(launcher.start(EVERSTEP, *FLAGS, *flags, "train.py", **more))
 
 
-def assert_named(outcome: Ended, pattern: str) -> None:
+def assert_named(outcome: LaunchOutcome, pattern: str) -> None:
     """The job has failed, and says who hung: before that nothing was started anew."""
     assert outcome.code == 1, outcome.err
     failed = next(line for line in outcome.err.splitlines() if "the job failed" in line)

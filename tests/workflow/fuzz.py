@@ -331,7 +331,7 @@ def run_case(seed: int) -> str:
     """What came of it, in a word. Raises whatever is not expected."""
     rng = random.Random(seed)
     if rng.random() < 0.15:
-        return evaluated(rng)
+        return random_expression(rng)
     yaml_text = manifest_text(rng)
     try:
         documents = read_text(yaml_text, "w.yaml")
@@ -376,7 +376,7 @@ def library_of(objects: list[Any]) -> Library:
     return Library.from_objects(whole)
 
 
-def evaluated(rng: random.Random) -> str:
+def random_expression(rng: random.Random) -> str:
     """An expression by itself."""
     try:
         if rng.random() < 0.3:

@@ -22,7 +22,7 @@ CREATED = 1767225845.0
 POD = "container: {image: i, command: [echo]"
 
 
-class Ended(NamedTuple):
+class RunEnd(NamedTuple):
     """A run at its end."""
 
     nodes: Mapping[str, Node]
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     """What each pod was started with, by node."""
 
 
-def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
+def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> RunEnd:
     """The run of that spec; `codes` are the exit codes, by node, that are not 0."""
     manifest = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "spec": yaml.safe_load(spec)}
     engine, now = Engine(parse(manifest), RunCreated(CREATED, "w", "u")), CREATED
@@ -49,7 +49,7 @@ def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
             engine.handle(PodEnded(now, node.name, (codes or {}).get(node.name, 0)))
         engine.advance(now)
     assert engine.state.finished, {node.name: node.phase for node in engine.state.nodes.values()}
-    return Ended(engine.state.nodes, containers)
+    return RunEnd(engine.state.nodes, containers)
 
 
 def test_each_part_of_the_creation_time_has_a_variable() -> None:

@@ -125,7 +125,7 @@ def server() -> Iterator[str]:
     running.shutdown()
 
 
-def filled(bucket: MinIO) -> dict[str, str]:
+def filled_bucket_facts(bucket: MinIO) -> dict[str, str]:
     """Some logs in a bucket: what a manifest is told of it."""
     endpoint = bucket.endpoint.removeprefix("http://")
     client = Minio(endpoint, bucket.access_key, bucket.secret_key, secure=False)
@@ -240,7 +240,7 @@ def outcomes(
     places = {**repository(folder), "server": server}
     cases = CASES
     try:
-        places |= filled(request.getfixturevalue("minio"))
+        places |= filled_bucket_facts(request.getfixturevalue("minio"))
     except pytest.skip.Exception:
         cases = [case for case in CASES if case not in IN_A_BUCKET]
 

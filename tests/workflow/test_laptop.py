@@ -52,7 +52,7 @@ class Guarded(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def guarded() -> Iterator[str]:
+def guarded_server() -> Iterator[str]:
     """The address of such a server."""
     handler = type("Handler", (Guarded,), {"kept": {}})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -35,14 +35,14 @@ def lines(block: str) -> list[tuple[str, str]]:
     ]
 
 
-def pasted(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def paste(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A line in a shell."""
     return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_each_line_does_what_its_comment_shows(folder: Path) -> None:
     for command, comment in lines(PASTED):
-        completed = pasted(command, folder)
+        completed = paste(command, folder)
         assert completed.returncode == 0, (command, completed.stderr)
         assert comment in completed.stdout + completed.stderr, (command, completed.stdout, completed.stderr)
 
@@ -52,7 +52,7 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
     (folder / "hello.yaml").write_text(YAML.replace("command: [echo,", 'command: [sh, -c, "test -e go || sleep 600",'))
 
     def assert_shown(word: str) -> None:
-        assert word in pasted("everstep workflow get w", folder).stdout
+        assert word in paste("everstep workflow get w", folder).stdout
 
     def wait_for_starts(times: int) -> None:
         log = folder / "runs/w/events.jsonl"
@@ -63,13 +63,13 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
         "exec everstep workflow run hello.yaml --name w --work-dir .", shell=True, cwd=folder
     ) as launcher:
         wait_for_starts(1)
-        assert pasted(verbs["stop"], folder).returncode == 0
+        assert paste(verbs["stop"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     assert_shown("Failed")
     with subprocess.Popen(f"exec {verbs['retry']}", shell=True, cwd=folder) as launcher:
         wait_for_starts(2)
-        assert pasted(verbs["terminate"], folder).returncode == 0
+        assert paste(verbs["terminate"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     (folder / "go").touch()
-    assert pasted(verbs["resume"], folder).returncode == 0
+    assert paste(verbs["resume"], folder).returncode == 0
     assert_shown("Succeeded")

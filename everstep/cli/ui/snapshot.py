@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from everstep.cli.ui.sources import Opened
+from everstep.cli.ui.sources import OpenedRun
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
 from everstep.runtime.report import facts, flow
@@ -24,7 +24,7 @@ _COLOURS = {activity: number for number, activity in enumerate(Activity)}
 MOST_COMMITS = 40
 
 
-def snapshot(opened: Opened, now: float) -> dict[str, Any]:
+def snapshot(opened: OpenedRun, now: float) -> dict[str, Any]:
     """The run as of `now` (Unix seconds)."""
     run, entry = opened.run, opened.entry
     steps = flow.steps(run, now)
@@ -66,7 +66,7 @@ def _drawing(steps: list[flow.Step], *, across: bool) -> dict[str, Any]:
     return {**size, "boxes": boxes, "arrows": list(drawn.arrows)}
 
 
-def _job(opened: Opened, job: JobView) -> dict[str, Any]:
+def _job(opened: OpenedRun, job: JobView) -> dict[str, Any]:
     history, span = job.history, job.ledger
     uid = opened.run.uid
     last = history.curve[-1] if history.curve else None

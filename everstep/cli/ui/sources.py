@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True):
     title: str = ""
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run with the store that holds its jobs; None: its store cannot be read."""
 
     run: Run
@@ -65,7 +65,7 @@ class Source(Protocol):
         """Where the process that runs it again writes; None: no process of this machine does."""
         ...
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         """All that the run has left until now."""
         ...
 
@@ -124,7 +124,7 @@ class LocalRuns:
             return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry goes on with it")
         return msgspec.structs.replace(entry, line=_last_line(folder, entry.line))
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         folder = run_views.run_folder(self._runs, name)
         entry = self._entry(folder)
         try:
@@ -132,12 +132,12 @@ class LocalRuns:
         except (StopIteration, KeyError, StoreError) as error:
             workflow = run_views.read_workflow(folder)
             note = str(error) if isinstance(error, StoreError) else "Its workflow has no parameter `store`: no jobs."
-            return Opened(Run(name, phase=entry.phase, workflow=workflow, notes=(note,)), None, entry)
+            return OpenedRun(Run(name, phase=entry.phase, workflow=workflow, notes=(note,)), None, entry)
         try:
             run = read_run(store, name, folder=folder)
         except StoreError as error:
             raise BadInput(f"{name}: {error}") from None
-        return Opened(run, store, entry)
+        return OpenedRun(run, store, entry)
 
     def logs(self, name: str) -> list[str]:
         folder = run_views.run_folder(self._runs, name) / "logs"
@@ -192,7 +192,7 @@ class ClusterRuns:
     def retry_log(self, name: str) -> Path | None:
         return None
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         workflow = cluster_runs.get(self.place, name)
         entry = entry_of(self.place, name, workflow)
         nodes = tree.workflow_nodes(workflow)
@@ -202,11 +202,11 @@ class ClusterRuns:
             store = open_store(store_of(workflow), read_only=True)
             run = read_run(store, name, facts=WorkflowFacts(uid=workflow["metadata"]["uid"], phase=entry.phase))
         except (StopIteration, KeyError):
-            return Opened(plain, None, entry)
+            return OpenedRun(plain, None, entry)
         except StoreError as error:
-            return Opened(replace(plain, notes=(str(error),)), None, entry)
+            return OpenedRun(replace(plain, notes=(str(error),)), None, entry)
         notes = tuple(note for note in run.notes if "run folder" not in note)
-        return Opened(replace(run, workflow=workflow, notes=notes), store, entry)
+        return OpenedRun(replace(run, workflow=workflow, notes=notes), store, entry)
 
     def logs(self, name: str) -> list[str]:
         rows = tree.rows(cluster_runs.get(self.place, name))
