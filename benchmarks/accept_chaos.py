@@ -64,9 +64,9 @@ def drill(options: argparse.Namespace) -> Iterator[Line]:
         command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), "--iterations", "60", "--name", "accept"]
         subprocess.run([*command, "--only", ",".join(names)], cwd=folder, stdout=sys.stderr, check=False)
         log = Path(folder, "runs/accept/logs/verdict(0).log")
-        said = dict(line.split(": ", 1) for line in _lines(log) if line.partition(":")[0] in CASES)
+        verdict_by_case = dict(line.split(": ", 1) for line in _lines(log) if line.partition(":")[0] in CASES)
     for name in names:
-        text = said.get(name, "no verdict")
+        text = verdict_by_case.get(name, "no verdict")
         yield Line(DRILL.format(name), "as the undisturbed training, within its limits", text, text.startswith("holds"))
 
 
@@ -77,22 +77,22 @@ def _lines(path: Path) -> list[str]:
 def week(_: argparse.Namespace) -> Iterator[Line]:
     """A week of 10,000 nodes with losses of whole switches."""
     began = time.monotonic()
-    (told,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
+    (row,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
     seconds = time.monotonic() - began
-    measured = f"{seconds:.0f} s, {told['failures']} failures, {told['events']} events, goodput {told['goodput']:.2%}"
-    yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured, seconds <= WEEK_S)
+    measured_text = f"{seconds:.0f} s, {row['failures']} failures, {row['events']} events, goodput {row['goodput']:.2%}"
+    yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured_text, seconds <= WEEK_S)
 
 
-def published(_: argparse.Namespace) -> Iterator[Line]:
+def published_simulation(_: argparse.Namespace) -> Iterator[Line]:
     """2,048 nodes at the failure rate published for Llama 3."""
-    (told,) = _simulate("--policies", "default:")
+    (row,) = _simulate("--policies", "default:")
     rows = _simulate(
         "--policies",
         "dlrover: costs=16k-gpus-dlrover, join-window=60, shrink-after=60; "
         "torchrun: costs=16k-gpus-torchrun, stage=360, persist=1800, shrink-after=30",
     )
     beside = ", ".join(f"{one['policy']}'s costs {one['goodput']:.1%}" for one in rows)
-    share = float(str(told["goodput"]))
+    share = float(str(row["goodput"]))
     yield Line(
         "simulator: goodput at one failure in 3.1 h", f">= {GOODPUT:.0%}", f"{share:.2%} ({beside})", share >= GOODPUT
     )
@@ -103,31 +103,31 @@ def _simulate(*words: str) -> list[dict[str, float | int | str]]:
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def _judged(*words: str) -> tuple[list[str], list[str]]:
+def _judge_lines(*words: str) -> tuple[list[str], list[str]]:
     """(All lines that a benchmark judged, those that do not hold)."""
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    print(done.stdout, file=sys.stderr)
-    each = [line for line in done.stderr.splitlines() if line.startswith(("yes ", "NO  "))]
+    completed = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    print(completed.stdout, file=sys.stderr)
+    each = [line for line in completed.stderr.splitlines() if line.startswith(("yes ", "NO  "))]
     return [line[4:] for line in each], [line[4:] for line in each if line.startswith("NO")]
 
 
 def soak(_: argparse.Namespace) -> Iterator[Line]:
     """One training under faults of all kinds."""
-    each, bad = _judged("benchmarks.soak", "--minutes", str(SOAK_MINUTES))
-    measured = "; ".join(bad) or f"{len(each)} lines hold"
-    wanted = "the weights of an undisturbed run, nothing left, flat, median <= 1 s, none over 10 s"
-    yield Line(SOAK.format(SOAK_MINUTES), wanted, measured, bool(each) and not bad)
+    each, bad = _judge_lines("benchmarks.soak", "--minutes", str(SOAK_MINUTES))
+    measured_text = "; ".join(bad) or f"{len(each)} lines hold"
+    budget_text = "the weights of an undisturbed run, nothing left, flat, median <= 1 s, none over 10 s"
+    yield Line(SOAK.format(SOAK_MINUTES), budget_text, measured_text, bool(each) and not bad)
 
 
 def many(_: argparse.Namespace) -> Iterator[Line]:
     """Tasks of one workflow, and runs of one folder."""
-    each, bad = _judged("benchmarks.many_tasks")
+    each, bad = _judge_lines("benchmarks.many_tasks")
     yield Line(MANY, "as long a task as of 1,000; <= 1 s", "; ".join(bad or each), bool(each) and not bad)
 
 
 def near_real(_: argparse.Namespace) -> Iterator[Line]:
     """The simulator beside a real run."""
-    each, bad = _judged("benchmarks.simulated_run")
+    each, bad = _judge_lines("benchmarks.simulated_run")
     yield Line(NEAR_REAL, "within 15 %", "; ".join(each), bool(each) and not bad)
 
 
@@ -140,34 +140,36 @@ def plane(_: argparse.Namespace) -> Iterator[Line]:
         master.rounds(stage, rows)
         master.losses(stage, LOST, rows)
         master.load(stage, LOAD_S, rows)
-    for what, measured, budget, holds in rows:
-        yield Line(f"control plane: {what}", budget or "told", measured, holds is not False)
+    for what, measured_text, budget, holds in rows:
+        yield Line(f"control plane: {what}", budget or "told", measured_text, holds is not False)
 
 
 def flips(_: argparse.Namespace) -> Iterator[Line]:
     """Bits in live replicas, copies and on the way."""
     command = [sys.executable, "-m", "benchmarks.certified", "--flips", "100"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    print(done.stdout, file=sys.stderr)
-    measured = "; ".join(line for line in done.stdout.splitlines() if " of 100 " in line or "comparison" in line)
-    yield Line(FLIPS, "100 of 100, <= 1 % of the time", measured or "no answer", done.returncode == 0)
+    completed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(completed.stdout, file=sys.stderr)
+    measured_text = "; ".join(
+        line for line in completed.stdout.splitlines() if " of 100 " in line or "comparison" in line
+    )
+    yield Line(FLIPS, "100 of 100, <= 1 % of the time", measured_text or "no answer", completed.returncode == 0)
 
 
 def second_s3(_: argparse.Namespace) -> Iterator[Line]:
     """The store's tests of S3, on a server other than MinIO."""
     words = ["-m", "pytest", "-q", "tests/store", "-k", "not directory"]
     environment = {**os.environ, seaweedfs.VARIABLE: "seaweedfs"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    last = (done.stdout.strip().splitlines() or ["no answer"])[-1]
-    yield Line(SECOND, "the tests that MinIO passes", last, done.returncode == 0)
+    last = (completed.stdout.strip().splitlines() or ["no answer"])[-1]
+    yield Line(SECOND, "the tests that MinIO passes", last, completed.returncode == 0)
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     **{DRILL.format(name): drill for name in CASES},
     "simulator: a week of 10,000 nodes with bursts": week,
-    "simulator: goodput at one failure in 3.1 h": published,
+    "simulator: goodput at one failure in 3.1 h": published_simulation,
     NEAR_REAL: near_real,
     PLANE: plane,
     MANY: many,
@@ -182,9 +184,9 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     for measure in dict.fromkeys(how for promise, how in MEASURED.items() if is_asked(promise, options.words)):
         yield from measure(options)
     yield from prove(PROVEN, options)
-    for promise, wanted in MISSING.items():
+    for promise, budget_text in MISSING.items():
         if is_asked(promise, options.words):
-            yield Line(promise, wanted, "not built", False)
+            yield Line(promise, budget_text, "not built", False)
 
 
 def main() -> None:

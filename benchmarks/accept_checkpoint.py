@@ -144,13 +144,13 @@ def series(options: argparse.Namespace) -> Iterator[Line]:
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         print(run.stdout[-6000:], run.stderr[-1000:], file=sys.stderr)
-    measured = f"exit code {run.returncode}, {(time.monotonic() - began) / (2 * kills):.1f} s a kill"
-    yield Line(SERIES, f"{kills} of each pass", measured, run.returncode == 0)
+    measured_text = f"exit code {run.returncode}, {(time.monotonic() - began) / (2 * kills):.1f} s a kill"
+    yield Line(SERIES, f"{kills} of each pass", measured_text, run.returncode == 0)
 
 
 def leftovers(options: argparse.Namespace) -> Iterator[Line]:
     """Launch a small script repeatedly; kill every other launch, or its worker, and start it again."""
-    chance, found = random.Random(0), set[str]()
+    chance, residues = random.Random(0), set[str]()
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
@@ -167,11 +167,11 @@ def leftovers(options: argparse.Namespace) -> Iterator[Line]:
                 killed += process.wait() == -signal.SIGKILL
                 process = _launch(folder, job)
             failed += process.wait(PATIENCE_S) != 0
-            found |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
-    measured = (
-        f"{options.runs} runs, {killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
+            residues |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
+    measured_text = (
+        f"{options.runs} runs, {killed} killed, {failed} failed, left: {', '.join(sorted(residues)[:3]) or 'nothing'}"
     )
-    yield Line(LEFT, "nothing", measured, not found and not failed and killed == options.runs // 2)
+    yield Line(LEFT, "nothing", measured_text, not residues and not failed and killed == options.runs // 2)
 
 
 def _launch(folder: Path, job: str) -> subprocess.Popen[bytes]:
@@ -205,16 +205,16 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
         last = {line["iteration"]: line["loss"] for line in lines}
         losses = [last[iteration] for iteration in sorted(last)]
         first, end = (statistics.mean(part) if part else 0.0 for part in (losses[:5], losses[-5:]))
-        measured = (
+        measured_text = (
             f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
         )
         # A batch of 512 tokens is noisy: five losses vary by more than 20 iterations of training gain.
-        measured += f", loss {first:.2f} -> {end:.2f}, left: {run.leftovers() or 'nothing'}"
+        measured_text += f", loss {first:.2f} -> {end:.2f}, left: {run.leftovers() or 'nothing'}"
         scores = PERPLEXITY.search(run.log.read_text())
         reached, untrained = (float(score) for score in scores.groups()) if scores else (0.0, 0.0)
-        measured += f", perplexity of validation data {untrained} -> {reached}"
+        measured_text += f", perplexity of validation data {untrained} -> {reached}"
         holds = code == 0 and reached < untrained and bool(killed) and len(losses) == 20 and not run.leftovers()
-        yield Line(REAL, "ends well, the perplexity of validation data falls", measured, holds)
+        yield Line(REAL, "ends well, the perplexity of validation data falls", measured_text, holds)
         if code != 0:
             print(run.last_words()[-6000:], file=sys.stderr)
             run.kill_all()
@@ -222,11 +222,11 @@ def finetune(_: argparse.Namespace) -> Iterator[Line]:
             return
         job, target = f"{run.store}/jobs/{run.jobs()[0]}", folder / "exported"
         command = [sys.executable, "-m", "everstep", "checkpoint", "export", job, str(target)]
-        done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
         load = [sys.executable, "-c", LOADED, str(target)]
         loaded = subprocess.run(load, capture_output=True, text=True, check=False).stdout.strip()
-        measured = loaded or done.stderr.strip()[-100:]
-        yield Line(EXPORTED, f"{PARAMETERS} True", measured, loaded == f"{PARAMETERS} True")
+        measured_text = loaded or completed.stderr.strip()[-100:]
+        yield Line(EXPORTED, f"{PARAMETERS} True", measured_text, loaded == f"{PARAMETERS} True")
 
 
 MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] = {

@@ -99,10 +99,12 @@ def _cluster(verb: str) -> float:
 def faults(cases: Cases) -> Iterator[Line]:
     """The cost of each fault."""
     for fault in FAULTS:
-        found = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
-        properties = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
+        case_report = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
+        properties = (
+            {} if case_report is None else {one.get("name"): one.get("value") for one in case_report.iter("property")}
+        )
         cost = f"{properties['seconds']} s, {properties['lost']} iterations again" if properties else "not measured"
-        passed = found is not None and has_passed(found)
+        passed = case_report is not None and has_passed(case_report)
         if fault in SILENT:
             in_time = bool(properties) and float(properties["seconds"] or "inf") <= BUDGET_S
             yield Line(f"fault: {fault}", f"goes on within {BUDGET_S:g} s", cost, passed and in_time)
@@ -119,9 +121,9 @@ def stopped_runs(cases: Cases) -> Iterator[Line]:
         for one in case.iter("property")
         if one.get("name") == "gone"
     ]
-    measured = f"{max(counts):.1f} s" if counts else "not measured"
+    measured_text = f"{max(counts):.1f} s" if counts else "not measured"
     promise = "stop, terminate, deletion of the Workflow: no process and no memory of its nodes is left"
-    yield Line(promise, f"<= {GONE_S} s, each", measured, len(counts) == 3 and max(counts) <= GONE_S)
+    yield Line(promise, f"<= {GONE_S} s, each", measured_text, len(counts) == 3 and max(counts) <= GONE_S)
 
 
 PLATFORM, SUBMISSION = "tests/platform/", "tests/submission/"
@@ -213,8 +215,8 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         yield from faults(cases)
         yield from stopped_runs(cases)
     if is_asked(LOST, options.words):
-        for what, measured, budget, holds in lost_machine.faults(CUTS):
-            yield Line(f"lost machine: {what}", budget, measured, holds)
+        for what, measured_text, budget, holds in lost_machine.faults(CUTS):
+            yield Line(f"lost machine: {what}", budget, measured_text, holds)
     if is_asked(IMAGES, options.words):
         yield line_of(IMAGES, ["test_images.py"], run_tests(["tests/images"], 0))
     if is_asked(COSTS, options.words):
@@ -229,8 +231,8 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
 
 def main() -> None:
     """Measure and print."""
-    known = [ON_A_CLUSTER, LOST, COSTS, ANSWERS, IMAGES, *PROVEN, *cluster_check_and_ui.PROVEN]
-    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), known)))
+    promise_names = [ON_A_CLUSTER, LOST, COSTS, ANSWERS, IMAGES, *PROVEN, *cluster_check_and_ui.PROVEN]
+    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), promise_names)))
 
 
 if __name__ == "__main__":

@@ -122,13 +122,13 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
         theirs, hung = recovery.torchrun_kills(folder, dataset, options.kills)
     killed = [one for one, _ in ours]
     ours, peer = recovery.format_kills(killed), recovery.format_kills(theirs)
-    measured = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
+    measured_text = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
     holds = max(one.seconds for one in killed) <= recovery.BUDGET_S
     promise = f"kill -9 of a worker -> next iteration, {options.kills} kills"
-    yield Line(promise, f"<= {recovery.BUDGET_S:g} s", measured, holds)
-    lost, peer = max(one.lost for one in killed), max((one.lost for one in theirs), default=0)
-    holds = lost <= recovery.BUDGET_LOST
-    yield Line("iterations lost at a kill", f"<= {recovery.BUDGET_LOST}", f"{lost}; torchrun: {peer}", holds)
+    yield Line(promise, f"<= {recovery.BUDGET_S:g} s", measured_text, holds)
+    lost_iterations, peer = max(one.lost for one in killed), max((one.lost for one in theirs), default=0)
+    holds = lost_iterations <= recovery.BUDGET_LOST
+    yield Line("iterations lost at a kill", f"<= {recovery.BUDGET_LOST}", f"{lost_iterations}; torchrun: {peer}", holds)
     parts = [
         f"{field.name} {statistics.median(getattr(part, field.name) for _, part in ours):.2f}"
         for field in fields(recovery.Parts)
@@ -146,16 +146,21 @@ def simulated_agents(options: argparse.Namespace) -> Iterator[Line]:
             master.rounds(stage, rows)
             if many == max(options.agents):
                 master.load(stage, options.load_s, rows)
-        for what, measured, budget, holds in rows:
-            yield Line(f"{many}: {what}" if holds is None else what, budget or "told", measured, holds is not False)
+        for what, measured_text, budget, holds in rows:
+            yield Line(
+                f"{many}: {what}" if holds is None else what, budget or "told", measured_text, holds is not False
+            )
 
 
 def node_checks(options: argparse.Namespace) -> Iterator[Line]:
     """The duration of a node check."""
-    seconds, _, found = node_check.check(2)
-    measured = f"{seconds:.1f} s, {found}"
+    seconds, _, verdict_words = node_check.check(2)
+    measured_text = f"{seconds:.1f} s, {verdict_words}"
     yield Line(
-        "check of 2 nodes on one host", "<= 30 s", measured, seconds <= node_check.BUDGET_S and found == "healthy"
+        "check of 2 nodes on one host",
+        "<= 30 s",
+        measured_text,
+        seconds <= node_check.BUDGET_S and verdict_words == "healthy",
     )
 
 

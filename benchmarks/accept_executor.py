@@ -34,42 +34,48 @@ def recorded_cases() -> Iterator[Line]:
     """Run every recorded case again."""
     paths = [GOLDEN / f"{case}.yaml" for case in CASES]
     with tempfile.TemporaryDirectory() as runs:
-        found = asyncio.run(answers(paths, Path(runs)))
+        answers_of_cases = asyncio.run(answers(paths, Path(runs)))
     counts, others = Counter[str](), list[str]()
-    for case, answer in found.items():
-        wanted = DIFFERENT[case][0] if case in DIFFERENT else "agrees"
-        counts["otherwise" if wanted != answer.verdict else "agree" if wanted == "agrees" else "listed"] += 1
-        others += [case] if wanted != answer.verdict else []
-    shown = f"{counts['agree']} agree, {counts['listed']} are listed with their reason, {len(others)} do otherwise"
+    for case, answer in answers_of_cases.items():
+        expected_verdict = DIFFERENT[case][0] if case in DIFFERENT else "agrees"
+        counts[
+            "otherwise" if expected_verdict != answer.verdict else "agree" if expected_verdict == "agrees" else "listed"
+        ] += 1
+        others += [case] if expected_verdict != answer.verdict else []
+    measured_text = (
+        f"{counts['agree']} agree, {counts['listed']} are listed with their reason, {len(others)} do otherwise"
+    )
     yield Line(f"recorded answers of a real Argo, {len(CASES)} cases: phases, messages, nodes, inputs, outputs",
-               "all agree or are listed", f"{shown} {' '.join(others[:5])}".strip(), not others)  # fmt: skip
+               "all agree or are listed", f"{measured_text} {' '.join(others[:5])}".strip(), not others)  # fmt: skip
 
 
 def mistakes() -> Iterator[Line]:
     """Planted mistakes that the lint finds."""
-    found = sum(bool(findings_in(GOLDEN / "mistakes" / f"{case}.yaml")) for case in MISTAKES)
-    yield Line("lint: planted mistakes that are found", f"{len(MISTAKES)}", f"{found}", found == len(MISTAKES))
+    accused_cases = sum(bool(findings_in(GOLDEN / "mistakes" / f"{case}.yaml")) for case in MISTAKES)
+    yield Line(
+        "lint: planted mistakes that are found", f"{len(MISTAKES)}", f"{accused_cases}", accused_cases == len(MISTAKES)
+    )
 
 
 def false_alarms() -> Iterator[Line]:
     """Correct workflows that the lint rejects."""
     right = [case for case in RIGHT if case not in REFUSED_BY_ARGO]
     wrong = [case for case in right if any(one.error for one in findings_in(GOLDEN / f"{case}.yaml"))]
-    shown = f"{len(wrong)} of {len(right)} {' '.join(wrong[:5])}".strip()
-    yield Line("lint: cases that succeeded on Argo and are accused", "0", shown, not wrong)
+    summary_text = f"{len(wrong)} of {len(right)} {' '.join(wrong[:5])}".strip()
+    yield Line("lint: cases that succeeded on Argo and are accused", "0", summary_text, not wrong)
 
 
 def examples() -> Iterator[Line]:
     """The published examples, from the table that their test wrote."""
-    promise, wanted = "published examples of Argo Workflows", f"at least {EXAMPLES} end as on Argo"
+    promise, budget_text = "published examples of Argo Workflows", f"at least {EXAMPLES} end as on Argo"
     table = ROOT / WORKFLOW / "examples.json"
     if not table.exists():
-        shown = f"never run: ARGO_EXAMPLES=DIR pytest {WORKFLOW}/test_examples.py"
-        yield Line(promise, wanted, shown, False)
+        bound_text = f"never run: ARGO_EXAMPLES=DIR pytest {WORKFLOW}/test_examples.py"
+        yield Line(promise, budget_text, bound_text, False)
         return
-    ended = json.loads(table.read_text())
-    well = sum(one["phase"] == one["expected"] for one in ended.values())
-    yield Line(promise, wanted, f"{well} of {len(ended)}", well >= EXAMPLES)
+    outcomes = json.loads(table.read_text())
+    well = sum(one["phase"] == one["expected"] for one in outcomes.values())
+    yield Line(promise, budget_text, f"{well} of {len(outcomes)}", well >= EXAMPLES)
 
 
 MEASURED = {

@@ -125,11 +125,13 @@ def many_shards(options: argparse.Namespace) -> Iterator[Line]:
     world = World(platform())
     world.join_all()
     nodes = world.names(NodePhase.RUNNING)[:2]
-    brain, done, began = world.brain, dict.fromkeys(nodes, NOTHING), time.process_time()
+    brain, position_by_node, began = world.brain, dict.fromkeys(nodes, NOTHING), time.process_time()
     for number in range(1, MANY // 2 + 2):
         for node in nodes:
-            brain.handle(DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, done[node], number)), world.now)
-            done[node] = brain.state.queues["q"].leases[f"{node}/0"].position
+            brain.handle(
+                DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, position_by_node[node], number)), world.now
+            )
+            position_by_node[node] = brain.state.queues["q"].leases[f"{node}/0"].position
     seconds = time.process_time() - began
     is_over = brain.state.queues["q"].is_over
     yield Line(SHARDS, "<= 100 µs of the brain each", f"{seconds / MANY * 1e6:.0f} µs", is_over and seconds < 100)

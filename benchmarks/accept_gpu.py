@@ -80,11 +80,11 @@ def node() -> Iterator[Node]:
             one.close()
 
 
-def fitting_gib(asked: float) -> float:
+def fitting_gib(requested_gib: float) -> float:
     """As many GiB of state as asked, or as shared memory and device have room for."""
     free = os.statvfs(SHARED_MEMORY)
     shared = free.f_bavail * free.f_frsize * SHARE / SLOTS
-    return min(asked, shared / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
+    return min(requested_gib, shared / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
 
 
 def median_s(work: Callable[[], object], times: int = REPEATS) -> float:
@@ -112,7 +112,7 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
     size = state_bytes(state)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         numbers = iter(range(1, 1000))
 
@@ -131,19 +131,19 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
 def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
     """Iterations of about a second, with a save in each and with none."""
     state = state_of(fitting_gib(options.gib))
-    left = torch.randn(8192, 8192, device="cuda")
-    product = torch.empty_like(left)
-    one = median_s(lambda: torch.mm(left, left, out=product))
+    factor = torch.randn(8192, 8192, device="cuda")
+    product = torch.empty_like(factor)
+    one = median_s(lambda: torch.mm(factor, factor, out=product))
 
     def iterate() -> None:
         for _ in range(max(1, int(ITERATION_S / one))):
-            torch.mm(left, left, out=product)
+            torch.mm(factor, factor, out=product)
         state["optimizer"].step()
 
     plain = median_s(iterate)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         numbers = iter(range(1, 1000))
 
@@ -167,7 +167,7 @@ def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
     state = state_of(min(2.0, fitting_gib(options.gib)))
     plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name:
-        saved = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
+        torch_save_s = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
         stops = []
         for number in range(3):
             torch.cuda.synchronize()
@@ -177,8 +177,10 @@ def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
             stops.append(time.perf_counter() - began)
             future.result()
     size = state_bytes(state) / 1e9
-    told = f"torch.save {saved:.2f} s; dcp.async_save of the model {min(stops):.2f} s; DLRover: not installed"
-    return f"{size:.1f} GB: {told}", True
+    summary_text = (
+        f"torch.save {torch_save_s:.2f} s; dcp.async_save of the model {min(stops):.2f} s; DLRover: not installed"
+    )
+    return f"{size:.1f} GB: {summary_text}", True
 
 
 def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
@@ -188,7 +190,7 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
     size = state_bytes(state)
     with node() as place:
         place.begin(1)
-        checkpointer = Checkpointer(state, link=place.link())
+        checkpointer = Checkpointer(state, keeper=place.link())
         place.has_memory()
         checkpointer.save(1, state)
         checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
@@ -196,7 +198,7 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
         place.keeper.worker_died(0)
         place.begin(2, place.newest())
         began = time.perf_counter()
-        again = Checkpointer(state, link=place.link(2))
+        again = Checkpointer(state, keeper=place.link(2))
         restored = again.load(state)
         torch.cuda.synchronize()
         ours = time.perf_counter() - began
@@ -286,18 +288,18 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         elif part.measure is None:
             yield Line(part.promise, part.wanted, "nothing measures it yet", False)
         else:
-            yield _measured(part, part.measure, options)
+            yield _measure_part(part, part.measure, options)
 
 
-def _measured(
+def _measure_part(
     part: Part, measure: Callable[[argparse.Namespace], tuple[str, bool]], options: argparse.Namespace
 ) -> Line:
     try:
-        told, holds = measure(options)
+        outcome, holds = measure(options)
     except (RuntimeError, OSError, AssertionError) as error:
-        told, holds = f"{type(error).__name__}: {error}"[:200], False
+        outcome, holds = f"{type(error).__name__}: {error}"[:200], False
     torch.cuda.empty_cache()
-    return Line(part.promise, part.wanted, told, holds)
+    return Line(part.promise, part.wanted, outcome, holds)
 
 
 def main() -> None:

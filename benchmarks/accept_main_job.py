@@ -52,16 +52,16 @@ def model_loads(run: DefaultRun) -> Line:
         "out = m.generate(**t('def main', return_tensors='pt'), max_new_tokens=5); print(type(m).__name__, len(out))"
     )
     loaded = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=False)
-    said = (loaded.stdout or loaded.stderr).strip().splitlines()[-1:]
-    return Line("transformers loads the exported model", "it generates", " ".join(said), loaded.returncode == 0)
+    last_words = (loaded.stdout or loaded.stderr).strip().splitlines()[-1:]
+    return Line("transformers loads the exported model", "it generates", " ".join(last_words), loaded.returncode == 0)
 
 
 def printed_manifest(folder: Path, run: DefaultRun) -> Line:
     """Compare `-o yaml` with what ran."""
     command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "-o", "yaml"]
     command += ["--store", str(folder / "runs/store")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    same = yaml.safe_load(shown.stdout)["spec"] == Pipeline(run.folder, run.folder).workflow()["spec"]
+    manifest_run = subprocess.run(command, capture_output=True, text=True, check=True)
+    same = yaml.safe_load(manifest_run.stdout)["spec"] == Pipeline(run.folder, run.folder).workflow()["spec"]
     return Line("-o yaml prints the manifest that ran", "equal specs", "equal" if same else "different", same)
 
 
@@ -93,8 +93,8 @@ def recovery(folder: Path, run: DefaultRun, count: int) -> Iterator[Line]:
     killed = [one for one, _ in kills(folder, run.dataset, count)]
     holds = max(one.seconds for one in killed) <= 1
     yield Line(f"kill -9 of a worker -> next iteration, {len(killed)} kills", "<= 1 s", format_kills(killed), holds)
-    lost = max(kill.lost for kill in killed)
-    yield Line("iterations lost at a kill", "<= 1", str(lost), lost <= 1)
+    lost_iterations = max(kill.lost for kill in killed)
+    yield Line("iterations lost at a kill", "<= 1", str(lost_iterations), lost_iterations <= 1)
 
 
 TRAINING, LAUNCHER = f"{SURVIVAL}/test_training_survives.py", f"{SURVIVAL}/test_launcher.py"
@@ -127,11 +127,11 @@ MEASURED = ("the default run: its time, memory, DAG, report, model", "kill -9 of
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the figures first, with the machine to themselves."""
-    shown, recovered = (is_asked(name, options.words) for name in MEASURED)
-    if shown or recovered:
+    is_default_run, recovered = (is_asked(name, options.words) for name in MEASURED)
+    if is_default_run or recovered:
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
             run = default_run(Path(name))
-            yield from default_lines(Path(name), run) if shown else ()
+            yield from default_lines(Path(name), run) if is_default_run else ()
             yield from recovery(Path(name), run, options.kills) if recovered else ()
     yield from prove(PROVEN, options)
 

@@ -26,22 +26,22 @@ SCALED = (LARGER, LARGER_LIMIT, LARGER_MEGATRON, LARGER_PEAK, LARGER_MEMORY)
 """Lines that are measured: on one input, and on a larger one."""
 
 
-def speed(given: Input, best: dict[str, Figure], folder: Path) -> Iterator[Line]:
+def speed(corpus: Input, best: dict[str, Figure], folder: Path) -> Iterator[Line]:
     """Compared with the limit and the other tools."""
     mine = best["ours"]
-    yield _share(LIMIT, given, mine, best["limit"])
+    yield _share(LIMIT, corpus, mine, best["limit"])
     yield _times(MEGATRON, best.get("megatron"), mine.seconds, 3.0)
     same = "megatron" in best and has_same_bytes(folder)
-    measured = ("equal" if same else "different") if "megatron" in best else "megatron-core is not installed"
-    yield Line(SAME, "equal", measured, same)
+    measured_text = ("equal" if same else "different") if "megatron" in best else "megatron-core is not installed"
+    yield Line(SAME, "equal", measured_text, same)
     yield _times(DATATROVE, best.get("datatrove"), mine.seconds, 1.0)
     yield _peak(PEAK, mine)
 
 
-def _share(promise: str, given: Input, mine: Figure, limit: Figure) -> Line:
-    share, rate = limit.job_seconds / mine.job_seconds, given.bytes / 1e6 / mine.job_seconds
-    measured = f"{share:.2f} ({rate:.1f} MB/s, {mine.tokens / 1e6 / mine.job_seconds:.2f} M tokens/s)"
-    return Line(promise, ">= 0.9", measured, share >= 0.9)
+def _share(promise: str, corpus: Input, mine: Figure, limit: Figure) -> Line:
+    share, rate = limit.job_seconds / mine.job_seconds, corpus.bytes / 1e6 / mine.job_seconds
+    measured_text = f"{share:.2f} ({rate:.1f} MB/s, {mine.tokens / 1e6 / mine.job_seconds:.2f} M tokens/s)"
+    return Line(promise, ">= 0.9", measured_text, share >= 0.9)
 
 
 def _times(promise: str, other: Figure | None, seconds: float, budget: float) -> Line:
@@ -59,31 +59,31 @@ def scaling(folder: Path, small: Input, best: dict[str, Figure], rounds: int, fa
     with many.open("wb") as out:
         for _ in range(factor):
             out.write(small.text.read_bytes())
-    given = Input(many, small.bytes * factor, small.tokenizer, small.cores)
-    again, name = measure_all(given, folder, rounds, ("ours", "limit")), f"{factor} {{}}".format
+    corpus = Input(many, small.bytes * factor, small.tokenizer, small.cores)
+    again, name = measure_all(corpus, folder, rounds, ("ours", "limit")), f"{factor} {{}}".format
     after = again["ours"]
     times = after.job_seconds / before.job_seconds
     yield Line(name(LARGER), f"<= {factor * 1.1:.1f} x", f"{times:.1f} x", times <= factor * 1.1)
-    yield _share(name(LARGER_LIMIT), given, after, again["limit"])
+    yield _share(name(LARGER_LIMIT), corpus, after, again["limit"])
     yield _times(name(LARGER_MEGATRON), best.get("megatron"), after.seconds / factor, 3.0)
     yield _peak(name(LARGER_PEAK), after)
     more = (after.peak_bytes - before.peak_bytes) / 1e6
     yield Line(name(LARGER_MEMORY), "the same (within 100 MB)", f"{more:+.0f} MB", more <= 100)
 
 
-def figures(wanted: Callable[[str], bool], megabytes: int, rounds: int, factor: int) -> Iterator[Line]:
+def figures(is_asked_for: Callable[[str], bool], megabytes: int, rounds: int, factor: int) -> Iterator[Line]:
     """The selected measurements."""
-    beside, scaled = any(map(wanted, BESIDE)), any(wanted(f"{factor} {one}") for one in SCALED)
+    beside, scaled = any(map(is_asked_for, BESIDE)), any(is_asked_for(f"{factor} {one}") for one in SCALED)
     if not beside and not scaled:
         return
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
-        given = prepare_input(folder, megabytes, min(2, os.cpu_count() or 1))
-        best = measure_all(given, folder, rounds)
+        corpus = prepare_input(folder, megabytes, min(2, os.cpu_count() or 1))
+        best = measure_all(corpus, folder, rounds)
         if beside:
-            yield from speed(given, best, folder)
+            yield from speed(corpus, best, folder)
         if scaled:
-            yield from scaling(folder, given, best, rounds, factor)
+            yield from scaling(folder, corpus, best, rounds, factor)
 
 
 PROVEN = {

@@ -94,8 +94,8 @@ NOT_BUILT = ("slow ranks: a GPU that throttles is named from the node's telemetr
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the measurement first."""
     if is_asked(OVERHEAD, options.words):
-        measured = watching.overhead(15)
-        yield Line(OVERHEAD, "<= 0.5 %", str(measured), measured.share <= watching.BUDGET)
+        overhead = watching.overhead(15)
+        yield Line(OVERHEAD, "<= 0.5 %", str(overhead), overhead.share <= watching.BUDGET)
     if is_asked(SCALE, options.words):
         cost = report.measure()
         yield Line(SCALE, "<= 10 s, 500 MiB, 5 MiB", str(cost), cost.holds)

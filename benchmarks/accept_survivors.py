@@ -47,8 +47,8 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
                 yield from kill_lines(folder, dataset, options)
             if is_asked(GROWTH, options.words):
                 stop, _ = survivors.growth(folder, dataset)
-                wanted = f"<= {survivors.GROWTH_S:g} s"
-                yield Line(f"{GROWTH}: what the others lose", wanted, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
+                budget_text = f"<= {survivors.GROWTH_S:g} s"
+                yield Line(f"{GROWTH}: what the others lose", budget_text, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
             if is_asked(PEERS, options.words):
                 yield from peer_lines(folder, dataset, min(PEER_KILLS, options.kills))
     yield from prove(PROVEN, options)
@@ -66,15 +66,15 @@ def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Itera
     """Each way to live, for each number of ranks."""
     for one in survivors.measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
         name = f"{one.ranks} ranks, {one.way.name}"
-        what, told = f"{KILLS}, {name}, {options.kills} kills", survivors.describe(one)
+        what, result_text = f"{KILLS}, {name}, {options.kills} kills", survivors.describe(one)
         if not one.way.spares:
-            yield Line(what, "told", told, True)
+            yield Line(what, "told", result_text, True)
             continue
-        wanted = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
-        yield Line(what, wanted, f"{told}; {one.within} within", one.within == len(one.seconds))
+        budget_text = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
+        yield Line(what, budget_text, f"{result_text}; {one.within} within", one.within == len(one.seconds))
         yield Line(f"{name}: iterations computed again", "0", str(one.lost), one.lost == 0)
-        kept = f"{one.kept} of {one.expected}"
-        yield Line(f"{name}: processes kept", "all", kept, one.kept == one.expected)
+        kept_text = f"{one.kept} of {one.expected}"
+        yield Line(f"{name}: processes kept", "all", kept_text, one.kept == one.expected)
         first, most = one.graphs
         yield Line(f"{name}: graphs compiled per process", "as at first", f"{first:g} -> {most:g}", most <= first)
         if one.compared:

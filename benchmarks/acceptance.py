@@ -43,15 +43,15 @@ def prove(
     that contain a word after `!`. A skipped test proves nothing, and neither does a word that no test contains.
     `paths`: where the tests are, if words do not begin with it.
     """
-    wanted = {promise: words for promise, words in promises.items() if is_asked(promise, options.words)}
-    if not wanted:
+    requested = {promise: words for promise, words in promises.items() if is_asked(promise, options.words)}
+    if not requested:
         return
     cases = (
         _read_all(options.tests)
         if options.tests
-        else run_tests(_pytest_arguments(wanted, options, paths), options.jobs)
+        else run_tests(_pytest_arguments(requested, options, paths), options.jobs)
     )
-    for promise, words in wanted.items():
+    for promise, words in requested.items():
         yield line_of(promise, words, cases)
 
 
@@ -80,10 +80,10 @@ def has_passed(case: ElementTree.Element) -> bool:
 
 
 def _pytest_arguments(
-    wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]
+    requested: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]
 ) -> list[str]:
     """The arguments that make pytest select these tests."""
-    each = [word for words in wanted.values() for word in words if not word.startswith("!")]
+    each = [word for words in requested.values() for word in words if not word.startswith("!")]
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
     outer = [path for path in inner if not any(path != other and path.startswith(other) for other in inner)]
     if options.words:  # Only the needed tests of these files; -k matches file names, too.
@@ -94,10 +94,10 @@ def _pytest_arguments(
 def line_of(promise: str, words: Sequence[str], cases: Cases) -> Line:
     """One promise, by the tests that contain its words (see `prove`)."""
     without = [word[1:] for word in words if word.startswith("!")]
-    found = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
-    if unknown := [word for word, names in found.items() if not names]:
+    names_by_word = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
+    if unknown := [word for word, names in names_by_word.items() if not names]:
         return Line(promise, "tests pass", f"no test ran of {', '.join(unknown)}", False)
-    mine = {name for names in found.values() for name in names if not any(_has(name, word) for word in without)}
+    mine = {name for names in names_by_word.values() for name in names if not any(_has(name, word) for word in without)}
     well = sum(has_passed(cases[name]) for name in mine)
     return Line(promise, "tests pass", f"{well} of {len(mine)} pass", well == len(mine))
 
@@ -111,7 +111,7 @@ def is_asked(promise: str, words: Sequence[str]) -> bool:
     return not words or any(word.lower() in promise.lower() for word in words)
 
 
-def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
+def parse_options(parser: argparse.ArgumentParser, promises_known: Sequence[str]) -> argparse.Namespace:
     """The command line, with words that select lines. An unknown word prints all lines: exit code 2."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have one of these words")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
@@ -123,8 +123,8 @@ def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argp
         help="the tests have run: how they ended, as `make test` and `make test-long` write it; may be given twice",
     )
     options = parser.parse_args()
-    if unknown := [word for word in options.words if not any(is_asked(promise, [word]) for promise in known)]:
-        promises = "\n  ".join(known)
+    if unknown := [word for word in options.words if not any(is_asked(promise, [word]) for promise in promises_known)]:
+        promises = "\n  ".join(promises_known)
         print(f"no line has {', '.join(unknown)}; the lines:\n  {promises}", file=sys.stderr)
         sys.exit(2)
     return options
@@ -132,12 +132,12 @@ def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argp
 
 def judge(lines: Iterable[Line]) -> NoReturn:
     """Print each line, then the table; exit code 1 if a line does not hold."""
-    known = []
+    lines_so_far = []
     for line in lines:
         print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)
-        known.append(line)
-    shown = Table("promise", "wanted", "measured", "holds")
-    for line in known:
-        shown.add_row(line.promise, line.wanted, line.measured, line.verdict)
-    Console().print(shown)
-    sys.exit(0 if all(line.holds for line in known) else 1)
+        lines_so_far.append(line)
+    result_table = Table("promise", "wanted", "measured", "holds")
+    for line in lines_so_far:
+        result_table.add_row(line.promise, line.wanted, line.measured, line.verdict)
+    Console().print(result_table)
+    sys.exit(0 if all(line.holds for line in lines_so_far) else 1)

@@ -34,32 +34,32 @@ def measure(nodes: int) -> list[tuple[str, float, int]]:
     brain = Brain(spec, fold([MasterClaimed(time=1.0, epoch=1, address="m:1")]), 1.0)
     began = time.process_time()
 
-    def done(what: str, times: int) -> None:
+    def note_row(what: str, times: int) -> None:
         nonlocal began
         rows.append((what, time.process_time() - began, times))
         began = time.process_time()
 
     brain.handle(Opened(), 1.0)
-    done("ask for the nodes", nodes)
+    note_row("ask for the nodes", nodes)
     names = list(brain.state.nodes)
     for name in names:
         join(brain, name, 2.0)
     assert round_number(brain.state) == 1
-    done("joins, and the round", nodes)
+    note_row("joins, and the round", nodes)
     assert all(seat_for(brain.state, Join(name, "worker", "", 8, "", 0)) for name in names)
-    done("seats", nodes)
+    note_row("seats", nodes)
     for name in names:
         brain.handle(HeartbeatSeen(Heartbeat(name, 1, 5)), 3.0)
-    done("heartbeats", nodes)
+    note_row("heartbeats", nodes)
     brain.handle(NodeGone(names[0], "killed"), 4.0)
-    done("the death of one", 1)
+    note_row("the death of one", 1)
     back = [node.name for node in brain.state.nodes.values() if node.phase is NodePhase.REJOINING]
     for name in [*back, "worker-0-1"]:
         join(brain, name, 5.0)
     assert round_number(brain.state) == 2
-    done("joins after it, and the round", nodes)
+    note_row("joins after it, and the round", nodes)
     assert decode_snapshot(encode_snapshot(brain.state)) == brain.state
-    done("a snapshot, written and read", 1)
+    note_row("a snapshot, written and read", 1)
     return rows
 
 

@@ -121,13 +121,13 @@ def measure(minutes: float) -> Calm:
             f"--hang-timeout={LIMIT_S}", "train.py", str(minutes * 60),
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         files = sorted((folder / "store/jobs").glob("*/journal/*"))
         records = [json.loads(line) for path in files for line in path.read_text().splitlines()]
         alarms = [json.dumps(one) for one in records if one["kind"] in ("HangSeen", "HangExplained")]
         slow = [one["detail"] for one in records if one["kind"] == "SlowSeen"]
-        lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
-    return Calm(minutes, done.returncode, tuple(lines), tuple(alarms), tuple(slow))
+        lines = sorted(line for line in completed.stdout.splitlines() if line.startswith("rank "))
+    return Calm(minutes, completed.returncode, tuple(lines), tuple(alarms), tuple(slow))
 
 
 def main() -> None:

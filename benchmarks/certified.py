@@ -33,7 +33,8 @@ from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import StateCertified, StateRejected
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Evidence, Holding, Restore
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.worker_link import Staged
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node, _Peer
@@ -117,8 +118,8 @@ def is_found_live(what: str, folder: Path, chance: random.Random) -> bool:
                 one.stage(iteration)
             compare(each, world)
         sound = [record.iteration for record in world.records if isinstance(record, StateCertified)]
-        named = [record.nodes for record in world.records if isinstance(record, StateRejected)]
-        return sound == list(range(1, struck)) and named == [(each[victim].node.name,)]
+        accused = [record.nodes for record in world.records if isinstance(record, StateRejected)]
+        return sound == list(range(1, struck)) and accused == [(each[victim].node.name,)]
 
 
 def is_found_in_copy(what: str, folder: Path, chance: random.Random) -> bool:
@@ -187,16 +188,16 @@ KINDS: dict[str, Callable[[str, Path, random.Random], bool]] = {
 }  # fmt: skip
 
 
-def planted(count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
+def plant_flips(count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
     """(Flips of each kind, those that were found)."""
-    tried, found = Counter[str](), Counter[str]()
+    tried, detected = Counter[str](), Counter[str]()
     for number in range(count):
         what, chance = list(KINDS)[number % len(KINDS)], random.Random(f"{seed} {number}")
         torch.manual_seed(number)
         with tempfile.TemporaryDirectory(prefix="everstep-flip-") as folder:
             tried[what] += 1
-            found[what] += KINDS[what](what, Path(folder), chance)
-    return tried, found
+            detected[what] += KINDS[what](what, Path(folder), chance)
+    return tried, detected
 
 
 def seconds_of_a_comparison() -> float:
@@ -226,16 +227,16 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tried, found = planted(options.flips, options.seed)
+    tried, detected = plant_flips(options.flips, options.seed)
     print("| flipped bit | planted | found, its node named or its source refused |\n|---|---|---|")
     for what in tried:
-        print(f"| {what} | {tried[what]} | {found[what]} |")
+        print(f"| {what} | {tried[what]} | {detected[what]} |")
     seconds = seconds_of_a_comparison()
     share = seconds / (INTERVAL * ITERATION_S)
-    print(f"\n{sum(found.values())} of {options.flips} found")
+    print(f"\n{sum(detected.values())} of {options.flips} found")
     print(f"a comparison of {REPLICAS} replicas takes {1000 * seconds:.2f} ms of CPU, nodes and master together: "
           f"{share:.3%} of {INTERVAL} iterations of {ITERATION_S:g} s")  # fmt: skip
-    sys.exit(0 if found == tried and share <= MOST_SHARE else 1)
+    sys.exit(0 if detected == tried and share <= MOST_SHARE else 1)
 
 
 if __name__ == "__main__":

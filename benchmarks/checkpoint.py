@@ -118,15 +118,15 @@ class Case:
 def cases(mib: int, large_mib: int) -> dict[str, Case]:
     """The cases, by the word that selects them."""
     small, large = f"{mib / 1024:g} GiB", f"{large_mib / 1024:g} GiB"
-    found = {
+    cases = {
         "plain": Case(f"{small}, 200 tensors", mib, 200),
         "minio": Case(f"{small}, MinIO", mib, 200, s3=True, parts=("store",)),
         "many": Case(f"{small}, 20,000 tensors", mib, 20_000),
         "fsdp2": Case(f"{small}, FSDP2 on 2 ranks", mib, 0, ranks=2),
     }
     if large_mib:  # Without dcp.async_save, whose copy of the state needs 4 GiB more.
-        found["large"] = Case(f"{large}, 200 tensors", large_mib, 200, others=OTHERS[:2])
-    return found
+        cases["large"] = Case(f"{large}, 200 tensors", large_mib, 200, others=OTHERS[:2])
+    return cases
 
 
 def measure(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
@@ -134,28 +134,28 @@ def measure(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
 
     Raises RuntimeError with the end of the log if the run fails.
     """
-    seen, peak = _run_case(case, options)
+    timings, peak = _run_case(case, options)
     once = tuple(part for part in case.parts if part in ONCE)
     names = [name for part in once for name in ONCE[part]]
     for number in range(1, MOST_TRIES * options.starts) if once else ():
-        if number >= options.starts and all(len(seen.times.get(name, ())) >= options.starts for name in names):
+        if number >= options.starts and all(len(timings.times.get(name, ())) >= options.starts for name in names):
             break
         more, another = _run_case(replace(case, parts=once), options)
         peak = max(peak, another)
-        seen.dropped += more.dropped
-        for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
+        timings.dropped += more.dropped
+        for mine, its in ((timings.seconds, more.seconds), (timings.times, more.times)):
             for name, values in its.items():
                 mine.setdefault(name, []).extend(values)
-    return seen, peak
+    return timings, peak
 
 
 def _run_case(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
-    with ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
+    with ExitStack() as resources:
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         uri = str(folder / "store")
         if case.s3 or "minio" in case.parts:
-            minio = held.enter_context(running(folder))
+            minio = resources.enter_context(running(folder))
             environment |= minio.environment | {MINIO: minio.new_prefix()}
             uri = minio.new_prefix() if case.s3 else uri
         size, parts, others = case.mib << 20, list(case.parts), list(case.others)
@@ -170,11 +170,11 @@ def _run_case(case: Case, options: argparse.Namespace) -> tuple[Timings, float]:
         with log.open("wb") as out:
             process = subprocess.Popen(command, env={**environment, STORE: uri}, stdout=out, stderr=out)
         peak, why = _wait(process)
-        saved, restored = folder / "saved.json", folder / "restored.json"
+        saved_path, restored = folder / "saved.json", folder / "restored.json"
         if process.returncode or not restored.exists():
             raise RuntimeError(f"{case.name}: {why}\n{log.read_text()[-3000:]}")
-        seen = [Timings(**json.loads(path.read_text())) for path in (saved, restored)]
-    first, second = seen
+        timings = [Timings(**json.loads(path.read_text())) for path in (saved_path, restored)]
+    first, second = timings
     first.seconds["memcpy"] += second.seconds.pop("memcpy")
     dropped = first.dropped + second.dropped
     return Timings(first.seconds | second.seconds, first.times | second.times, dropped, first.size), peak
@@ -205,8 +205,8 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """All measurements. A line without a budget is for comparison."""
-    known = cases(options.mib, options.large_mib)
-    for case in (known[name] for name in options.only or known):
+    cases_by_name = cases(options.mib, options.large_mib)
+    for case in (cases_by_name[name] for name in options.only or cases_by_name):
         parts = tuple(part for part in case.parts if part in (options.parts or PARTS))
         if not parts:
             continue
@@ -220,26 +220,28 @@ def _lines_of(case: Case, options: argparse.Namespace) -> Iterator[Line]:
         return
     began = time.monotonic()
     try:
-        seen, agent = measure(case, options)
+        timings, agent = measure(case, options)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         yield Line(f"{case.name}: it ends", "exit code 0", str(error).splitlines()[0], False)
         return
     before = f"{case.name}: "
-    yield Line(f"{before}memcpy", "", f"{statistics.median(seen.seconds['memcpy']) * 1e3:.0f} ms", True)
-    yield from _times(before, seen, case)
-    if "upload" in seen.times:
-        share, seconds = statistics.median(seen.times["upload"]), statistics.median(seen.seconds["persist"])
-        speed = seen.size / 1e6 / seconds
+    yield Line(f"{before}memcpy", "", f"{statistics.median(timings.seconds['memcpy']) * 1e3:.0f} ms", True)
+    yield from _times(before, timings, case)
+    if "upload" in timings.times:
+        share, seconds = statistics.median(timings.times["upload"]), statistics.median(timings.seconds["persist"])
+        speed = timings.size / 1e6 / seconds
         yield Line(f"{before}persist to {case.store}, of a plain upload's speed", f">= {PERSIST}",
                    f"{share:.2f} x ({speed:.0f} MB/s)", share >= PERSIST)  # fmt: skip
     yield Line(f"{before}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
                agent <= AGENT_MB * 1e6)  # fmt: skip
     took = f"{time.monotonic() - began:.0f} s"
-    yield Line(f"{before}all of it", "", f"{took}; {seen.dropped} measurements while copying changed its speed", True)
+    yield Line(
+        f"{before}all of it", "", f"{took}; {timings.dropped} measurements while copying changed its speed", True
+    )
 
 
-def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
+def _times(before: str, timings: Timings, case: Case) -> Iterator[Line]:
     limits: dict[str, tuple[str, str, float | None]] = {
         "first": ("save", "save, the first (sizes announced)", FIRST),
         "second": ("save", "save, the second", SAVE),
@@ -253,15 +255,15 @@ def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
         **{name: ("others", f"{name}, how long training waits", None) for name in OTHERS},
     }
     for name, (part, promise, budget) in limits.items():
-        if part not in case.parts or name not in seen.seconds:
+        if part not in case.parts or name not in timings.seconds:
             continue
-        if name not in seen.times:
+        if name not in timings.times:
             yield Line(f"{before}{promise}", "a quiet machine", "copying changed its speed each time", False)
         else:
-            times, seconds = statistics.median(seen.times[name]), statistics.median(seen.seconds[name])
-            wanted = "" if budget is None else f"<= {budget} x"
-            measured = f"{times:.2f} x ({seconds * 1e3:.0f} ms)"
-            yield Line(f"{before}{promise}", wanted, measured, budget is None or times <= budget)
+            times, seconds = statistics.median(timings.times[name]), statistics.median(timings.seconds[name])
+            budget_text = "" if budget is None else f"<= {budget} x"
+            measured_text = f"{times:.2f} x ({seconds * 1e3:.0f} ms)"
+            yield Line(f"{before}{promise}", budget_text, measured_text, budget is None or times <= budget)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -283,11 +285,11 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Print the table."""
     options = arguments().parse_args()
-    shown = Table("what", "budget", "measured", "holds")
+    result_table = Table("what", "budget", "measured", "holds")
     for line in lines(options):
         print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)
-        shown.add_row(line.promise, line.wanted, line.measured, line.verdict if line.wanted else "")
-    Console().print(shown)
+        result_table.add_row(line.promise, line.wanted, line.measured, line.verdict if line.wanted else "")
+    Console().print(result_table)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,9 @@ def loopback(place: Fetched, buffer: memoryview) -> Iterator[Callable[[], None]]
 
             def read() -> None:
                 connection.send(b"!")
-                done = 0
-                while done < len(buffer):
-                    done += connection.recv_into(buffer[done : done + (4 << 20)])
+                received = 0
+                while received < len(buffer):
+                    received += connection.recv_into(buffer[received : received + (4 << 20)])
 
             with connection:
                 yield read

@@ -34,7 +34,7 @@ from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import group_by_checkpoint
 from everstep.runtime.checkpoint.stored.manifest import read_commit
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
 from everstep.runtime.store import Store, open_store
 
@@ -220,7 +220,7 @@ def second_life(bench: Bench) -> None:
     buffer, _ = _unused_slot(place, place.size)
     folder = _newest_committed(store)
     shards = read_commit(store, folder).holdings(folder)
-    kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
+    own_shard = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
     def measure_restore(name: str, source: Holding, there: Store, beside: str) -> None:
         mapped: list[memoryview] = []
@@ -238,13 +238,13 @@ def second_life(bench: Bench) -> None:
         bench.settle()
         with loopback(place, buffer) as copy:
             bench.measure("loopback", copy)
-        measure_restore("restore, peer", _holding_of_agent(bench, place, kept), store, "loopback")
+        measure_restore("restore, peer", _holding_of_agent(bench, place, own_shard), store, "loopback")
     for _ in bench.repeat(1, max(2, plan.rounds // 2)) if "store" in plan.parts else ():
         bench.memcpy()
-        measure_restore("restore, store", kept, store, "memcpy")
+        measure_restore("restore, store", own_shard, store, "memcpy")
     if "minio" in plan.parts:
         minio = open_store(os.environ[MINIO])
-        copied = replace(kept, key=f"shard-{bench.context.rank}")
+        copied = replace(own_shard, key=f"shard-{bench.context.rank}")
         minio.put(copied.key, SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size))
         copied = replace(copied, size=place.size, digest=place.digest)
         for _ in bench.repeat(1, max(2, plan.rounds // 2)):
@@ -261,10 +261,10 @@ def _wait_until_populated() -> None:
             thread.join()
 
 
-def _holding_of_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
+def _holding_of_agent(bench: Bench, place: Fetched, own_shard: Holding) -> Holding:
     """The shard in this node's memory, described as a peer's."""
     port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
-    identity = (place.round, place.iteration, kept.shard, kept.shards)
+    identity = (place.round, place.iteration, own_shard.shard, own_shard.shards)
     return Holding(*identity, size=place.size, digest=place.digest, node="peer", address=f"127.0.0.1:{port}")
 
 

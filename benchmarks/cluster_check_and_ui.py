@@ -59,8 +59,8 @@ def recorded_answers() -> Iterator[Line]:
     """How many of the answers that Argo 4.1 brought are given otherwise."""
     newest = [case for case in CASES if case.partition("/")[0].endswith("41")]
     listed = [case for case in newest if case in DIFFERENT]
-    measured = f"{len(newest) - len(listed)} of {len(newest)}, {len(listed)} listed"
-    yield Line("Argo 4.1: recorded answers that agree", "all, or listed with the reason", measured, True)
+    measured_text = f"{len(newest) - len(listed)} of {len(newest)}, {len(listed)} listed"
+    yield Line("Argo 4.1: recorded answers that agree", "all, or listed with the reason", measured_text, True)
 
 
 def unproven() -> Iterator[Line]:
@@ -80,8 +80,10 @@ def check_costs() -> Iterator[Line]:
                     seconds.append(_train(Path(folder), dataset, nodes, choice, number))
             cost = statistics.median(with_check) - statistics.median(without)
             what = f"check: cost of train's own, {nodes} nodes on one machine"
-            told = f"{cost:.1f} s ({statistics.median(with_check):.1f} with, {statistics.median(without):.1f} without)"
-            yield Line(what, f"<= {CHECK_BUDGET_S:g} s", told, cost <= CHECK_BUDGET_S)
+            summary_text = (
+                f"{cost:.1f} s ({statistics.median(with_check):.1f} with, {statistics.median(without):.1f} without)"
+            )
+            yield Line(what, f"<= {CHECK_BUDGET_S:g} s", summary_text, cost <= CHECK_BUDGET_S)
 
 
 def _train(folder: Path, dataset: str, nodes: int, choice: str, number: int) -> float:

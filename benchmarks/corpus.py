@@ -20,7 +20,7 @@ LONGEST = 1 << 20
 def installed_texts() -> Iterator[str]:
     """Texts of this Python, its packages and the system's documentation, always in the same order."""
     roots = [sysconfig.get_path(name) for name in ("stdlib", "purelib")] + ["/usr/share/doc", "/usr/include"]
-    seen: set[bytes] = set()
+    digests_seen: set[bytes] = set()
     for root in dict.fromkeys(map(Path, roots)):
         for path in sorted(path for path in root.rglob("*") if path.suffix in KINDS):
             try:
@@ -29,27 +29,27 @@ def installed_texts() -> Iterator[str]:
             except (OSError, UnicodeDecodeError):
                 continue
             digest = hashlib.sha256(data).digest()
-            if text.strip() and digest not in seen:
-                seen.add(digest)
+            if text.strip() and digest not in digests_seen:
+                digests_seen.add(digest)
                 yield text
 
 
 def write(file: Path, size: int) -> tuple[int, float]:
     """Write at least `size` bytes of text; returns the number of documents, and how often each occurs on average."""
-    written = documents = 0
+    bytes_written = documents = 0
     rounds: float = 0
     with file.open("w") as out:
-        while written < size:
-            before = written
+        while bytes_written < size:
+            before = bytes_written
             for text in installed_texts():
                 out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                written += len(text.encode())
+                bytes_written += len(text.encode())
                 documents += 1
-                if written >= size:
+                if bytes_written >= size:
                     break
             else:
                 rounds += 1
-            if written == before:
+            if bytes_written == before:
                 raise RuntimeError("no text is installed here")
     return documents, max(1.0, rounds)
 

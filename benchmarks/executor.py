@@ -104,17 +104,17 @@ def step_s(manifest: dict[str, Any]) -> tuple[float, float]:
     """(median seconds between two ends, average seconds per step) of a run."""
     with tempfile.TemporaryDirectory() as runs:
         began = time.perf_counter()
-        ended: list[float] = []
+        end_times: list[float] = []
 
         def note_ends(engine: Engine, folder: Path) -> None:
             if engine.state.finished:
-                ended[:] = sorted(
+                end_times[:] = sorted(
                     node.finished for node in engine.state.nodes.values() if node.template == "noop" and node.pid
                 )
 
         run_workflow(manifest, RunOptions(name="bench", runs=Path(runs), on_change=note_ends))
         whole = time.perf_counter() - began
-    return statistics.median(b - a for a, b in pairwise(ended)), whole / STEPS
+    return statistics.median(b - a for a, b in pairwise(end_times)), whole / STEPS
 
 
 def engine_s(manifest: dict[str, Any]) -> tuple[float, Engine]:
@@ -161,11 +161,11 @@ def status_line(engine: Engine) -> Line:
         for _ in range(2):  # The second write finds the nodes' text cached, as all but the first do.
             began = time.perf_counter()
             writer.write()
-            written = time.perf_counter() - began
-    share = written / writer.every_s
-    measured = f"{share:.1%}: {written * 1e3:.0f} ms every {writer.every_s:.1f} s"
+            write_s = time.perf_counter() - began
+    share = write_s / writer.every_s
+    measured_text = f"{share:.1%}: {write_s * 1e3:.0f} ms every {writer.every_s:.1f} s"
     what = f"writes of the status, share of the time, {len(engine.state.nodes)} nodes"
-    return Line(what, f"<= {WRITES:.0%}", measured, share <= WRITES)
+    return Line(what, f"<= {WRITES:.0%}", measured_text, share <= WRITES)
 
 
 def lines() -> Iterator[Line]:
@@ -194,10 +194,10 @@ def lines() -> Iterator[Line]:
 
 def main() -> None:
     """Print the table."""
-    shown = Table("what", "budget", "measured")
+    result_table = Table("what", "budget", "measured")
     for line in lines():
-        shown.add_row(line.promise, line.wanted, line.measured)
-    Console().print(shown)
+        result_table.add_row(line.promise, line.wanted, line.measured)
+    Console().print(result_table)
 
 
 if __name__ == "__main__":

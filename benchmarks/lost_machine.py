@@ -69,7 +69,7 @@ class Training:
 
     def newest(self) -> int:
         """The newest iteration."""
-        return max(sampled.applied(self.folder), default=0)
+        return max(sampled.applied_samples(self.folder), default=0)
 
     def wait_for(self, world: int, after: int = 0) -> int:
         """Wait for a round later than `after` with so many workers; its number."""
@@ -149,19 +149,24 @@ def faults(count: int) -> Iterator[tuple[str, str, str, bool]]:
     """(What, measured, budget, whether it holds) of cuts, a frozen node, a blip."""
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name, start(Path(name)) as training:
         seconds = cuts(training, count)
-        measured = f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s"
+        measured_text = f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s"
         budget = f"<= {BUDGET_S:g} s"
-        yield (f"a node's cable is pulled -> next iteration, {count} cuts", measured, budget, max(seconds) <= BUDGET_S)
+        yield (
+            f"a node's cable is pulled -> next iteration, {count} cuts",
+            measured_text,
+            budget,
+            max(seconds) <= BUDGET_S,
+        )
         for what, disturb, lasts in (("frozen", freeze, FROZEN_S), ("cut off", blip, BLIP_S)):
-            rounds, lost = training.count("RoundFormed"), training.count("NodeLost")
+            rounds, lost_nodes = training.count("RoundFormed"), training.count("NodeLost")
             disturb(training, lasts)
             before = training.newest()
             until(lambda before=before: training.newest() > before + 50, training.nodes.stderr_text)
             training.wait_for(2)
-            rounds, lost = training.count("RoundFormed") - rounds, training.count("NodeLost") - lost
-            measured = f"{rounds} rounds, {lost} nodes given up"
+            rounds, lost_nodes = training.count("RoundFormed") - rounds, training.count("NodeLost") - lost_nodes
+            measured_text = f"{rounds} rounds, {lost_nodes} nodes given up"
             budget = f"<= {MOST_ROUNDS} rounds, 0 given up"
-            yield (f"a node is {what} for {lasts:g} s", measured, budget, rounds <= MOST_ROUNDS and not lost)
+            yield (f"a node is {what} for {lasts:g} s", measured_text, budget, rounds <= MOST_ROUNDS and not lost_nodes)
 
 
 def main() -> None:
@@ -176,8 +181,8 @@ def main() -> None:
         what = f"suspicions in {options.pauses:g} minutes of pauses on a busy machine"
         rows.append((what, f"{wrong} in {iterations} iterations", "0", not wrong))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n| what | measured | budget |\n|---|---|---|")
-    for what, measured, budget, _ in rows:
-        print(f"| {what} | {measured} | {budget} |")
+    for what, measured_text, budget, _ in rows:
+        print(f"| {what} | {measured_text} | {budget} |")
     sys.exit(not all(holds for *_, holds in rows))
 
 

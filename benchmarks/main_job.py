@@ -34,7 +34,7 @@ class Memory:
 @contextmanager
 def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Memory]:
     """Sample while the block runs. Memory mapped from /dev/shm counts twice, so the figure errs upwards."""
-    seen, over = Memory(), threading.Event()
+    memory, over = Memory(), threading.Event()
 
     def sample() -> None:
         while not over.wait(every_s):
@@ -42,13 +42,13 @@ def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Mem
             for process in {*run.processes(), *tree(launcher)}:
                 with suppress(psutil.Error):
                     total += process.memory_full_info().pss
-            seen.peak = max(seen.peak, total)
-            seen.samples += 1
+            memory.peak = max(memory.peak, total)
+            memory.samples += 1
 
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield seen
+        yield memory
     finally:
         over.set()
         thread.join()
@@ -102,7 +102,7 @@ def _moment(text: str) -> datetime:
 def table(rows: list[tuple[str, str, str]]) -> str:
     """A Markdown table of (what, measured, budget)."""
     head = [("what", "measured", "budget"), ("---", "---", "---")]
-    return "\n".join(f"| {what} | {measured} | {budget} |" for what, measured, budget in head + rows)
+    return "\n".join(f"| {what} | {measured_text} | {budget} |" for what, measured_text, budget in head + rows)
 
 
 def rows_of(run: DefaultRun, killed: list[Kill]) -> list[tuple[str, str, str]]:

@@ -35,8 +35,10 @@ def tasks(count: int) -> Iterator[Line]:
     for name, shape in shapes:
         few, _ = min((engine_s(shape(FEW)) for _ in range(3)), key=lambda pair: pair[0])
         each, engine = engine_s(shape(count))
-        told = f"{each * len(engine.state.nodes):.1f} s, {each * 1e6:.0f} us each, x {each / few:.2f} beside {FEW}"
-        yield Line(f"{count} {name}", f"<= {FLAT} x each", told, each <= FLAT * few)
+        summary_text = (
+            f"{each * len(engine.state.nodes):.1f} s, {each * 1e6:.0f} us each, x {each / few:.2f} beside {FEW}"
+        )
+        yield Line(f"{count} {name}", f"<= {FLAT} x each", summary_text, each <= FLAT * few)
         with tempfile.TemporaryDirectory() as folder:
             writer = status.StatusWriter(engine, Path(folder))
             for _ in range(2):  # The second write finds the nodes' text cached, as all but the first do.
@@ -60,17 +62,19 @@ def runs(count: int) -> Iterator[Line]:
             (folder / name / "workflow.json").write_text(text.replace("bench", name))
         began = time.perf_counter()
         command = [sys.executable, "-m", "everstep", "workflow", "list", "--runs", place]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         took = time.perf_counter() - began
-        shown = done.stdout.count("Succeeded")
-        holds = took <= LIST_S and shown == count
-        yield Line(f"`everstep workflow list` of {count} runs", f"<= {LIST_S:g} s", f"{took:.2f} s: {shown}", holds)
+        printed_runs = completed.stdout.count("Succeeded")
+        holds = took <= LIST_S and printed_runs == count
+        yield Line(
+            f"`everstep workflow list` of {count} runs", f"<= {LIST_S:g} s", f"{took:.2f} s: {printed_runs}", holds
+        )
         source = LocalRuns(folder)
         for when in ("the first look", "each later look"):
             began = time.perf_counter()
-            found = len(source.entries())
+            listed_runs = len(source.entries())
             took = time.perf_counter() - began
-            holds = took <= LIST_S and found == count
+            holds = took <= LIST_S and listed_runs == count
             yield Line(f"the page's list of {count} runs, {when}", f"<= {LIST_S:g} s", f"{took:.2f} s", holds)
 
 

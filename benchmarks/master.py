@@ -34,7 +34,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.simulated_agents import Add, AllHeard, AllSeated, Beats, Drop, serve
 from everstep.runtime.job.records import NodeLost
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
-from everstep.runtime.master import read_journal, run
+from everstep.runtime.master import AgentCommand, Control, read_journal, run
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore, Entry
@@ -122,18 +122,15 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool, n
             match pipe.recv():
                 case StoreRequests():
                     pipe.send(StoreRequests(dict(store.counts)))
-                case frozenset() as ended:
-                    for name in ended:
+                case frozenset() as dropped_names:
+                    for name in dropped_names:
                         platform.end(name)
 
         asyncio.get_running_loop().add_reader(pipe.fileno(), obey)
         patience = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S)
         spec = JobSpec(JOB, {"worker": RoleSpec(agents, agents // 2)}, patience, hosts="")
         credentials = credentials_of(TOKEN, JOB, tls=tls)
-        await run(
-            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={},
-            stop=asyncio.Event(),
-        )  # fmt: skip
+        await run(spec, store, platform, credentials, AgentCommand(), Control(asyncio.Event()))
 
     asyncio.run(live())
 
@@ -172,12 +169,12 @@ class Scene:
 
     def kill(self, count: int) -> None:
         """Kill so many nodes at once; their replacements come as soon as the master asks for them."""
-        lost, self.names = frozenset(self.names[:count]), self.names[count:]
+        lost_names, self.names = frozenset(self.names[:count]), self.names[count:]
         for client in self._clients:
-            client.send(Drop(lost))
+            client.send(Drop(lost_names))
         self.beats()  # They are gone.
-        self._master.send(lost)
-        new = [self._receive(self._master) for _ in lost]
+        self._master.send(lost_names)
+        new = [self._receive(self._master) for _ in lost_names]
         self.names += new
         self._clients[0].send(Add(new))
 
@@ -198,9 +195,11 @@ class Scene:
 
     def wait_for_seats(self, round_: int) -> "Latency":
         """Wait until all agents have a seat in this round."""
-        told = [self._receive(client) for client in self._clients]
-        assert all(isinstance(part, AllSeated) and part.round == round_ for part in told), told
-        return Latency(max(part.last_join for part in told), sorted(at for part in told for at in part.seats))
+        joins_of_agents = [self._receive(client) for client in self._clients]
+        assert all(isinstance(part, AllSeated) and part.round == round_ for part in joins_of_agents), joins_of_agents
+        return Latency(
+            max(part.last_join for part in joins_of_agents), sorted(at for part in joins_of_agents for at in part.seats)
+        )
 
     def beats(self) -> int:
         """Heartbeats answered so far."""
@@ -240,11 +239,11 @@ class Latency:
 def scene(agents: int, clients: int, tls: bool = False) -> Iterator[Scene]:
     """A fresh job."""
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
-        made = Scene(Path(folder), agents, clients, tls)
+        new_scene = Scene(Path(folder), agents, clients, tls)
         try:
-            yield made
+            yield new_scene
         finally:
-            made.close()
+            new_scene.close()
 
 
 Row = tuple[str, str, str, bool | None]
@@ -287,12 +286,14 @@ def losses(stage: Scene, count: int, rows: list[Row]) -> None:
     died, heard = stage.replace_master()
     connected = sorted(at - died for part in heard for at in part.connected if at > died)
     answered = max(at for part in heard for at in part.answered) - died
-    lost = [one for one in read_journal(DirectoryStore(stage.folder), JOB) if isinstance(one, NodeLost)]
+    node_losses = [one for one in read_journal(DirectoryStore(stage.folder), JOB) if isinstance(one, NodeLost)]
     looks = sum(part.looks for part in heard)
-    told = f"half {connected[len(connected) // 2]:.1f} s, the last {connected[-1]:.1f} s; all answered {answered:.1f} s"
-    rows.append(("the master is killed, until all agents talk to the next", told, f"<= {TAKEOVER_BUDGET_S:g} s",
+    summary_text = (
+        f"half {connected[len(connected) // 2]:.1f} s, the last {connected[-1]:.1f} s; all answered {answered:.1f} s"
+    )
+    rows.append(("the master is killed, until all agents talk to the next", summary_text, f"<= {TAKEOVER_BUDGET_S:g} s",
                  connected[-1] <= TAKEOVER_BUDGET_S))  # fmt: skip
-    rows.append(("nodes lost with it", f"{len(lost) - count - 1}", "0", len(lost) == count + 1))
+    rows.append(("nodes lost with it", f"{len(node_losses) - count - 1}", "0", len(node_losses) == count + 1))
     rows.append(("looks at the journal to find it", f"{looks}, {looks / connected[-1]:.0f} a second", "", None))
 
 
@@ -300,16 +301,16 @@ def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
     """Only heartbeats."""
     process = psutil.Process(stage.process.pid)
     before, beats, began = _cpu_seconds(process), stage.beats(), time.monotonic()
-    asked = stage.store_requests()
+    requests = stage.store_requests()
     time.sleep(seconds)
-    asked = stage.store_requests() - asked
+    requests = stage.store_requests() - requests
     beats, took = stage.beats() - beats, time.monotonic() - began
     used = 100 * (_cpu_seconds(process) - before) / took
     every = stage.agents * took / beats
-    told = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
+    summary_text = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
     what = f"heartbeats of {stage.agents} agents, {took:.0f} s"
-    rows.append((what, told, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
-    hourly = ", ".join(f"{count * 3600 / took:.0f} {method}" for method, count in sorted(asked.items())) or "none"
+    rows.append((what, summary_text, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
+    hourly = ", ".join(f"{count * 3600 / took:.0f} {method}" for method, count in sorted(requests.items())) or "none"
     rows.append(("requests to the store an hour meanwhile, without telemetry", hourly, "", None))
     segments = sum(1 for _ in DirectoryStore(stage.folder).list(f"jobs/{JOB}/journal/"))
     rows.append(("objects of the journal so far", str(segments), "", None))
@@ -340,10 +341,10 @@ def main() -> None:
                 losses(stage, options.lose, rows)
             if options.load_s:
                 load(stage, options.load_s, rows)
-    shown = Table("what", "measured", "budget", "holds")
-    for what, measured, budget, holds in rows:
-        shown.add_row(what, measured, budget, "" if holds is None else "yes" if holds else "NO")
-    Console().print(shown)
+    result_table = Table("what", "measured", "budget", "holds")
+    for what, measured_text, budget, holds in rows:
+        result_table.add_row(what, measured_text, budget, "" if holds is None else "yes" if holds else "NO")
+    Console().print(result_table)
     sys.exit(0 if all(holds is not False for *_, holds in rows) else 1)
 
 

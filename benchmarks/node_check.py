@@ -27,8 +27,8 @@ def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
         subprocess.run([*command, f"--outputs={folder}/out"], env=environment, check=True, stderr=subprocess.DEVNULL)
         seconds = time.monotonic() - started
         verdict = json.loads((Path(folder) / "out/verdict.json").read_text())
-    found = [f"{word} {', '.join(verdict[word])}" for word in ("faulty", "stragglers", "undecided") if verdict[word]]
-    return seconds, len(verdict["rounds"]), "  ".join(found) or "healthy"
+    words = [f"{word} {', '.join(verdict[word])}" for word in ("faulty", "stragglers", "undecided") if verdict[word]]
+    return seconds, len(verdict["rounds"]), "  ".join(words) or "healthy"
 
 
 def silent_fault(node: str, rounds: int) -> str:
@@ -53,8 +53,8 @@ def main() -> None:
         seconds = [run[0] for run in runs]
         if nodes == 2:
             over = max(over, *seconds)
-        rounds, found = max(run[1] for run in runs), ", ".join(sorted({run[2] for run in runs}))
-        print(f"{what:<44}{statistics.median(seconds):>7.1f} s{max(seconds):>7.1f} s{rounds:>8}  {found}")
+        rounds, seen_words = max(run[1] for run in runs), ", ".join(sorted({run[2] for run in runs}))
+        print(f"{what:<44}{statistics.median(seconds):>7.1f} s{max(seconds):>7.1f} s{rounds:>8}  {seen_words}")
     print(
         f"2 nodes on one host, at most: {over:.1f} s, budget {BUDGET_S:g} s: {'holds' if over <= BUDGET_S else 'NOT'}"
     )

@@ -64,19 +64,19 @@ class Figure:
 @contextmanager
 def memory_of(pid: int, every_s: float = 0.2) -> Iterator[Memory]:
     """Measure the peak PSS of a process and its children while the block runs."""
-    seen, over = Memory(), threading.Event()
+    memory, over = Memory(), threading.Event()
 
     def sample() -> None:
         while not over.wait(every_s):
             total = 0
             for process in tree(pid):
                 total += _pss(process.pid)
-            seen.peak, seen.samples = max(seen.peak, total), seen.samples + 1
+            memory.peak, memory.samples = max(memory.peak, total), memory.samples + 1
 
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield seen
+        yield memory
     finally:
         over.set()
         thread.join()
@@ -90,12 +90,12 @@ def _pss(pid: int) -> int:
     return 0
 
 
-def measure_everstep(given: Input, folder: Path) -> Figure:
+def measure_everstep(corpus: Input, folder: Path) -> Figure:
     """Time `python -m everstep.steps.preprocess`, the whole command."""
     command = [
-        *(sys.executable, "-m", "everstep.steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
-        *("--output-prefix", str(folder / "ours"), "--tokenizer-type", "HFTokenizer", "--vocab", str(given.tokenizer)),
-        *("--spark-master", f"local[{given.cores}]", "--log-interval", "10000000"),
+        *(sys.executable, "-m", "everstep.steps.preprocess", "--input", str(corpus.text), "--append-eod", "--force"),
+        *("--output-prefix", str(folder / "ours"), "--tokenizer-type", "HFTokenizer", "--vocab", str(corpus.tokenizer)),
+        *("--spark-master", f"local[{corpus.cores}]", "--log-interval", "10000000"),
         *("--store", str(folder / "store"), "--outputs", str(folder / "outputs")),
     ]
     took = _measure(command)
@@ -103,15 +103,15 @@ def measure_everstep(given: Input, folder: Path) -> Figure:
     return replace(took, job_seconds=facts["seconds"], tokens=facts["tokens"])
 
 
-def measure_peer(name: str, given: Input, folder: Path) -> Figure:
+def measure_peer(name: str, corpus: Input, folder: Path) -> Figure:
     """Time a module of benchmarks/peers as a process, after removing its earlier output.
 
     It prints the number of tokens; the limit first prints the seconds of its job.
     """
-    for left in folder.glob(f"{name}*"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(given.text), str(given.tokenizer)]
-    command += [str(folder / name), str(given.cores)]
+    for leftover in folder.glob(f"{name}*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(corpus.text), str(corpus.tokenizer)]
+    command += [str(folder / name), str(corpus.cores)]
     token_file = folder / f"{name}.tokens"
     took, (*_, seconds, tokens) = _measure(command, token_file), ["", *token_file.read_text().split()]
     return replace(took, tokens=int(tokens), job_seconds=float(seconds) if name == "limit" else took.seconds)
@@ -170,7 +170,7 @@ def has_same_bytes(folder: Path) -> bool:
     )
 
 
-def measure_all(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
+def measure_all(corpus: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
     """The best of `rounds` for each tool. The tools take turns, so that each has the machine at its best once."""
     peers = {"limit": "tiktoken", "megatron": "megatron.core", "datatrove": "datatrove"}
     best: dict[str, Figure] = {}
@@ -179,23 +179,23 @@ def measure_all(given: Input, folder: Path, rounds: int, names: Sequence[str] = 
             if name != "ours" and importlib.util.find_spec(peers[name]) is None:
                 print(f"{name}: not installed, left out", file=sys.stderr)
                 continue
-            figure = measure_everstep(given, folder) if name == "ours" else measure_peer(name, given, folder)
-            print(f"{name}: {figure.seconds:.1f} s, {given.bytes / 1e6 / figure.seconds:.1f} MB/s", file=sys.stderr)
+            figure = measure_everstep(corpus, folder) if name == "ours" else measure_peer(name, corpus, folder)
+            print(f"{name}: {figure.seconds:.1f} s, {corpus.bytes / 1e6 / figure.seconds:.1f} MB/s", file=sys.stderr)
             if name not in best or figure.seconds < best[name].seconds:
                 best[name] = figure
     return best
 
 
-def rows_of(given: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]:
+def rows_of(corpus: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]:
     """The figures as rows; with budgets where the design has one."""
     rows = []
     for name, figure in best.items():
-        measured = (
-            f"{given.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"
+        measured_text = (
+            f"{corpus.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"
         )
-        measured += f", {figure.cpu_seconds:.1f} s of CPU, {figure.peak_bytes / 1e6:.0f} MB"
-        rows.append((f"{name}, the whole command", measured, ""))
-    mine, megabytes = best["ours"], given.bytes / 1e6
+        measured_text += f", {figure.cpu_seconds:.1f} s of CPU, {figure.peak_bytes / 1e6:.0f} MB"
+        rows.append((f"{name}, the whole command", measured_text, ""))
+    mine, megabytes = best["ours"], corpus.bytes / 1e6
     rows.append(("ours, Spark's job alone", f"{megabytes / mine.job_seconds:.1f} MB/s", ""))
     share = best["limit"].job_seconds / mine.job_seconds
     rows.append(("Spark's job / the limit", f"{share:.2f}", ">= 0.9"))
@@ -213,9 +213,9 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
-        given = prepare_input(Path(name), options.mb, options.cores)
-        best = measure_all(given, Path(name), options.rounds)
-        print(table(rows_of(given, best)))
+        corpus = prepare_input(Path(name), options.mb, options.cores)
+        best = measure_all(corpus, Path(name), options.rounds)
+        print(table(rows_of(corpus, best)))
         if "megatron" in best:
             print(f"\nbytes equal to megatron-core's: {'yes' if has_same_bytes(Path(name)) else 'NO'}")
 

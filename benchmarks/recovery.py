@@ -103,10 +103,10 @@ def cost_of(
     died = [r["died"] for r in records if r["kind"] == "WorkerFaulted" and r["round"] == broken["round"]]
     restored = [line for line in telemetry if line.get("kind") == "restored" and line["round"] == number]
     ready, grouped = max(line["time"] for line in restored), first["joined_at"]
-    seen = min([*died, broken["time"]])
+    first_sign = min([*died, broken["time"]])
     parts = Parts(
-        detect=seen - killed,
-        decide=broken["time"] - seen,
+        detect=first_sign - killed,
+        decide=broken["time"] - first_sign,
         round=formed["time"] - broken["time"],
         group=grouped - formed["time"],
         build=ready - grouped,
@@ -128,7 +128,7 @@ def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tup
         f"--max-restarts={10 * count}", "--monitor-interval=0.1", "-m", "benchmarks.torchrun_llama", dataset,
         str(place), str(100 * count), str(SAVE_EVERY),
     ]  # fmt: skip
-    found: list[Kill] = []
+    kills: list[Kill] = []
     peer = _start_peer(command, place)
     try:
         for number in range(count):
@@ -144,13 +144,13 @@ def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tup
             moment = kill(psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text())))
             print(f"torchrun: kill {number + 1}/{count}", file=sys.stderr)
             if recovered := _wait_for(lambda moment=moment: _kill_at(place, moment)):
-                found.append(recovered)
+                kills.append(recovered)
             else:
                 _end(peer)
                 peer = _start_peer(command, place)
     finally:
         _end(peer)
-    return found, count - len(found)
+    return kills, count - len(kills)
 
 
 def _start_peer(command: Sequence[str], place: Path) -> subprocess.Popen[bytes]:
@@ -165,9 +165,9 @@ def _end(peer: subprocess.Popen[bytes]) -> None:
     peer.wait()
 
 
-def _wait_for(found: Callable[[], T]) -> T | None:
+def _wait_for(predicate: Callable[[], T]) -> T | None:
     try:
-        return wait_until(found, "the peer", HUNG_S)
+        return wait_until(predicate, "the peer", HUNG_S)
     except TimeoutError:
         return None
 
@@ -224,8 +224,8 @@ def main() -> None:
         print(f"| {what} | {format_kills(one)} | {max((kill.lost for kill in one), default='')} |")
     if not options.no_peer:
         what = f"kill -9 of a worker -> next iteration finished, {options.kills} kills"
-        measured = f"{format_kills(killed)}; torchrun with torch.save: {format_kills(theirs)}"
-        print(f"\ndocs/figures.md: | {what} | {measured} | <= {BUDGET_S:g} s |")
+        measured_text = f"{format_kills(killed)}; torchrun with torch.save: {format_kills(theirs)}"
+        print(f"\ndocs/figures.md: | {what} | {measured_text} | <= {BUDGET_S:g} s |")
     print("\n| where the time goes | median | maximum |\n|---|---|---|")
     for field in fields(Parts):
         each = [getattr(parts, field.name) for _, parts in ours]
@@ -237,8 +237,8 @@ def make_dataset(folder: Path) -> str:
     """The default pipeline's corpus and tokens; the dataset's URI."""
     store, out = folder / "runs" / "store", folder / "out"
     for step, flags in (("corpus", []), ("preprocess", ["--append-eod", "--input"])):
-        given = [*flags, (out / "corpus" / "uri").read_text()] if flags else []
-        arguments = ["--store", str(store), "--outputs", str(out / step), *given]
+        dataset_flags = [*flags, (out / "corpus" / "uri").read_text()] if flags else []
+        arguments = ["--store", str(store), "--outputs", str(out / step), *dataset_flags]
         command = [sys.executable, "-m", f"everstep.steps.{step}", *arguments]
         subprocess.run(command, cwd=ROOT, check=True)
     return (out / "preprocess" / "uri").read_text()

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Holding, Member, Round
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.store import open_store
 
 NODES, ITERATIONS, ROUNDS = 1000, 10_000, 10
@@ -65,11 +66,13 @@ def journal() -> Iterator[job.Record]:
             time=time_, round=Round(number, {"worker": members}, "10.0.0.1", 2000, None, "all joined")
         )
         time_ += 10 + ITERATIONS / ROUNDS + 5
-        lost = number * 37 % NODES
-        yield job.NodeLost(time=time_, node=names[lost], reason=job.Reason.NODE_LOST)
-        yield job.RoundBroken(time=time_, round=number, reason=job.Reason.NODE_LOST, detail="", node=names[lost])
-        names[lost] = f"worker-{lost}-{number}"
-        yield job.NodeRequested(time=time_, node=names[lost], role="worker", index=lost, launch=number, host="spare")
+        lost_node = number * 37 % NODES
+        yield job.NodeLost(time=time_, node=names[lost_node], reason=job.Reason.NODE_LOST)
+        yield job.RoundBroken(time=time_, round=number, reason=job.Reason.NODE_LOST, detail="", node=names[lost_node])
+        names[lost_node] = f"worker-{lost_node}-{number}"
+        yield job.NodeRequested(
+            time=time_, node=names[lost_node], role="worker", index=lost_node, launch=number, host="spare"
+        )
 
 
 def telemetry() -> Iterator[dict[str, object]]:
@@ -102,9 +105,12 @@ def write(folder: Path) -> None:
 def measure_here(folder: Path) -> Cost:
     """Make the page in this process."""
     began = time.perf_counter()
-    from everstep.runtime.report import read_run, render
+    from everstep.runtime.report import WorkflowFacts, read_run, render
 
-    page = render(read_run(open_store(str(folder), read_only=True), "big", uid="u", phase="Running"), 20_000.0)
+    page = render(
+        read_run(open_store(str(folder), read_only=True), "big", facts=WorkflowFacts(uid="u", phase="Running")),
+        20_000.0,
+    )
     seconds = time.perf_counter() - began
     return Cost(
         seconds, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, len(page.encode())

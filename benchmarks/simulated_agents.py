@@ -23,7 +23,8 @@ from everstep.runtime.agent.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOKS_
 from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from everstep.runtime.system.backoff import backoff
 
@@ -113,8 +114,8 @@ class _Agent(asyncio.Protocol):
                 return
             head = bytes(self._buffer[:end]).lower()
             self._status = int(head[9:12])
-            _, found, length = head.partition(b"content-length:")
-            self._length = int(length.split(b"\r\n", 1)[0]) if found else 0
+            _, known_variables, length = head.partition(b"content-length:")
+            self._length = int(length.split(b"\r\n", 1)[0]) if known_variables else 0
             del self._buffer[: end + 4]
         if len(self._buffer) < self._length:
             return
@@ -137,10 +138,10 @@ class _Agent(asyncio.Protocol):
         self._crowd.on_seat(self._talk.round)
         return self._beat()
 
-    def _follow(self, told: Directive) -> None:
+    def _follow(self, directive: Directive) -> None:
         self._crowd.beats += 1
-        self._crowd.on_answer(self.name, told.epoch)
-        if self._talk.accept(told) is Action.REJOIN and self._talk.is_over(told.round):
+        self._crowd.on_answer(self.name, directive.epoch)
+        if self._talk.accept(directive) is Action.REJOIN and self._talk.is_over(directive.round):
             return self._join()
         return self._beat()
 
@@ -255,12 +256,12 @@ class _Crowd:
 
 async def _run(pipe: Connection, find: Callable[[], str], size: int, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
-    told: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
-    loop.add_reader(pipe.fileno(), lambda: told.put_nowait(pipe.recv()))
+    commands: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
+    loop.add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
     loop.set_exception_handler(_end)
     crowd = _Crowd(find, size, credentials, pipe.send)
-    while (asked := await told.get()) is not None:
-        match asked:
+    while (command := await commands.get()) is not None:
+        match command:
             case Add(names):
                 crowd.add(names)
             case Drop(names):
@@ -283,8 +284,8 @@ def serve(pipe: Connection, folder: Path, job: str, size: int, credentials: Cred
     sslproto.SSLProtocol.max_size = 1 << 14  # asyncio's 256 KiB per agent would add up to gigabytes.
 
     def find() -> str:
-        found = find_master(DirectoryStore(folder), job)
-        assert found is not None, "a master that asks for nodes has claimed its job"
-        return found.address
+        master_address = find_master(DirectoryStore(folder), job)
+        assert master_address is not None, "a master that asks for nodes has claimed its job"
+        return master_address.address
 
     asyncio.run(_run(pipe, find, size, credentials))

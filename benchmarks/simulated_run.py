@@ -98,39 +98,39 @@ async def _inject(run: TrainStep, planned: Sequence[tuple[float, Kind]], began: 
     return fired
 
 
-def calibrate(seen: Observed) -> Costs:
+def calibrate(observed: Observed) -> Costs:
     """Costs as that run shows them."""
-    gaps = [later - sooner for sooner, later in pairwise(seen.moments)]
+    gaps = [later - sooner for sooner, later in pairwise(observed.moments)]
     iteration = statistics.median(gaps)
-    killed = [one for one in seen.fired if one.kind is Kind.CRASH]
-    stood = statistics.median(standstill(seen.moments, one.time, one.time + AFTER_S) for one in killed)
+    killed = [one for one in observed.fired if one.kind is Kind.CRASH]
+    stood = statistics.median(standstill(observed.moments, one.time, one.time + AFTER_S) for one in killed)
     base = COSTS["local"]
     fixed = base.detect_s + base.stop_s + base.restore_s
     return replace(base, source="calibrated", iteration_s=iteration, init_s=max(0.0, stood - iteration - fixed),
-                   node_s=statistics.median(_starts(seen.records)))  # fmt: skip
+                   node_s=statistics.median(_starts(observed.records)))  # fmt: skip
 
 
 def _starts(records: Sequence[dict[str, object]]) -> list[float]:
     """Seconds from the request of each replacement to its join."""
-    asked: dict[str, float] = {}
-    found = []
+    requested_at: dict[str, float] = {}
+    starts = []
     for record in records:
         name, moment = str(record.get("node")), float(str(record["time"]))
         if record["kind"] == "NodeRequested":
-            asked[name] = moment
-        elif record["kind"] == "NodeJoined" and (since := asked.pop(name, None)) and not name.endswith("-0"):
-            found.append(moment - since)
-    return found
+            requested_at[name] = moment
+        elif record["kind"] == "NodeJoined" and (since := requested_at.pop(name, None)) and not name.endswith("-0"):
+            starts.append(moment - since)
+    return starts
 
 
-def foretell(seen: Observed, costs: Costs) -> float:
+def foretell(observed: Observed, costs: Costs) -> float:
     """Iterations that the simulator expects in the same time with the same faults."""
-    machines = [int(one.node.split("-")[1]) for one in seen.fired]
+    machines = [int(one.node.split("-")[1]) for one in observed.fired]
     failures = tuple(
-        Failure(one.time - seen.began, (machine,), process=one.kind is Kind.CRASH)
-        for one, machine in zip(seen.fired, machines, strict=True)
+        Failure(one.time - observed.began, (machine,), process=one.kind is Kind.CRASH)
+        for one, machine in zip(observed.fired, machines, strict=True)
     )
-    outcome = simulate(NODES, Trace(seen.seconds, NODES, failures), Policy("default"), costs)
+    outcome = simulate(NODES, Trace(observed.seconds, NODES, failures), Policy("default"), costs)
     return outcome.useful_s / costs.iteration_s
 
 
@@ -148,18 +148,19 @@ def main() -> None:
         first = train(folder / "calibration", CALIBRATION_S, faults(CALIBRATION_S, CALIBRATION_FAULTS, 99), 99)
         costs = calibrate(first)
         planned = faults(seconds, options.faults, options.seed)
-        seen = train(folder / "real", seconds, planned, options.seed)
+        observed = train(folder / "real", seconds, planned, options.seed)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    expected, most = foretell(seen, costs), seconds / costs.iteration_s
-    off = abs(expected - seen.iterations) / seen.iterations
-    lost = most - seen.iterations
-    told = f"{seen.iterations} real, {expected:.0f} simulated, {most:.0f} without faults: {off:.1%} apart"
-    more = f"{lost * costs.iteration_s:.0f} s real, {(most - expected) * costs.iteration_s:.0f} s simulated"
+    expected, most = foretell(observed, costs), seconds / costs.iteration_s
+    off = abs(expected - observed.iterations) / observed.iterations
+    lost_time = most - observed.iterations
+    summary_text = f"{observed.iterations} real, {expected:.0f} simulated, {most:.0f} without faults: {off:.1%} apart"
+    more = f"{lost_time * costs.iteration_s:.0f} s real, {(most - expected) * costs.iteration_s:.0f} s simulated"
     calibrated = f"iteration {costs.iteration_s:.2f} s, restart {costs.init_s:.2f} s, node {costs.node_s:.1f} s"
     judge([
         Line("costs from the calibration", "told", calibrated, True),
-        Line(f"iterations in {seconds:.0f} s with {len(seen.fired)} faults", f"within {NEAR:.0%}", told, off <= NEAR),
+        Line(f"iterations in {seconds:.0f} s with {len(observed.fired)} faults", f"within {NEAR:.0%}",
+             summary_text, off <= NEAR),
         Line("seconds lost to faults", "told", more, True),
     ])  # fmt: skip
 

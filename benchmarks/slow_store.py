@@ -61,7 +61,7 @@ WIRES: dict[str, Callable[[], Plan]] = {
 
 
 @contextmanager
-def _known(server: MinIO, endpoint: str) -> Iterator[None]:
+def _with_endpoint(server: MinIO, endpoint: str) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.update({**server.environment, "MINIO_ENDPOINT": endpoint})
     try:
@@ -80,7 +80,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 def measure(server: MinIO, plan: Plan, delay_s: float) -> tuple[list[float], int]:
     """([opening, create, read, put, get] in seconds, requests that had trouble)."""
     shard = memoryview(bytearray(random.Random(0).randbytes(1 << 20) * (SHARD_BYTES >> 20)))
-    with through(server.endpoint, plan) as wire, _known(server, wire.endpoint):
+    with through(server.endpoint, plan) as wire, _with_endpoint(server, wire.endpoint):
         wire.delay_s = delay_s
         uri = server.new_prefix()
         opening = _seconds(lambda: open_store(uri))

@@ -131,7 +131,7 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     run = training(folder / f"{way.name}-{ranks}", dataset, count, ranks, way)
     run.start()
     moments: list[float] = []
-    kept = expected = newest = 0
+    survivors_kept = expected = newest = 0
     load: list[float] = []
     weights: Mapping[str, bytes] = {}
     try:
@@ -141,14 +141,14 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
                 wait_until(lambda: warm_spares(run) >= ranks or run.over(), "warm spares", FIRST_S)
                 reached = run.iteration()
             threading.Event().wait(choose.random() * PAUSE_S)
-            before, workers = run.iteration(), seated(run, ranks)
+            before, workers = run.iteration(), seated_ranks(run, ranks)
             victim = choose.choice(workers)
             moments.append(kill(victim))
             load.append(os.getloadavg()[0])
             reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
             others = {worker.pid for worker in workers} - {victim.pid}
             expected += len(others)
-            kept += len(others & {worker.pid for worker in seated(run, ranks)})
+            survivors_kept += len(others & {worker.pid for worker in seated_ranks(run, ranks)})
             print(f"{ranks} ranks, {way.name}: kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
         if compare:
             newest, weights = newest_checkpoint(run, after=reached)
@@ -159,14 +159,17 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     records, telemetry = run.records(), run.telemetry()
     costs = [cost_of(moment, records, telemetry) for moment in moments]
     calm = statistics.median(line["seconds"] for line in lines)
-    equal = not newest or weights == undisturbed(folder, dataset, count, ranks, way, newest)
+    equal = not newest or weights == undisturbed_run(folder, dataset, count, ranks, way, newest)
     return Series(
-        ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), kept, expected,
+        ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), survivors_kept,
+        expected,
         _graphs(lines), newest, equal, statistics.mean(load), [parts for _, parts in costs],
     )  # fmt: skip
 
 
-def undisturbed(folder: Path, dataset: str, count: int, ranks: int, way: Way, iteration: int) -> Mapping[str, bytes]:
+def undisturbed_run(
+    folder: Path, dataset: str, count: int, ranks: int, way: Way, iteration: int
+) -> Mapping[str, bytes]:
     """The tensors of that iteration in a training that nothing happens to."""
     run = training(folder / f"{way.name}-{ranks}-calm", dataset, count, ranks, way._replace(spares=False))
     run.start()
@@ -188,11 +191,11 @@ def newest_checkpoint(run: TrainStep, after: int) -> tuple[int, Mapping[str, byt
 
 def _folders(run: TrainStep) -> dict[int, Path]:
     """Committed checkpoints in the store, by their iteration."""
-    found = (Path(run.store) / "jobs").glob("*/checkpoints/*/manifest.json")
-    return {int(path.parent.name.rpartition("-")[2]): path.parent for path in found}
+    manifests = (Path(run.store) / "jobs").glob("*/checkpoints/*/manifest.json")
+    return {int(path.parent.name.rpartition("-")[2]): path.parent for path in manifests}
 
 
-def seated(run: TrainStep, ranks: int) -> list[psutil.Process]:
+def seated_ranks(run: TrainStep, ranks: int) -> list[psutil.Process]:
     """The workers that have a seat: those with a board."""
 
     def processes() -> list[psutil.Process]:

@@ -31,13 +31,13 @@ def main(dataset: str, folder: Path, iterations: int, save_every: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = data.tokens
     sampler = Sampler(sample_count(len(tokens), LENGTH), BATCH, 0)
-    saved, done = folder / "state.pt", 0
-    if saved.exists():
-        state = torch.load(saved)
+    state_file, iteration_before = folder / "state.pt", 0
+    if state_file.exists():
+        state = torch.load(state_file)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done = state["iteration"]
-    for iteration in range(done + 1, iterations + 1):
+        iteration_before = state["iteration"]
+    for iteration in range(iteration_before + 1, iterations + 1):
         share = sampler.share((iteration - 1) * BATCH, rank, world_size)
         rows = torch.stack([torch.tensor(tokens[i * LENGTH : i * LENGTH + LENGTH + 1].astype("int64")) for i in share])
         logits = replica(input_ids=rows[:, :-1], use_cache=False).logits
@@ -46,10 +46,10 @@ def main(dataset: str, folder: Path, iterations: int, save_every: int) -> None:
         optimizer.zero_grad()
         if rank == 0:
             if iteration % save_every == 0:
-                fresh = saved.with_suffix(".fresh")
+                fresh = state_file.with_suffix(".fresh")
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
                 torch.save(state, fresh)
-                fresh.replace(saved)
+                fresh.replace(state_file)
             with (folder / "iterations.jsonl").open("a") as file:
                 file.write(json.dumps({"iteration": iteration, "time": time.time()}) + "\n")
         (folder / f"pid-{rank}").write_text(str(os.getpid()))

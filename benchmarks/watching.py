@@ -47,10 +47,10 @@ def cost_per_iteration(path: Path) -> float:
         optimizer.zero_grad()
         spent.append(time.process_time() - began)
     if path.name != "none":
-        shown = board.read_board(path)
-        assert shown is not None
-        assert shown.iteration == ITERATIONS, "the hooks were installed"
-        assert shown.samples > 0, "the collectives were counted"
+        board_text = board.read_board(path)
+        assert board_text is not None
+        assert board_text.iteration == ITERATIONS, "the hooks were installed"
+        assert board_text.samples > 0, "the collectives were counted"
     return statistics.median(spent[FIRST:])
 
 
@@ -105,10 +105,10 @@ def main() -> None:
     """Print the result; exit code 1 if the budget is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watching", description=__doc__)
     parser.add_argument("--pairs", type=int, default=15, help="pairs of trainings (default: 15)")
-    measured = overhead(max(parser.parse_args().pairs, 2))
-    word = "holds" if measured.share <= BUDGET else "NOT"
-    print(f"watching a script: {measured} an iteration, budget {BUDGET:.1%}: {word}")
-    raise SystemExit(measured.share > BUDGET)
+    share_text = overhead(max(parser.parse_args().pairs, 2))
+    word = "holds" if share_text.share <= BUDGET else "NOT"
+    print(f"watching a script: {share_text} an iteration, budget {BUDGET:.1%}: {word}")
+    raise SystemExit(share_text.share > BUDGET)
 
 
 if __name__ == "__main__":

@@ -112,20 +112,20 @@ class _Taker:
         self._worker, self._link, self._name, self._size = worker, link, name, size
 
     def __iter__(self) -> Iterator[int]:
-        done, iteration = NOTHING, 0
-        while (position := self._ask(done, iteration)) != NOTHING:
+        position_done, iteration = NOTHING, 0
+        while (position := self._ask(position_done, iteration)) != NOTHING:
             before = self._worker.iteration
             try:
                 yield position
             except GeneratorExit:  # The loop was left: what it was doing is for others.
                 self._ask(NOTHING, 0, wants=False)
                 raise
-            done, iteration = position, self._counts_with(before)
+            position_done, iteration = position, self._counts_with(before)
 
-    def _ask(self, done: int, iteration: int, wants: bool = True) -> int:
+    def _ask(self, position: int, iteration: int, wants: bool = True) -> int:
         self._worker.beacon("shards")
         number = self._worker.shard_requests = self._worker.shard_requests + 1
-        request = TakeShard(number, self._name, self._size, done, iteration, wants)
+        request = TakeShard(number, self._name, self._size, position, iteration, wants)
         return self._link.ask(request, TakenShard).position
 
     def _counts_with(self, before: int) -> int:

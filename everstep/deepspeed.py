@@ -86,10 +86,10 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
         shards = self._shards(f"{load_dir}/{tag}" if tag else "")
         if not shards:
             return None, {}
-        saved = _plain_name(shards[0].saved["state"]["saved"]["tag"])
+        saved_tag = _plain_name(shards[0].saved["state"]["saved"]["tag"])
         sources = {name: (shard, json) for shard in shards for name, json in _files_of(shard).items()}
         with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder:
-            target = Path(folder) / saved
+            target = Path(folder) / saved_tag
             target.mkdir()
             same = len(shards) == dist.get_world_size()
             for name, source in sources.items():
@@ -99,14 +99,14 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
                     torch.save(_original(read_value(*source)), target / name)
             if same:
                 with self._files(sources):
-                    path, client_state = self._engine.load_checkpoint(folder, saved, **engine_options)
+                    path, client_state = self._engine.load_checkpoint(folder, saved_tag, **engine_options)
             else:
-                path, client_state = self._load_universal(Path(folder), saved, engine_options)
+                path, client_state = self._load_universal(Path(folder), saved_tag, engine_options)
         if path is None:
             raise RestoreError(
-                f"{saved}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?"
+                f"{saved_tag}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?"
             )
-        return saved, client_state
+        return saved_tag, client_state
 
     def _load_universal(self, folder: Path, tag: str, engine_options: dict[str, Any]) -> tuple[str | None, Any]:
         """Every rank converts for itself: ranks of one node are few where a job changes its size."""
@@ -204,8 +204,8 @@ def _original(value: Any) -> Any:
     match value[_TAG]:
         case "size":
             return torch.Size(value["value"])
-        case "dtype" if isinstance(found := getattr(torch, value["value"], None), torch.dtype):
-            return found
+        case "dtype" if isinstance(dtype := getattr(torch, value["value"], None), torch.dtype):
+            return dtype
         case "set":
             return set(value["value"])
         case name if name in _CLASSES:

@@ -56,14 +56,14 @@ def _line(job: str, in_memory: int, uri: str) -> str:
     try:
         if uri:
             store = open_store(uri, read_only=True)
-            known = read_state(store, job).checkpoints
-            stored = max((key[1] for key, checkpoint in known.items() if checkpoint.manifest), default=0)
+            checkpoints = read_state(store, job).checkpoints
+            stored = max((key[1] for key, checkpoint in checkpoints.items() if checkpoint.manifest), default=0)
             reached = max(reached, newest_iteration(store, job))
     except (JournalError, StoreError):
         pass  # The store itself is lost.
     if reached <= stored:
         return ""
-    lost = (
+    lost_text = (
         f"the store has iteration {stored}, later ones are lost" if stored else "nothing is in the store, all is lost"
     )
-    return f"{job.split('-', 5)[-1]}: ended after iteration {reached}; {lost}"
+    return f"{job.split('-', 5)[-1]}: ended after iteration {reached}; {lost_text}"

@@ -73,9 +73,11 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
 
 def read_flags(config: type[C], values: argparse.Namespace) -> C:
     """The dataclass with these values, and with its own defaults where none was given."""
-    given = {field.name: getattr(values, field.name, None) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    field_values = {field.name: getattr(values, field.name, None) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     return config(**{
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in field_values.items()
+        if value is not None
     })  # fmt: skip
 
 

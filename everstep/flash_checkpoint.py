@@ -19,12 +19,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, assemble_state, open_shards, verify_shards
 from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.runtime.checkpoint.worker.checkpointer import RankState
-from everstep.session import Checkpointer, Checkpoints
 from everstep.torch_files import FileWriter
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ class GroupSockets:
     def cut(self) -> None:
         """Shut them down, and abort the groups of other backends. Called in any thread."""
         with self._lock:
-            wanted, present = set(self._inodes), self._present
+            inodes_to_cut, present = set(self._inodes), self._present
         for inode, file in _sockets().items():
-            if inode in wanted or (present is not None and inode not in present):
+            if inode in inodes_to_cut or (present is not None and inode not in present):
                 _shut_down(file)
         _abort_groups()
 
@@ -61,12 +61,12 @@ class GroupSockets:
 
 def _sockets() -> dict[str, int]:
     """This process's sockets: name of the inode -> file descriptor."""
-    found: dict[str, int] = {}
+    targets: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if (target := os.readlink(f"/proc/self/fd/{name}")).startswith("socket:"):
-                found[target] = int(name)
-    return found
+                targets[target] = int(name)
+    return targets
 
 
 def _shut_down(file: int) -> None:

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
-from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 
@@ -57,10 +57,10 @@ class EverstepCallback(TrainerCallback):
         shards = self._checkpoints.shards()
         if not shards:
             return None
-        saved = decode(shards[0].saved["state"]["trainer"], str)
+        trainer_state = decode(shards[0].saved["state"]["trainer"], str)
         self._folder = tempfile.mkdtemp(prefix="everstep-resume-")
         folder = Path(self._folder)
-        (folder / "trainer_state.json").write_text(json.dumps(saved))
+        (folder / "trainer_state.json").write_text(json.dumps(trainer_state))
         keys = dict.fromkeys(self._model.state_dict(), _EMPTY_FILE) if self._model is not None else {}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": keys}))
         save_file({}, folder / _EMPTY_FILE)

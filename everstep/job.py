@@ -23,7 +23,7 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 __all__ = [
     "CleanPodPolicy", "EndingPolicy", "FaultRule", "Framework", "Hang", "HangPolicy", "JobSpec", "NodeEvent", "Oom",

@@ -16,11 +16,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.loader import ElasticSampler
 from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.shard.reshard import assemble_state
-from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 
@@ -81,8 +81,8 @@ class EverstepCallback(pl.Callback):
             progress = loaded["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
             # A sampler's epoch is what is left of it, counted from 0. As the state is of the end of a batch, Lightning
             # adds the last completed one itself, and begins the next epoch if all are complete.
-            done = len(self._sampler) if self._saved["epoch_done"] else 0
-            progress.update(dict.fromkeys(progress, done), completed=done - 1)
+            samples_done = len(self._sampler) if self._saved["epoch_done"] else 0
+            progress.update(dict.fromkeys(progress, samples_done), completed=samples_done - 1)
         return loaded
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

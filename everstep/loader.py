@@ -99,10 +99,10 @@ class Loader:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Raises StateError if the saved position is of a dataset with another number of samples."""
-        saved, samples = int(state_dict["samples"]), self._source.samples or 0
-        if saved != samples:
+        saved_samples, samples = int(state_dict["samples"]), self._source.samples or 0
+        if saved_samples != samples:
             raise StateError(
-                f"the dataset has {samples} samples, but {saved} when the state was saved: give it as it was"
+                f"the dataset has {samples} samples, but {saved_samples} when the state was saved: give it as it was"
             )
         self._position = Position(*(int(state_dict[name]) for name in Position._fields))
         self.iteration = int(state_dict["iteration"])
@@ -205,8 +205,8 @@ class ElasticSampler(TorchSampler[list[int]]):
             yield self._part(consumed)[0]
 
     def __len__(self) -> int:
-        left = (self.epoch + 1) * self._order.samples - self.consumed
-        return -(-left // self._order.global_batch)
+        samples_left = (self.epoch + 1) * self._order.samples - self.consumed
+        return -(-samples_left // self._order.global_batch)
 
     def _part(self, consumed: int) -> tuple[list[int], float]:
         rank, world_size = _rank_and_world_size()
@@ -218,9 +218,11 @@ class ElasticSampler(TorchSampler[list[int]]):
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Raises StateError if the saved position is of a dataset with another number of samples."""
-        if (saved := int(state_dict["samples"])) != self._order.samples:
+        if (saved_samples := int(state_dict["samples"])) != self._order.samples:
             have = self._order.samples
-            raise StateError(f"the dataset has {have} samples, but {saved} when the state was saved: give it as it was")
+            raise StateError(
+                f"the dataset has {have} samples, but {saved_samples} when the state was saved: give it as it was"
+            )
         self.consumed = int(state_dict["consumed"])
 
 

@@ -247,16 +247,16 @@ def _holders(shards: list[Shard]) -> dict[str, list[_Holder]]:
 def _wanted_parts(one: ShardedTensor, tensor: torch.Tensor, holders: Iterable[_Holder]) -> Iterator[WantedTensor]:
     """The regions of `tensor`, each with the held part that it is read from. Raises RestoreError."""
     box = _box(one)
-    taken, missing = cover(box, [(holder, holder.box) for holder in holders])
+    covered, missing = cover(box, [(holder, holder.box) for holder in holders])
     if missing:
         raise RestoreError(f"{one.key}: the checkpoint has no part at {list(missing[0].offset)}; is it of this model?")
     target = tensor.view(box.shape)
-    for holder, region in taken:
+    for holder, region in covered:
         offset = tuple(a - b for a, b in zip(region.offset, holder.box.offset, strict=True))[one.prepend_axis_num :]
         shape = region.shape[one.prepend_axis_num :]
-        held = holder.box.shape[one.prepend_axis_num :]
+        shape_held = holder.box.shape[one.prepend_axis_num :]
         into = target[region.slices_in(box)][(0,) * one.prepend_axis_num]
-        yield WantedTensor(holder.path, TensorPart(held, Box(offset, shape)), into)
+        yield WantedTensor(holder.path, TensorPart(shape_held, Box(offset, shape)), into)
 
 
 def _objects(shards: list[Shard]) -> dict[str, tuple[Shard, Any]]:

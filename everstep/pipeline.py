@@ -206,13 +206,13 @@ def _sandbox(how: Submission) -> "Sandbox | None":
 def _named_outputs(outputs: Mapping[str, str]) -> dict[str, str]:
     """The outputs that are not empty; instead of `results`, each value that a script named."""
     try:
-        named = json.loads(outputs.get("results") or "{}")
+        results = json.loads(outputs.get("results") or "{}")
     except ValueError:
-        named = None
-    if not isinstance(named, dict):
+        results = None
+    if not isinstance(results, dict):
         return {name: value for name, value in outputs.items() if value}
     own = {name: value for name, value in outputs.items() if value and name != "results"}
-    return {**{name: str(value) for name, value in named.items()}, **own}
+    return {**{name: str(value) for name, value in results.items()}, **own}
 
 
 def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:

@@ -32,12 +32,12 @@ class RandomState:
 
     def put_back(self) -> None:
         """Set the random state to what it was when the restored state was saved."""
-        saved = self._saved
-        version, numbers, gauss = saved["python"]
+        states = self._saved
+        version, numbers, gauss = states["python"]
         random.setstate((version, tuple(numbers), gauss))
-        numpy = saved["numpy"]
+        numpy = states["numpy"]
         keys = numpy["state"]["key"].numpy().astype(np.uint32)
         np.random.set_state({**numpy, "state": {"key": keys, "pos": numpy["state"]["pos"]}})
-        torch.set_rng_state(saved["torch"])
-        if "cuda" in saved:
-            torch.cuda.set_rng_state(saved["cuda"])
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"])

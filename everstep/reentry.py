@@ -150,10 +150,10 @@ class _Rounds:
 
     def take_seat(self) -> None:
         """Wait for the next round; take on its environment and its output. Raises LinkError: the agent is gone."""
-        given = self._seats.get()
-        if given is None:
+        next_seat = self._seats.get()
+        if next_seat is None:
             raise LinkError("the agent of this node is gone")
-        seat, files = given
+        seat, files = next_seat
         sys.stdout.flush()
         sys.stderr.flush()
         for stream, file in enumerate(files, start=1):
@@ -213,9 +213,9 @@ def _has_to_finish(frame: FrameType | None) -> bool:
 
 def _is_peer_lost(error: BaseException | None) -> bool:
     """Whether the error may come from the end of a peer or of the round."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    errors_visited = set[int]()
+    while error is not None and id(error) not in errors_visited:
+        errors_visited.add(id(error))
         text = str(error)
         if isinstance(error, ConnectionError | dist.DistError) or (
             isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "Connection"))

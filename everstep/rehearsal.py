@@ -25,11 +25,11 @@ from everstep.session import Context, RehearsalOver, begin, local_device
 _LONGEST_PROBLEM = 300
 
 
-def rehearse(function: Callable[[Context], object], seed: int, kept: KeptValues) -> Rehearsed:
+def rehearse(function: Callable[[Context], object], seed: int, kept_values: KeptValues) -> Rehearsed:
     """Run the function until its first iteration is done. Never fails: a spare that got less far is less warm."""
     began, problem = time.monotonic(), ""
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    context = Context(rank, world_size, local_rank, local_device(local_rank), 0, None, kept, rehearses=True)
+    context = Context(rank, world_size, local_rank, local_device(local_rank), 0, None, kept_values, rehearses=True)
     steps = register_optimizer_step_pre_hook(_ThirdStep())
     try:
         if context.device.type != "cpu":

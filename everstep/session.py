@@ -1,4 +1,4 @@
-"""This process as a worker: its place in the job, its agent, and where its checkpoints are kept.
+"""This process as a worker: its place in the job, its agent, and what it reports of each iteration.
 
 There is one session per process, like torch.distributed's default group: `begin` creates it, `current` returns it.
 """
@@ -11,31 +11,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from everstep.kept_values import KeptValues, P, T
-from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify_shards
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
 from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
-from everstep.runtime.checkpoint.worker.own_slots import OwnSlots, remove_abandoned, slots_folder
-from everstep.runtime.checkpoint.worker.standalone import EVERY_S, StandaloneKeeper
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.job.spec import KEEP_LAST
-from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, LinkError, Report
-from everstep.runtime.store import Store, StoreError, open_store
-from everstep.runtime.watch import in_worker
+from everstep.runtime.protocol.worker_link import Link, LinkError, Report
 from everstep.trackers import Callback, figures
 
 NOT_FINITE_SAID = (10, 100, 1000)
 """Besides the first, these losses in a row that are not finite are said."""
-RESTORE = "restore"
 EVALUATION = "evaluation"
 """The phase whose seconds are reported as such."""
 WATCHED = 3
@@ -219,7 +208,6 @@ class OwnLoop:
 
 
 _session: Session | None = None
-_ZERO = {"EVERSTEP_KEEP_LAST": "keeps all checkpoints", "EVERSTEP_PERSIST_INTERVAL": "writes one every minute"}
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
@@ -254,166 +242,24 @@ def current(name: str) -> Session:
     return _session
 
 
-def context_from_environment(kept: KeptValues) -> Context:
+def current_or_first() -> Session:
+    """The session; the first call in a script that has not called `everstep.init` begins it. Raises LinkError."""
+    global _session
+    if _session is None:
+        _session = Session(context_from_environment(KeptValues()))
+    return _session
+
+
+def context_from_environment(kept_values: KeptValues) -> Context:
     """This worker's place according to its environment; says hello to the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
-    return Context(rank, world_size, local_rank, local_device(local_rank), round_, Link.from_environment(), kept)
+    return Context(rank, world_size, local_rank, local_device(local_rank), round_, Link.from_environment(), kept_values)
 
 
 def local_device(local_rank: int) -> torch.device:
     """The device of that local rank; the CPU where this machine has no other that a process group can use."""
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device(there.type, local_rank) if there and there.type in GROUP_BACKENDS else torch.device("cpu")
-
-
-class Checkpoints:
-    """Where this worker's checkpoints are kept: by its node's agent, or in a store that it writes itself."""
-
-    def __init__(self, directory: str = "") -> None:
-        """Without an agent: the store `directory`, else EVERSTEP_STORE. Raises LinkError, StoreError.
-
-        A script that creates its process group itself need not call `init`.
-        """
-        global _session
-        if _session is None:
-            _session = Session(context_from_environment(KeptValues()))
-        self.session, context = _session, _session.context
-        is_kept = context.link is not None or context.rehearses
-        self.alone = None if is_kept else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
-
-    def shards(self) -> list[Shard]:
-        """The shards that this round starts from; empty if it starts from nothing.
-
-        A damaged checkpoint is skipped and an older one takes its place; under an agent this takes another round,
-        before which this process ends.
-        """
-        link = self.session.context.link
-        if link is None:
-            return (
-                (self.alone.restore(lambda sources: verify_shards(open_shards(*sources))) or []) if self.alone else []
-            )
-        place = link.ask(Fetch(), Fetched)
-        if not place.path and not place.sources:
-            return []
-        with worker.report_damage(link, place):
-            shards = open_shards(*worker.shard_sources(link, place))
-        for shard in shards:
-            shard.on_lost = link.refuse_restore
-        return shards
-
-    def beacon(self, iteration: int, phase: str) -> None:
-        """Show what this worker does now, in a loop that does not use `batches`."""
-        self.session.iteration = iteration
-        self.session.beacon(phase)
-
-    def report(self, iteration: int, facts: Mapping[str, float | int | str]) -> None:
-        """Send that iteration's telemetry, in a loop that does not use `batches`."""
-        self.session.iteration = iteration
-        self.session.send(facts)
-
-    def store_and_prefix(self) -> tuple[Store, str]:
-        """The store, and the prefix of the keys of this job's checkpoints."""
-        if self.alone is not None:
-            return self.alone.store, self.alone.prefix
-        link = self.session.context.link
-        if link is None:
-            raise StoreError("no agent started this script and it has no store: set EVERSTEP_STORE=DIRECTORY")
-        return open_store(link.welcome.store, read_only=True), checkpoints_prefix(link.welcome.job)
-
-
-class Checkpointer(worker.Checkpointer):
-    """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
-
-    def __init__(self, state: dict[str, Any], kept: Checkpoints | None = None) -> None:
-        """`kept`: where checkpoints are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
-        if kept is None:
-            current("Checkpointer")
-            kept = Checkpoints()
-        session, context = kept.session, kept.session.context
-        ahead, session.ahead = session.ahead, None
-        local_rank = context.local_rank or context.rank * (kept.alone is not None)
-        super().__init__(
-            state, link=context.link, rank=context.rank, local_rank=local_rank, alone=kept.alone, ahead=ahead
-        )
-        session.checkpointer = self
-        session.beacon("start")
-        self._session = session
-
-    def load(self, state: dict[str, Any]) -> int:
-        """Restore the newest checkpoint into `state`, in place. Returns its iteration; 0 if there is none.
-
-        Call it on every rank: all restore the same checkpoint, or all fail. A damaged checkpoint is passed over for an
-        older one; under an agent, this process then ends and another round begins. Raises RestoreError if the
-        checkpoint belongs to another model, or if none can be read although some may be complete; LinkError if memory
-        has no room for it.
-        """
-        began = time.perf_counter()
-        in_worker.set_phase(RESTORE)
-        try:
-            iteration = super().load(state)
-        finally:
-            in_worker.set_phase("")
-        if iteration:
-            self._session.note_restore(time.perf_counter() - began)
-        return iteration
-
-    def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
-        """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
-
-        `persist=True` copies it to the store regardless of the interval. Call it on every rank.
-        """
-        self._session.end_rehearsal()
-        if self._session.loop is not None:
-            self._session.loop.on_save(iteration)
-        began = time.perf_counter()
-        super().save(iteration, state, persist)
-        in_worker.note_staging(time.perf_counter() - began)
-
-    def finish(self, state: dict[str, Any]) -> str:
-        """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
-        self._session.end_rehearsal()
-        if self._session.loop is not None:
-            self._session.loop.end()
-        return super().finish(state)
-
-
-def _standalone(uri: str) -> StandaloneKeeper | None:
-    if not uri:
-        print(
-            "everstep: no agent started this script, so its checkpoints are not kept; "
-            "set EVERSTEP_STORE=DIRECTORY to keep them there",
-            file=sys.stderr,
-        )
-        return None
-    store, job = open_store(uri), os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
-    keep_last, interval = _count("EVERSTEP_KEEP_LAST", KEEP_LAST), _count("EVERSTEP_PERSIST_INTERVAL", 0)
-    slots = _own_slots(store.uri, job) if os.environ.get("WORLD_SIZE", "1") == "1" else None
-    often = f"every {interval} iterations" if interval else f"every {EVERY_S:.0f} s"
-    print(
-        f"everstep: no agent started this script; {'every save stays in memory, ' if slots else ''}"
-        f"a checkpoint goes to {uri}/jobs/{job} {often} (EVERSTEP_PERSIST_INTERVAL=N: every N iterations)",
-        file=sys.stderr,
-    )
-    keeper = StandaloneKeeper(store, job, keep_last=keep_last, slots=slots, interval=interval)
-    atexit.register(keeper.close)
-    return keeper
-
-
-def _count(variable: str, default: int) -> int:
-    """Raises StoreError."""
-    text = os.environ.get(variable) or str(default)
-    if not text.isdecimal():
-        raise StoreError(f"{variable}={text}: give a whole number; 0 {_ZERO[variable]}")
-    return int(text)
-
-
-def _own_slots(uri: str, job: str) -> OwnSlots | None:
-    remove_abandoned(time.time())
-    try:
-        return OwnSlots(slots_folder(uri, job))
-    except SegmentError as error:
-        print(f"everstep: saves are not kept in memory: {error}", file=sys.stderr)
-        return None

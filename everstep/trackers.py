@@ -78,10 +78,10 @@ def _mlflow(uri: str, job: str) -> Callback:
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     client = mlflow.MlflowClient(tracking_uri=uri)
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "everstep")
-    known = client.get_experiment_by_name(name)
-    experiment = known.experiment_id if known else client.create_experiment(name)
-    found = client.search_runs([experiment], f"tags.`{TAG}` = '{job}'", max_results=1)
-    run = found[0] if found else client.create_run(experiment, tags={TAG: job}, run_name=job)
+    experiment_before = client.get_experiment_by_name(name)
+    experiment = experiment_before.experiment_id if experiment_before else client.create_experiment(name)
+    tracker_runs = client.search_runs([experiment], f"tags.`{TAG}` = '{job}'", max_results=1)
+    run = tracker_runs[0] if tracker_runs else client.create_run(experiment, tags={TAG: job}, run_name=job)
 
     def write(iteration: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():

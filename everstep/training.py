@@ -23,12 +23,13 @@ from typing import cast
 import torch
 
 from everstep import trackers
+from everstep.checkpoints import Checkpointer
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
-from everstep.session import Checkpointer, Context, begin, context_from_environment, current
+from everstep.session import Context, begin, context_from_environment, current
 from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report", "track"]
@@ -45,10 +46,10 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 
 
 def enter(
-    seed: int, timeout: timedelta, kept: KeptValues | None = None, sockets: GroupSockets | None = None
+    seed: int, timeout: timedelta, kept_values: KeptValues | None = None, sockets: GroupSockets | None = None
 ) -> Context:
     """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
-    context = context_from_environment(kept or KeptValues())
+    context = context_from_environment(kept_values or KeptValues())
     ahead = map_segment_ahead(context.link)
     if context.device.type != "cpu":
         torch.accelerator.set_device_index(context.device)

@@ -25,8 +25,8 @@ def draw(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     pictures = torch.randn(count, 1, SIZE, SIZE, generator=chance)
     half = SIZE // 2
     for picture, label in zip(pictures, labels.tolist(), strict=True):
-        top, left = divmod(label, 2)
-        picture[0, top * half : (top + 1) * half, left * half : (left + 1) * half] += 0.7
+        top, column = divmod(label, 2)
+        picture[0, top * half : (top + 1) * half, column * half : (column + 1) * half] += 0.7
     return pictures, labels
 
 

@@ -44,8 +44,8 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
         chance = torch.Generator().manual_seed(self._seed + index)
         digit = index % 10
         picture = 0.3 * torch.randn(1, 28, 28, generator=chance)
-        top, left = (int(torch.randint(most, (1,), generator=chance)) for most in (8, 14))
-        picture[0, top : top + 21, left : left + 15] += self._shapes[digit]
+        top, column = (int(torch.randint(most, (1,), generator=chance)) for most in (8, 14))
+        picture[0, top : top + 21, column : column + 15] += self._shapes[digit]
         return picture, digit
 
 

@@ -27,9 +27,9 @@ def restore(model: paddle.nn.Layer, file: Path) -> int:
     """The iteration that the file has, 0 without one. Every trainer reads it, so they begin alike."""
     if not file.exists():
         return 0
-    with np.load(file) as saved:
-        model.set_state_dict({name: saved[name] for name in model.state_dict()})
-        return int(saved["iteration"])
+    with np.load(file) as state:
+        model.set_state_dict({name: state[name] for name in model.state_dict()})
+        return int(state["iteration"])
 
 
 def save(model: paddle.nn.Layer, file: Path, iteration: int) -> None:

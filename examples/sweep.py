@@ -91,7 +91,7 @@ def build(config: Config) -> Workflow:
                 **settings,
             )
             tried.with_items = config.rates.split(",")
-            kept = keep_best(
+            keeping = keep_best(
                 name="keep",
                 arguments={
                     "rates": everstep.parameter("rates"),
@@ -102,10 +102,10 @@ def build(config: Config) -> Workflow:
             trained = train.task(
                 task="rate-{{item}}", learning_rate="{{item}}", iterations=everstep.parameter("iterations"), **settings
             )
-            trained.with_param = kept.result
+            trained.with_param = keeping.result
             best = choose(name="best", arguments={"checkpoints": trained.checkpoint, "losses": trained.loss})
             score = evaluate.task(checkpoint=best.result, validation=tokens.validation)
-            text >> tokens >> tried >> kept >> trained >> best >> score
+            text >> tokens >> tried >> keeping >> trained >> best >> score
         report.on_exit(workflow)
     return workflow
 

@@ -73,13 +73,13 @@ def train(model: Model, session: Any, options: argparse.Namespace, is_chief: boo
         restore_or_initialize(model, session, options.folder)
     while not session.run(model.is_told):
         time.sleep(POLL_S)
-    left = [int(shard) for shard in np.flatnonzero(session.run(model.included) == 0)]
-    print(f"{len(left)} shards are left", flush=True)
+    shards_left = [int(shard) for shard in np.flatnonzero(session.run(model.included) == 0)]
+    print(f"{len(shards_left)} shards are left", flush=True)
     # A round's shards are a queue of their own: what the restored parameters do not include.
-    for number, shard in enumerate(everstep.shards(left, name=f"round-{ROUND}"), start=1):
+    for number, shard in enumerate(everstep.shards(shards_left, name=f"round-{ROUND}"), start=1):
         features, labels = samples(shard.item)
-        given = {model.features: features, model.labels: labels, model.shard: shard.item}
-        loss, step, _ = session.run([model.loss, model.step, model.train], given)
+        feeds = {model.features: features, model.labels: labels, model.shard: shard.item}
+        loss, step, _ = session.run([model.loss, model.step, model.train], feeds)
         print(f"step {step} shard {shard.item} loss {loss:.4f}", flush=True)
         time.sleep(options.shard_seconds)
         if is_chief and number % options.save_every == 0:

@@ -112,9 +112,9 @@ class OwnStep(Generic[C]):
             raise TypeError(
                 f"step {self.name} returned a {type(values).__name__}: return a dict of its outputs, or None"
             )
-        wanted = {*self.settings.get("outputs", ()), *self.settings.get("artifacts", ())}
-        if set(values) != wanted:
-            raise TypeError(f"step {self.name} returned {sorted(values)}, its outputs are {sorted(wanted)}")
+        declared = {*self.settings.get("outputs", ()), *self.settings.get("artifacts", ())}
+        if set(values) != declared:
+            raise TypeError(f"step {self.name} returned {sorted(values)}, its outputs are {sorted(declared)}")
         plain = {name: str(value) for name, value in values.items() if not isinstance(value, Path)}
         files = {name: value for name, value in values.items() if isinstance(value, Path)}
         summary = "  ".join(f"{name} {value}" for name, value in plain.items()) or "done"
@@ -152,10 +152,10 @@ def step(
     return decorate
 
 
-def progress(done: int, total: int, text: str = "") -> None:
+def progress(count: int, total: int, text: str = "") -> None:
     """Say how far a step is: a line on stderr, at most two a second, and `done/total` in Argo's UI."""
-    _progress.say(text or f"{done}/{total}")
-    write_for_argo(done, total, os.environ)
+    _progress.say(text or f"{count}/{total}")
+    write_for_argo(count, total, os.environ)
 
 
 def _with_common_fields(function: Callable[..., Any], name: str) -> type[Any]:

@@ -12,10 +12,10 @@ ARGO_FILE = "ARGO_PROGRESS_FILE"
 """Argo reads `N/M` from the file of that name and shows it (Argo Workflows, "Progress")."""
 
 
-def write_for_argo(done: int, total: int, environment: Mapping[str, str]) -> None:
+def write_for_argo(count: int, total: int, environment: Mapping[str, str]) -> None:
     """Say how much is done of how much, if this is a step of Argo's."""
     if (file := environment.get(ARGO_FILE)) and total:
-        atomic.replace(Path(file), f"{min(done, total)}/{total}".encode())
+        atomic.replace(Path(file), f"{min(count, total)}/{total}".encode())
 
 
 @dataclass

@@ -111,14 +111,14 @@ def step_template(
     annotations = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
     annotations |= {ACCOUNT: account} if account else {}
     annotations |= {JOB_TOKEN: fixed["job"]} if has_token else {}
-    given = {**COMMON_ARGUMENTS, **fixed}
+    defaults = {**COMMON_ARGUMENTS, **fixed}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
         for entry in dataclasses.fields(config)
-        if entry.name not in given
+        if entry.name not in defaults
     ]
     arguments = [
-        f"--{_flag(entry.name)}={given.get(entry.name, f'{{{{inputs.parameters.{_flag(entry.name)}}}}}')}"
+        f"--{_flag(entry.name)}={defaults.get(entry.name, f'{{{{inputs.parameters.{_flag(entry.name)}}}}}')}"
         for entry in dataclasses.fields(config)
     ]
     files = [Parameter(name=_flag(name), value_from=argo.ValueFrom(path=f"{OUTPUTS}/{name}")) for name in outputs]
@@ -164,11 +164,13 @@ def _shared_memory(size: str) -> list[EmptyDirVolume]:
 def step_task(template: Container, name: str, arguments: Mapping[str, Any]) -> StepTask:
     """A task of that template; argument names are the config's fields."""
     inputs: Any = template.inputs or []
-    known = {str(parameter.name) for parameter in inputs if isinstance(parameter, Parameter)}
+    input_names = {str(parameter.name) for parameter in inputs if isinstance(parameter, Parameter)}
     values = {"task": name} if name != template.name else {}
     values |= {_flag(key): str(value) for key, value in arguments.items()}
-    if unknown := sorted(set(values) - known):
-        raise TypeError(f"step {template.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    if unknown := sorted(set(values) - input_names):
+        raise TypeError(
+            f"step {template.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(input_names))}"
+        )
     return StepTask(name=name, template=template, arguments=values)
 
 

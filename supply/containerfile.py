@@ -77,7 +77,7 @@ def stages(text: str, arguments: Mapping[str, str] = {}) -> dict[str, Stage]:
 
     Raises ContainerfileError for a stage without a name and an argument without a value.
     """
-    found: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for line in filter(None, map(str.strip, re.sub(r"\\\n", "", lines).splitlines())):
         verb, _, rest = line.partition(" ")
@@ -87,30 +87,30 @@ def stages(text: str, arguments: Mapping[str, str] = {}) -> dict[str, Stage]:
             rest = f"{rest}={arguments[rest]}"
         if verb == "FROM":
             base, _, name = re.sub(r"\$\{(\w+)}", lambda one: arguments.get(one[1], ""), rest).partition(" AS ")
-            if not base or not name or name in found:
+            if not base or not name or name in stages:
                 raise ContainerfileError(f"{line}: each stage has a base and a name of its own")
-            found[name] = Stage(name, base)
+            stages[name] = Stage(name, base)
             continue
-        if verb == "ARG" and not found:
+        if verb == "ARG" and not stages:
             continue
         flags = []
         while flag := re.match(r"\s*--(\w+)=(\S+)\s+", rest):
             flags.append((flag[1], flag[2]))
             rest = rest[flag.end() :]
-        list(found.values())[-1].instructions.append(Instruction(verb, tuple(flags), rest.strip()))
-    return found
+        list(stages.values())[-1].instructions.append(Instruction(verb, tuple(flags), rest.strip()))
+    return stages
 
 
 def settings(of: dict[str, Stage], name: str) -> Settings:
     """What holds at the end of that stage, with what it has from the stages below it. Raises ContainerfileError."""
     base = of[name].base
-    made = settings(of, base) if base in of else Settings()
+    stage_settings = settings(of, base) if base in of else Settings()
     for instruction in of[name].instructions:
-        made.after(instruction)
-    return made
+        stage_settings.after(instruction)
+    return stage_settings
 
 
-def ignored(patterns: str) -> Callable[[str], bool]:
+def ignore_rule(patterns: str) -> Callable[[str], bool]:
     """Whether a .dockerignore with these lines keeps a path from the builder: the last line that fits decides."""
     rules = [
         (not line.startswith("!"), _pattern(line.removeprefix("!").strip("/")))
@@ -121,8 +121,8 @@ def ignored(patterns: str) -> Callable[[str], bool]:
     def decide(path: str) -> bool:
         parts = path.split("/")
         above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
-        said = [out for out, pattern in rules if any(pattern.fullmatch(one) for one in above)]
-        return said[-1] if said else False
+        decisions = [out for out, pattern in rules if any(pattern.fullmatch(one) for one in above)]
+        return decisions[-1] if decisions else False
 
     return decide
 

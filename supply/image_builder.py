@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supply.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
+from supply.containerfile import ContainerfileError, Instruction, Settings, Stage, ignore_rule, settings
 
 DEBIAN = re.compile(r"debian:([a-z]+)-slim@sha256:\w+")
 BASE = "debian:bookworm-slim@sha256:none"
@@ -48,7 +48,7 @@ def missing(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """A process of a stage that has ended: its code and all that it printed."""
 
     code: int
@@ -95,12 +95,12 @@ class Builder:
             self._debian(name)
         self.built.add(name)
 
-    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> Ended:
+    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> ProcessEnd:
         """Run these words in that stage as its user. What it writes is lost, but in `shared`: it sees it as SHARED."""
-        lost = self.folder / "lost"
-        lost.mkdir(exist_ok=True)
-        lines = [f"mount -t tmpfs lost {lost}", f"mkdir {lost}/layer"]
-        lines += self._overlay(self.layers(name), "root", lost / "layer")
+        scratch_folder = self.folder / "lost"
+        scratch_folder.mkdir(exist_ok=True)
+        lines = [f"mount -t tmpfs lost {scratch_folder}", f"mkdir {scratch_folder}/layer"]
+        lines += self._overlay(self.layers(name), "root", scratch_folder / "layer")
         mounts = [Mount(str(shared), SHARED, "rw")] if shared else []
         return self._process(lines, settings(self.stages, name), words, mounts)
 
@@ -111,18 +111,18 @@ class Builder:
         for name in filter(None, needed):
             self.build(name)
         self._layer(stage.name).mkdir()
-        held = settings(self.stages, stage.base) if stage.base in self.stages else Settings()
+        base_settings = settings(self.stages, stage.base) if stage.base in self.stages else Settings()
         for instruction in stage.instructions:
-            if held.after(instruction):
+            if base_settings.after(instruction):
                 continue
             if instruction.verb == "COPY":
                 self._copy(stage.name, instruction)
             else:
-                self._follow_run(stage.name, held, instruction)
+                self._follow_run(stage.name, base_settings, instruction)
 
-    def _follow_run(self, name: str, held: Settings, instruction: Instruction) -> None:
+    def _follow_run(self, name: str, base_settings: Settings, instruction: Instruction) -> None:
         """Follow one RUN. Raises ContainerfileError with what it said."""
-        lines, mounts, passed = [], [], dict(held.arguments)
+        lines, mounts, passed = [], [], dict(base_settings.arguments)
         for one in instruction.mounts():
             if one["type"] == "cache":
                 self.cache.mkdir(parents=True, exist_ok=True)
@@ -137,9 +137,11 @@ class Builder:
             mounts.append(Mount(own, CERTIFICATES))
             passed["PIP_CERT"] = CERTIFICATES
         lines += self._overlay(self.layers(name)[1:], "root", self._layer(name))
-        ended = self._process(lines, held, ["/bin/sh", "-c", instruction.rest], mounts, passed)
-        if ended.code:
-            raise ContainerfileError(f"{name}: RUN {instruction.rest}: ended with {ended.code}:\n{ended.text[-4000:]}")
+        outcome = self._process(lines, base_settings, ["/bin/sh", "-c", instruction.rest], mounts, passed)
+        if outcome.code:
+            raise ContainerfileError(
+                f"{name}: RUN {instruction.rest}: ended with {outcome.code}:\n{outcome.text[-4000:]}"
+            )
 
     def _copy(self, name: str, instruction: Instruction) -> None:
         """Follow one COPY: of folders the content, owned by root. Raises ContainerfileError for what is not there."""
@@ -153,21 +155,21 @@ class Builder:
         ]
         lines = self._overlay(self.layers(origin), "other") if origin else []
         lines += self._overlay(self.layers(name)[1:], "root", self._layer(name))
-        ended = _run_to_end(_in_namespaces([*lines, *script], ["true"]))
-        if ended.code:
-            raise ContainerfileError(f"{name}: COPY {instruction.rest}: {ended.text}")
+        outcome = _run_to_end(_in_namespaces([*lines, *script], ["true"]))
+        if outcome.code:
+            raise ContainerfileError(f"{name}: COPY {instruction.rest}: {outcome.text}")
 
     def _visible_context(self) -> Path:
         """What of the context a builder may see."""
-        seen = self.folder / "context"
-        if not seen.exists():
-            out = ignored((self.context / ".dockerignore").read_text())
+        context_folder = self.folder / "context"
+        if not context_folder.exists():
+            out = ignore_rule((self.context / ".dockerignore").read_text())
             for path in self.context.rglob("*"):
                 place = path.relative_to(self.context).as_posix()
                 if (path.is_symlink() or path.is_file()) and not out(place):  # A builder copies links as links.
-                    (seen / place).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, seen / place, follow_symlinks=False)
-        return seen
+                    (context_folder / place).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, context_folder / place, follow_symlinks=False)
+        return context_folder
 
     def _debian(self, image: str) -> None:
         """The packages that Debian calls required, and apt: a little less than its slim image has."""
@@ -176,20 +178,20 @@ class Builder:
             raise ContainerfileError(f"FROM {image}: only debian:SUITE-slim@sha256:... can be made here")
         left_out = [f"--dpkgopt=path-exclude={path}" for path in SLIM]
         command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, suite[1], str(self._layer(image))]
-        made = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
-        if made.returncode:
-            raise ContainerfileError(f"FROM {image}: {made.stderr[-2000:]}")
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
+        if completed.returncode:
+            raise ContainerfileError(f"FROM {image}: {completed.stderr[-2000:]}")
 
     def _layer(self, name: str) -> Path:
         return self.folder / re.sub("[:@]", "-", name) / "layer"
 
     def layers(self, name: str) -> list[str]:
         """Those that a stage consists of, the uppermost first."""
-        found = [str(self._layer(name))]
+        layers = [str(self._layer(name))]
         while name in self.stages:
             name = self.stages[name].base
-            found.append(str(self._layer(name)))
-        return found
+            layers.append(str(self._layer(name)))
+        return layers
 
     def _overlay(self, layers: Sequence[str], at: str, upper: Path | None = None) -> list[str]:
         """Lines of a shell that mount these layers there, then its $root; what is written there goes to `upper`."""
@@ -203,18 +205,23 @@ class Builder:
     def _process(
         self,
         lines: Sequence[str],
-        held: Settings,
+        base_settings: Settings,
         words: Sequence[str],
         mounts: Sequence[Mount],
         passed: Mapping[str, str] = {},
-    ) -> Ended:
+    ) -> ProcessEnd:
         """Run these words in what the lines have mounted, as the settings say."""
         for mount in (*(Mount(name, name) for name in FROM_THE_HOST), *mounts):
             lines = [*lines, *mount.lines()]
-        environment = {"PATH": PATH, **passed, **held.environment}
-        inside = ["env", "-i", f"--chdir={held.folder}", *(f"{name}={value}" for name, value in environment.items())]
-        chroot = ["chroot", f"--userspec={held.user}", "--groups=", f"{self.folder}/root", *inside, *words]
-        lines = [*lines, f'mkdir -p "$root"{shlex.quote(held.folder)}', *_as_in_a_container()]
+        environment = {"PATH": PATH, **passed, **base_settings.environment}
+        inside = [
+            "env",
+            "-i",
+            f"--chdir={base_settings.folder}",
+            *(f"{name}={value}" for name, value in environment.items()),
+        ]
+        chroot = ["chroot", f"--userspec={base_settings.user}", "--groups=", f"{self.folder}/root", *inside, *words]
+        lines = [*lines, f'mkdir -p "$root"{shlex.quote(base_settings.folder)}', *_as_in_a_container()]
         return _run_to_end(_in_namespaces(lines, chroot))
 
 
@@ -237,10 +244,10 @@ def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "/bin/sh", "-c", script]
 
 
-def _run_to_end(command: Sequence[str]) -> Ended:
+def _run_to_end(command: Sequence[str]) -> ProcessEnd:
     """Run it to its end. Raises subprocess.TimeoutExpired; nothing of it is left then, either."""
-    done = subprocess.run(
+    completed = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", timeout=BUILD_S, check=False,
     )  # fmt: skip
-    return Ended(done.returncode, done.stdout)
+    return ProcessEnd(completed.returncode, completed.stdout)

@@ -36,13 +36,13 @@ def image_packages(image: str) -> dict[str, Distribution]:
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in IMAGES[image])]
     packages: dict[str, Distribution] = {}
     open_ends = [Requirement(line) for lines in lists for line in lines]
-    seen = set[tuple[str, frozenset[str]]]()
+    packages_visited = set[tuple[str, frozenset[str]]]()
     while open_ends:
         requirement = open_ends.pop()
         name = canonicalize_name(requirement.name)
-        if (name, frozenset(requirement.extras)) in seen:
+        if (name, frozenset(requirement.extras)) in packages_visited:
             continue
-        seen.add((name, frozenset(requirement.extras)))
+        packages_visited.add((name, frozenset(requirement.extras)))
         packages[name] = _distribution(name)
         open_ends += requirements_of(packages[name], requirement.extras)
     return dict(sorted(packages.items()))

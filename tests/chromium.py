@@ -82,8 +82,8 @@ class Tab:
                 while not await self.value(tried):
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            shown = await self.value("document.body.innerText.slice(0, 3000)")
-            raise AssertionError(f"never true: {expression}\n{shown}\n{self.problems}") from None
+            page_text = await self.value("document.body.innerText.slice(0, 3000)")
+            raise AssertionError(f"never true: {expression}\n{page_text}\n{self.problems}") from None
 
     async def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Make the window that large, and light or dark."""

@@ -60,9 +60,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def forks(request: pytest.FixtureRequest) -> Iterator[Forks]:
     """The process of which Python programs are forks that need torch."""
-    found = request.config.stash[FORKS]
-    yield found
-    found.close()
+    forks = request.config.stash[FORKS]
+    yield forks
+    forks.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,9 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Restore, Seat
+from everstep.runtime.protocol.holdings import Holding, Refusal, Restore
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import (  # fmt: skip
     Acquire,
     Announce,
@@ -70,9 +72,9 @@ class _Peer(http.server.BaseHTTPRequestHandler):
         try:
             with self.keeper.open_shard(*map(int, self.path.split("/")[-3:])) as shard:
                 first, last = 0, len(shard) - 1
-                if asked := self.headers.get("Range"):
-                    first, last = map(int, asked.removeprefix("bytes=").split("-"))
-                self.send_response(206 if asked else 200)
+                if byte_range := self.headers.get("Range"):
+                    first, last = map(int, byte_range.removeprefix("bytes=").split("-"))
+                self.send_response(206 if byte_range else 200)
                 self.send_header("Content-Length", str(last + 1 - first))
                 self.end_headers()
                 self.wfile.write(shard[first : last + 1])
@@ -81,15 +83,15 @@ class _Peer(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        told = "held"
+        answer = "held"
         try:
             self.keeper.copy_shard(msgspec.json.decode(body, type=Holding), lambda: None)
         except RuntimeError as error:
-            told = str(error)
+            answer = str(error)
         self.send_response(200)
-        self.send_header("Content-Length", str(len(told.encode())))
+        self.send_header("Content-Length", str(len(answer.encode())))
         self.end_headers()
-        self.wfile.write(told.encode())
+        self.wfile.write(answer.encode())
 
     def log_message(self, *_: Any) -> None:
         return
@@ -117,8 +119,8 @@ class Node:
         options = KeeperOptions("job", name, **{"persist_interval": interval, **impatient, **more})
         self.evidence: queue.Queue[Evidence] = queue.Queue()
         """What the master would be told of states that are compared."""
-        told = (self._on_persisted, self.refused.put, self.shm, self.evidence.put)
-        self._keeper = Keeper(options, store, credentials, *told)
+        callbacks = (self._on_persisted, self.refused.put, self.shm, self.evidence.put)
+        self._keeper = Keeper(options, store, credentials, *callbacks)
         self._server: http.server.ThreadingHTTPServer | None = None
         self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")
@@ -147,8 +149,10 @@ class Node:
 
     def newest(self, reason: str = "newest whole") -> Restore:
         """What a master would let the next round start from."""
-        held = max(self.keeper.holdings("127.0.0.1:1"), key=lambda holding: (holding.round, holding.iteration))
-        return Restore(held.round, held.iteration, (held,), reason)
+        newest_holding = max(
+            self.keeper.holdings("127.0.0.1:1"), key=lambda holding: (holding.round, holding.iteration)
+        )
+        return Restore(newest_holding.round, newest_holding.iteration, (newest_holding,), reason)
 
     def link(self, round_: int = 1, local_rank: int = 0) -> Link:
         return Link(self.path, Hello(1, local_rank, local_rank, round_))
@@ -183,9 +187,9 @@ class Node:
             while connection.recv(1, socket.MSG_PEEK):
                 with handling:
                     *lines, buffer = (buffer + connection.recv(1 << 16)).split(b"\n")
-                    asked = [_decode(line) for line in lines]
-                    told = [self._reply(one, local_rank) for one in asked if isinstance(one, Staged)]
-                for request in asked:
+                    requests = [_decode(line) for line in lines]
+                    replies = [self._reply(one, local_rank) for one in requests if isinstance(one, Staged)]
+                for request in requests:
                     if isinstance(request, Hello):
                         local_rank = request.local_rank
                     if isinstance(request, Report):
@@ -194,7 +198,7 @@ class Node:
                     if isinstance(request, Unusable):
                         self.refused.put(request.refusals)
                         continue
-                    reply = told.pop(0) if isinstance(request, Staged) else self._reply(request, local_rank)
+                    reply = replies.pop(0) if isinstance(request, Staged) else self._reply(request, local_rank)
                     connection.sendall(msgspec.json.encode(reply) + b"\n")
         except ConnectionError:  # A killed worker's is reset.
             pass

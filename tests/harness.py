@@ -43,11 +43,11 @@ def busy(soaking: bool = ROUNDS > 1) -> Iterator[None]:
             process.wait()
 
 
-def wait_until(found: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.005) -> Any:
+def wait_until(predicate: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.005) -> Any:
     """The first true value of `found`. Raises TimeoutError that names what was waited for."""
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if value := found():
+        if value := predicate():
             return value
         pause.wait(pause_s)
     raise TimeoutError(f"{what}: not within {seconds:.0f} s")
@@ -68,21 +68,21 @@ class Watched:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the run."""
-        wanted = f"EVERSTEP_RUN_DIR={self.folder}".encode()
-        found = []
-        for pid in find_processes({wanted}.issubset):
+        marker = f"EVERSTEP_RUN_DIR={self.folder}".encode()
+        processes = []
+        for pid in find_processes({marker}.issubset):
             with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(pid))
-        return found
+                processes.append(psutil.Process(pid))
+        return processes
 
     def commands(self, *words: str) -> list[tuple[list[str], psutil.Process]]:
         """Those whose command line has all these words, with it, which nobody can read when they have ended."""
-        found = []
+        matches = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 if set(words) <= set(line := process.cmdline()):
-                    found.append((line, process))
-        return found
+                    matches.append((line, process))
+        return matches
 
     def of(self, *words: str) -> list[psutil.Process]:
         """Those whose command line has all these words."""
@@ -94,11 +94,11 @@ class Watched:
 
     def workers(self) -> list[psutil.Process]:
         """The training processes: children of the fork servers."""
-        found = []
+        workers = []
         for agent in self.agents():
             with suppress(psutil.NoSuchProcess):
-                found += [worker for server in agent.children() for worker in server.children()]
-        return found
+                workers += [worker for server in agent.children() for worker in server.children()]
+        return workers
 
     def step(self) -> psutil.Process | None:
         """The train step, which is the master."""
@@ -165,19 +165,19 @@ class Watched:
 
     def leftovers(self) -> list[str]:
         """Processes and shared memory that are still there."""
-        found = [f"{process.pid} {' '.join(line[:6])}" for line, process in self.commands()]
-        return [*found, *(str(path) for path in [*self.segments(), *self.folders()])]
+        lines = [f"{process.pid} {' '.join(line[:6])}" for line, process in self.commands()]
+        return [*lines, *(str(path) for path in [*self.segments(), *self.folders()])]
 
     def kill_all(self) -> None:
         """End whatever is left of a failed test; first who would start it again."""
         for one in self.started:
             one.kill()
             one.wait()
-        while found := self.processes():
-            for process in found:
+        while left_processes := self.processes():
+            for process in left_processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(found, 1)
+            psutil.wait_procs(left_processes, 1)
         for path in self.segments():
             path.unlink(missing_ok=True)
         for path in self.folders():
@@ -320,10 +320,10 @@ def tensors(checkpoint: Path) -> dict[str, bytes]:
     """Every tensor of a checkpoint by name, as bytes; the JSON state is left out (it names the round)."""
     from safetensors import safe_open
 
-    found = {}
+    tensors = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 if not name.startswith("__"):
-                    found[name] = file.get_tensor(name).contiguous().view(-1).numpy().tobytes()
-    return found
+                    tensors[name] = file.get_tensor(name).contiguous().view(-1).numpy().tobytes()
+    return tensors

@@ -15,15 +15,15 @@ from tests.harness import TrainStep, kill, wait_until
 def flags(spec: Mapping[str, Any], commands: Mapping[str, Sequence[str]], **more: str) -> dict[str, str]:
     """The train step's flags for a job whose roles run these commands."""
     joined = json.dumps({role: shlex.join(command) for role, command in commands.items()})
-    given = {"script": "@command", "script-args": shlex.quote(joined), "job-spec": json.dumps(spec)}
-    return {**given, "replacement-wait-s": "120", "global-batch": "16", **more}
+    step_flags = {"script": "@command", "script-args": shlex.quote(joined), "job-spec": json.dumps(spec)}
+    return {**step_flags, "replacement-wait-s": "120", "global-batch": "16", **more}
 
 
 def agent_of(step: TrainStep, node: str) -> psutil.Process:
     """The agent of a node."""
-    found = [process for line, process in step.commands("everstep.runtime.agent") if node in line]
-    assert len(found) == 1, f"{node}: {found}"
-    return found[0]
+    processes = [process for line, process in step.commands("everstep.runtime.agent") if node in line]
+    assert len(processes) == 1, f"{node}: {processes}"
+    return processes[0]
 
 
 def evict(step: TrainStep, node: str) -> None:

@@ -21,7 +21,7 @@ def memory_group(size: int) -> Iterator[Path]:
         group = root / name
         if _make(group, file, str(size)):
             yield group
-            wait_until(partial(_emptied, group), f"{name} without processes")
+            wait_until(partial(_try_to_empty, group), f"{name} without processes")
             return
     pytest.skip("no memory group can be made here (not root, or no cgroup with memory)")
 
@@ -46,7 +46,7 @@ def _make(group: Path, file: str, limit: str) -> bool:
     return True
 
 
-def _emptied(group: Path) -> bool:
+def _try_to_empty(group: Path) -> bool:
     with suppress(OSError):
         for below in group.iterdir():
             if below.is_dir():

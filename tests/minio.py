@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from minio import Minio
 
 from everstep.runtime.agent.ports import free_port
-from tests.golang import built
+from tests.golang import build_programs
 from tests.harness import wait_until
 
 BUCKET = "everstep-tests"
@@ -47,7 +47,7 @@ class MinIO:
 
 def binary() -> Path:
     """The built server. Raises NoGoError."""
-    return built("minio", ["github.com/minio/minio"]) / "minio"
+    return build_programs("minio", ["github.com/minio/minio"]) / "minio"
 
 
 @contextmanager
@@ -55,16 +55,16 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
     """A server with its data in `folder`, until the block ends; https with the certificates in that folder."""
     (folder / "data" / BUCKET).mkdir(parents=True)
     scheme, chance = "https" if certificates else "http", random.Random()
-    told = _TAKEN
-    while _TAKEN in told:
+    log_text = _TAKEN
+    while _TAKEN in log_text:
         endpoint = f"{scheme}://127.0.0.1:{free_port(chance)}"
         server = MinIO(endpoint, f"user{secrets.token_hex(4)}", secrets.token_hex(16))
         with _minio_process(server, folder, certificates or folder / "certs", region) as process:
             if _wait_until_up(process, server, region):
                 yield server
                 return
-        told = (folder / "minio.log").read_text()
-    raise RuntimeError(f"MinIO ended: {told[-1000:]}")
+        log_text = (folder / "minio.log").read_text()
+    raise RuntimeError(f"MinIO ended: {log_text[-1000:]}")
 
 
 @contextmanager

@@ -12,11 +12,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     """The folder `name` of this session, filled by `make` of whoever comes first; if that fails, by the next one."""
     own = factory.getbasetemp()
     session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder, done = session / f"once-{name}", session / f"once-{name}.done"
+    folder, marker = session / f"once-{name}", session / f"once-{name}.done"
     with (session / f"once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
+        if not marker.exists():
             folder.mkdir(exist_ok=True)
             make(folder)
-            done.touch()
+            marker.touch()
     return folder

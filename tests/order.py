@@ -16,9 +16,9 @@ Test = TypeVar("Test")
 
 def rows(tests: Sequence[Test], file_of: Callable[[Test], str], workers: int) -> list[Test]:
     """The tests (their files as of tests/), so that each of the workers' equal rows begins with long ones."""
-    modules = [(name, list(found)) for name, found in groupby(tests, file_of)]
+    modules = [(name, list(tests_of_file)) for name, tests_of_file in groupby(tests, file_of)]
     long = sorted((module for module in modules if _rank(module[0]) < len(LONG)), key=lambda module: _rank(module[0]))
-    short = [test for name, found in modules if _rank(name) == len(LONG) for test in found]
+    short = [test for name, tests_of_file in modules if _rank(name) == len(LONG) for test in tests_of_file]
     piles = [list(_flat(long[worker::workers])) for worker in range(workers)]
     size = max(len(tests) // workers, *(len(pile) for pile in piles), 1)
     for pile in piles:
@@ -34,4 +34,4 @@ def _rank(file: str) -> int:
 
 
 def _flat(modules: Iterable[tuple[str, list[Test]]]) -> Iterable[Test]:
-    return (test for _, found in modules for test in found)
+    return (test for _, tests_of_file in modules for test in tests_of_file)

@@ -34,22 +34,22 @@ def paths_of(part: str) -> list[str]:
     return [f"tests/{name}" for name in names]
 
 
-def too_long(part: str, ended: Path, seconds: float) -> dict[str, float]:
+def too_long(part: str, report_file: Path, seconds: float) -> dict[str, float]:
     """Tests of other folders than the part's own, and their seconds, that do not fit beside it in so many seconds.
 
     `ended`: how the last whole run ended, as JUnit XML; where there was none, nothing is known to take long.
     """
-    cases = ElementTree.parse(ended).iter("testcase") if ended.exists() else ()
+    cases = ElementTree.parse(report_file).iter("testcase") if report_file.exists() else ()
     took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in cases}
     own, *others = (f"{path}/" for path in paths_of(part))
-    left = seconds - sum(time for name, time in took.items() if name.startswith(own))
+    seconds_left = seconds - sum(time for name, time in took.items() if name.startswith(own))
     theirs = sorted((time, name) for name, time in took.items() if name.startswith(tuple(others)))
-    found = {}
+    times = {}
     for time, name in theirs:
-        left -= time
-        if left < 0:
-            found[name] = time
-    return found
+        seconds_left -= time
+        if seconds_left < 0:
+            times[name] = time
+    return times
 
 
 @cache
@@ -72,12 +72,12 @@ def packages() -> frozenset[str]:
 @cache
 def users() -> dict[str, set[str]]:
     """For each package those that import it themselves."""
-    graph, found = _graph(), {package: set[str]() for package in packages()}
+    graph, users_by_package = _graph(), {package: set[str]() for package in packages()}
     for module in graph.modules:
         for user in graph.find_modules_that_directly_import(module):
             if _package(user) != _package(module):
-                found[_package(module)].add(_package(user))
-    return found
+                users_by_package[_package(module)].add(_package(user))
+    return users_by_package
 
 
 def _package(module: str) -> str:

@@ -15,7 +15,7 @@ from minio import Minio
 from minio.error import MinioException
 
 from everstep.runtime.agent.ports import free_port
-from tests.golang import built
+from tests.golang import build_programs
 from tests.harness import wait_until
 from tests.minio import BUCKET, MinIO, server_process
 
@@ -36,7 +36,7 @@ def is_asked(environment: "os._Environ[str]" = os.environ) -> bool:
 
 def binary() -> Path:
     """The built server. Raises NoGoError. The first build takes some 20 minutes of two busy cores."""
-    return built("seaweedfs", ["github.com/seaweedfs/seaweedfs/weed"]) / "weed"
+    return build_programs("seaweedfs", ["github.com/seaweedfs/seaweedfs/weed"]) / "weed"
 
 
 @contextmanager

@@ -49,15 +49,15 @@ class Crowd:
         """Called by pytest for each phase of each test."""
         if report.failed and report.nodeid not in self.failures:
             crash = getattr(report.longrepr, "reprcrash", None)
-            told = (crash.message if crash else report.longreprtext).strip() or "no message"
+            crash_text = (crash.message if crash else report.longreprtext).strip() or "no message"
             parts_of_output = [report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)]
             self.failures[report.nodeid] = Failure(
-                report.nodeid, told.splitlines()[0], "\n".join(parts_of_output), os.getloadavg()[0]
+                report.nodeid, crash_text.splitlines()[0], "\n".join(parts_of_output), os.getloadavg()[0]
             )
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """What to run, and how."""
 
     paths: Sequence[str] = ()
@@ -75,30 +75,40 @@ class Chosen:
         return [f"--hypothesis-profile={self.profile}", f"--hypothesis-seed={self.seed}"]
 
 
-def run(chosen: Chosen, cache: Path = CACHE, seen: Path = SEEN) -> int:
+def run(selection: Selection, cache: Path = CACHE, flaky_list: Path = SEEN) -> int:
     """The tests, many at a time; up to three that fail again, alone. Returns the exit code."""
-    print(f"seed {chosen.seed} (again: make test SEED={chosen.seed}), profile {chosen.profile}", flush=True)
-    crowd, ended = Crowd(), cache / ("long.xml" if chosen.long else "tests.xml")
-    asked = ["-rs", "-m", "long" if chosen.long else "not long", "-n", str(chosen.jobs), "--dist", "worksteal"]
-    asked += [f"--junit-xml={ended}", "-o", "junit_family=xunit1"]
-    code = pytest.main([*asked, *chosen.properties, *chosen.paths], plugins=[crowd])
+    print(f"seed {selection.seed} (again: make test SEED={selection.seed}), profile {selection.profile}", flush=True)
+    crowd, report_file = Crowd(), cache / ("long.xml" if selection.long else "tests.xml")
+    pytest_arguments = [
+        "-rs",
+        "-m",
+        "long" if selection.long else "not long",
+        "-n",
+        str(selection.jobs),
+        "--dist",
+        "worksteal",
+    ]
+    pytest_arguments += [f"--junit-xml={report_file}", "-o", "junit_family=xunit1"]
+    code = pytest.main([*pytest_arguments, *selection.properties, *selection.paths], plugins=[crowd])
     if code != pytest.ExitCode.TESTS_FAILED:
         return int(code)
     if len(crowd.failures) > MOST_RACES:
         print(f"{len(crowd.failures)} tests failed: too many for races (at most {MOST_RACES})")
         return 1
-    again = [failure for failure in crowd.failures.values() if not _passes_alone(failure.name, chosen)]
+    again = [failure for failure in crowd.failures.values() if not _passes_alone(failure.name, selection)]
     for failure in again:
         print(f"FAILED alone, too: {failure.name} {failure.error}")
-    return 1 if again else tell_races(list(crowd.failures.values()), chosen.seed, cache / "flaky", seen)
+    return 1 if again else tell_races(list(crowd.failures.values()), selection.seed, cache / "flaky", flaky_list)
 
 
-def _passes_alone(name: str, chosen: Chosen) -> bool:
+def _passes_alone(name: str, selection: Selection) -> bool:
     for time in range(1, TIMES_ALONE + 1):
-        ended = _alone([*chosen.properties, name])
-        print(f"alone, {time} of {TIMES_ALONE}: {name}: {'passed' if ended.returncode == 0 else 'failed'}", flush=True)
-        if ended.returncode:
-            print(ended.stdout)
+        completed = _alone([*selection.properties, name])
+        print(
+            f"alone, {time} of {TIMES_ALONE}: {name}: {'passed' if completed.returncode == 0 else 'failed'}", flush=True
+        )
+        if completed.returncode:
+            print(completed.stdout)
             return False
     return True
 
@@ -108,22 +118,22 @@ def _alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
 
-def tell_races(races: Sequence[Failure], seed: int, sightings: Path, seen: Path) -> int:
+def tell_races(races: Sequence[Failure], seed: int, sightings: Path, flaky_list: Path) -> int:
     """Write down tests that failed in the crowd only. Returns the exit code: 1 if one of them was seen before."""
-    before = seen_names(seen)
+    before = seen_names(flaky_list)
     sightings.mkdir(parents=True, exist_ok=True)
     for race in races:
         path = sightings / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', race.name)[-150:]}.txt"
         path.write_text(f"{race.name}\nseed {seed}\nload {race.load:.1f}\n\n{race.output}\n")
         print(f"FLAKY {race.name} {race.error}")
         if race.name not in before:
-            with seen.open("a") as file:
+            with flaky_list.open("a") as file:
                 file.write(f"{datetime.date.today()}\t{race.name}\tcause not found: {_kind(race.error)}\n")
     if again := [race.name for race in races if race.name in before]:
-        print(f"seen flaking before, mend first: {', '.join(again)} ({seen.name})")
+        print(f"seen flaking before, mend first: {', '.join(again)} ({flaky_list.name})")
         return 1
     if races:
-        print(f"written to {seen.name}: commit that line with its cause, or mend the test and take it out")
+        print(f"written to {flaky_list.name}: commit that line with its cause, or mend the test and take it out")
     return 0
 
 
@@ -132,33 +142,33 @@ def _kind(error: str) -> str:
     return error.partition(":")[0].partition(" ")[0]
 
 
-def seen_names(seen: Path) -> set[str]:
+def seen_names(flaky_list: Path) -> set[str]:
     """Tests that flaked and are not mended. A line: date, name, cause, with tabs between them."""
-    return {line.split("\t")[1] for line in seen.read_text().splitlines() if "\t" in line}
+    return {line.split("\t")[1] for line in flaky_list.read_text().splitlines() if "\t" in line}
 
 
-def repeat(name: str, times: int, chosen: Chosen) -> int:
+def repeat(name: str, times: int, selection: Selection) -> int:
     """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
     which = [name] if "::" in name or name.endswith(".py") else _tests_of(name)
     failed = 0
     with busy(soaking=True):
         for time in range(1, times + 1):
-            now = replace(chosen, seed=random.randrange(2**32))
-            ended = _alone([*now.properties, *which])
-            if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-                print(f"{ended.stdout}\nno test ran: is {name!r} one?", file=sys.stderr)
+            now = replace(selection, seed=random.randrange(2**32))
+            completed = _alone([*now.properties, *which])
+            if completed.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                print(f"{completed.stdout}\nno test ran: is {name!r} one?", file=sys.stderr)
                 return 2
-            failed += ended.returncode != 0
+            failed += completed.returncode != 0
             print(f"{time} of {times}: {failed} failed", flush=True)
-            if ended.returncode:
-                print(f"seed {now.seed}\n{ended.stdout}", flush=True)
+            if completed.returncode:
+                print(f"seed {now.seed}\n{completed.stdout}", flush=True)
     return 1 if failed else 0
 
 
 def _tests_of(words: str) -> list[str]:
     """Collected once: that imports all tests."""
-    found = _alone(["--collect-only", "-q", "-k", words]).stdout
-    return [line for line in found.splitlines() if "::" in line] or [words]
+    listing = _alone(["--collect-only", "-q", "-k", words]).stdout
+    return [line for line in listing.splitlines() if "::" in line] or [words]
 
 
 def part_of(part: str, jobs: int) -> list[str]:
@@ -186,8 +196,8 @@ def main() -> int:
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2
-    chosen = Chosen(paths, options.long, options.jobs, options.profile, options.seed)
-    return repeat(options.repeat, options.times, chosen) if options.repeat else run(chosen)
+    selection = Selection(paths, options.long, options.jobs, options.profile, options.seed)
+    return repeat(options.repeat, options.times, selection) if options.repeat else run(selection)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def test_threads_that_replace_one_file_do_not_disturb_each_other(tmp_path: Path)
 def test_of_many_that_create_a_file_one_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda n: (atomic.create(path, str(n)), n), range(50)))
-    ((_, winner),) = [one for one in made if one[0]]
+        creations = list(threads.map(lambda n: (atomic.create(path, str(n)), n), range(50)))
+    ((_, winner),) = [one for one in creations if one[0]]
     assert path.read_text() == str(winner)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -33,12 +33,12 @@ def test_a_holder_that_leaves_in_time_is_waited_for(tmp_path: Path, monkeypatch:
 
 
 def test_a_lock_without_a_deadline_is_waited_for(tmp_path: Path) -> None:
-    held = threading.Event()
+    is_locked = threading.Event()
     with hold_lock(tmp_path):
-        waiter = threading.Thread(target=lambda: (os.close(open_locked(tmp_path)), held.set()))
+        waiter = threading.Thread(target=lambda: (os.close(open_locked(tmp_path)), is_locked.set()))
         waiter.start()
-        assert not held.is_set()
-    assert held.wait(60)
+        assert not is_locked.is_set()
+    assert is_locked.wait(60)
     waiter.join()
 
 

@@ -7,7 +7,7 @@ from everstep.runtime.system.platform_support import platform_lack
 
 
 @pytest.mark.parametrize(
-    ("system", "release", "said"),
+    ("system", "release", "expected_text"),
     [
         ("darwin", "24.1.0", "macOS: local runs need Linux"),
         ("win32", "10", "use WSL 2"),
@@ -15,8 +15,8 @@ from everstep.runtime.system.platform_support import platform_lack
         ("freebsd14", "14.1", "freebsd14: local runs need Linux"),
     ],
 )
-def test_a_system_that_lacks_something_says_what(system: str, release: str, said: str) -> None:
-    assert said in platform_lack(system, release)
+def test_a_system_that_lacks_something_says_what(system: str, release: str, expected_text: str) -> None:
+    assert expected_text in platform_lack(system, release)
     assert "\n" not in platform_lack(system, release)
 
 

@@ -45,15 +45,15 @@ def suite(folder: Path) -> tuple[int, str]:
     """Exit code and output."""
     command = [sys.executable, "-c", PROGRAM, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=240)
-    return done.returncode, done.stdout + done.stderr
+    completed = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=240)
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_a_race_is_told_and_written_down_and_the_second_sighting_fails_the_run(folder: Path) -> None:
     (folder / "test_it.py").write_text(FLAKES)
-    code, told = suite(folder)
-    assert code == 0, told
-    flaky = [line for line in told.splitlines() if line.startswith("FLAKY ")]
+    code, output = suite(folder)
+    assert code == 0, output
+    flaky = [line for line in output.splitlines() if line.startswith("FLAKY ")]
     assert len(flaky) == 1
     assert flaky[0].endswith("test_it.py::test_fails_the_first_time AssertionError: somebody else was faster")
     (sighting,) = (folder / "cache/flaky").iterdir()
@@ -61,34 +61,34 @@ def test_a_race_is_told_and_written_down_and_the_second_sighting_fails_the_run(f
     assert len(seen_names(folder / "seen.txt")) == 1
 
     (folder / "ran").unlink()
-    code, told = suite(folder)
+    code, output = suite(folder)
     assert code == 1
-    assert "seen flaking before, mend first" in told
+    assert "seen flaking before, mend first" in output
 
 
 def test_what_fails_alone_too_fails_the_run(folder: Path) -> None:
     (folder / "test_it.py").write_text(FAILS)
-    code, told = suite(folder)
+    code, output = suite(folder)
     assert code == 1
-    assert "FAILED alone, too: " in told
-    assert "FLAKY" not in told
+    assert "FAILED alone, too: " in output
+    assert "FLAKY" not in output
 
 
 def test_more_failures_than_three_are_no_races(folder: Path) -> None:
     (folder / "test_it.py").write_text(MANY)
-    code, told = suite(folder)
+    code, output = suite(folder)
     assert code == 1
-    assert "4 tests failed: too many for races" in told
-    assert "alone, 1 of " not in told
+    assert "4 tests failed: too many for races" in output
+    assert "alone, 1 of " not in output
 
 
 def test_a_race_seen_once_stays_known_by_one_line(tmp_path: Path) -> None:
-    seen, race = tmp_path / "seen.txt", Failure("tests/a.py::test_b[c d]", "TimeoutError: 3 s", "...", 2.5)
-    seen.write_text("")
-    assert tell_races([race], 7, tmp_path / "flaky", seen) == 0
-    assert seen_names(seen) == {race.name}
-    assert tell_races([race], 7, tmp_path / "flaky", seen) == 1
-    assert seen.read_text().count("\n") == 1
+    flaky_list, race = tmp_path / "seen.txt", Failure("tests/a.py::test_b[c d]", "TimeoutError: 3 s", "...", 2.5)
+    flaky_list.write_text("")
+    assert tell_races([race], 7, tmp_path / "flaky", flaky_list) == 0
+    assert seen_names(flaky_list) == {race.name}
+    assert tell_races([race], 7, tmp_path / "flaky", flaky_list) == 1
+    assert flaky_list.read_text().count("\n") == 1
 
 
 def test_a_part_brings_the_tests_of_what_imports_it() -> None:

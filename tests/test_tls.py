@@ -37,15 +37,15 @@ class Pair:
 
     def shake_hands(self) -> None:
         """Raises SSLError, the one that an end meets first."""
-        left = {self.client, self.server}
-        while left:
-            for end, said, heard in self._ends:
+        ends_left = {self.client, self.server}
+        while ends_left:
+            for end, sender, heard in self._ends:
                 try:
                     end.do_handshake()
-                    left.discard(end)
+                    ends_left.discard(end)
                 except ssl.SSLWantReadError:
                     pass
-                heard.write(said.read())
+                heard.write(sender.read())
 
 
 def meet(server: Credentials, client: Credentials) -> Pair:
@@ -67,9 +67,9 @@ def test_two_processes_with_the_same_token_trust_each_other() -> None:
 
 @pytest.mark.parametrize(("token", "job"), [("another", "job"), ("t", "another")])
 def test_another_token_and_another_job_are_another_authority(token: str, job: str) -> None:
-    with pytest.raises(ssl.SSLCertVerificationError) as found:
+    with pytest.raises(ssl.SSLCertVerificationError) as raised:
         meet(credentials(token, job), credentials())
-    assert mismatch_reason(found.value) == "has another token, or is of another job"
+    assert mismatch_reason(raised.value) == "has another token, or is of another job"
 
 
 def test_who_knows_the_authority_by_its_certificate_needs_no_token_to_trust_it() -> None:
@@ -105,22 +105,22 @@ def test_a_certificate_that_somebody_else_has_signed_is_refused(names: tuple[str
 
 
 def test_the_authority_signs_for_the_name_that_every_server_of_the_job_has() -> None:
-    found = meet(credentials(), credentials()).client.getpeercert()
-    assert found is not None
-    assert found["subjectAltName"] == (("DNS", NAME),)
+    certificate = meet(credentials(), credentials()).client.getpeercert()
+    assert certificate is not None
+    assert certificate["subjectAltName"] == (("DNS", NAME),)
     assert x509.load_pem_x509_certificate(credentials().authority.encode()).subject.rfc4514_string() != f"CN={NAME}"
 
 
 def test_nobody_speaks_an_older_tls() -> None:
-    told = credentials()
+    credentials_used = credentials()
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert told.server is not None
-    assert told.client is not None
+    assert credentials_used.server is not None
+    assert credentials_used.client is not None
     with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
-        Pair(told.server, old).shake_hands()
-    assert told.client.minimum_version is ssl.TLSVersion.TLSv1_3
+        Pair(credentials_used.server, old).shake_hands()
+    assert credentials_used.client.minimum_version is ssl.TLSVersion.TLSv1_3
 
 
 def test_keys_are_on_no_disk_and_no_descriptor_stays() -> None:
@@ -135,14 +135,20 @@ def test_credentials_do_not_show_the_token_where_they_are_printed() -> None:
 
 
 def test_a_job_in_clear_has_no_authority() -> None:
-    told = credentials_of("t", "job", tls=False)
-    assert (told.tls, told.scheme, told.authority, told.server, told.client) == (False, "http", "", None, None)
+    credentials_used = credentials_of("t", "job", tls=False)
+    assert (
+        credentials_used.tls,
+        credentials_used.scheme,
+        credentials_used.authority,
+        credentials_used.server,
+        credentials_used.client,
+    ) == (False, "http", "", None, None)
 
 
 @asynccontextmanager
-async def serve(told: Credentials) -> AsyncIterator[int]:
+async def serve(credentials_used: Credentials) -> AsyncIterator[int]:
     """Somebody who answers as a master does, to whoever shows the token; the port."""
-    gate = TokenGate(told, say=lambda _: None)
+    gate = TokenGate(credentials_used, say=lambda _: None)
 
     async def handle(request: web.BaseRequest) -> web.Response:
         return web.json_response({"error": "no such round"}, status=404 if gate.admits(request) else 401)
@@ -191,16 +197,16 @@ def test_who_speaks_clear_at_a_port_for_tls_hears_so_though_it_has_more_to_say()
             writer.write(b"POST /v1/join HTTP/1.1\r\nHost: m\r\nContent-Length: 1000000\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             writer.write(bytes(1_000_000))
-            told = head + await reader.read()
+            reply = head + await reader.read()
             writer.close()
-            return told
+            return reply
 
-    told = asyncio.run(story())
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert SPEAKS_TLS.encode() in told
+    reply = asyncio.run(story())
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert SPEAKS_TLS.encode() in reply
 
 
-class _Told(asyncio.Protocol):
+class _ProtocolStub(asyncio.Protocol):
     """The inner protocol of a test: keeps what comes, and the transport."""
 
     def __init__(self) -> None:
@@ -219,7 +225,7 @@ class _Told(asyncio.Protocol):
 
 
 @contextmanager
-def connected(port: int) -> Iterator[ssl.SSLSocket]:
+def blocking_client(port: int) -> Iterator[ssl.SSLSocket]:
     """A client that blocks, for a thread."""
     client = credentials().client
     assert client is not None
@@ -233,21 +239,21 @@ def test_what_is_written_at_once_by_pieces_and_by_a_thread_comes_in_order_and_en
     heard: list[bytes] = []
 
     def client(port: int) -> None:
-        with connected(port) as wire:
+        with blocking_client(port) as wire:
             wire.sendall(b"hello")
             while part := wire.recv(1 << 16):  # Raises, where the end comes without a goodbye.
                 heard.append(part)
 
     async def story() -> None:
-        told, server = _Told(), credentials().server
+        protocol, server = _ProtocolStub(), credentials().server
         assert server is not None
         loop = asyncio.get_running_loop()
-        end = await loop.create_server(lambda: TlsProtocol(told, server), "127.0.0.1", 0)
+        end = await loop.create_server(lambda: TlsProtocol(protocol, server), "127.0.0.1", 0)
         thread = threading.Thread(target=client, args=(end.sockets[0].getsockname()[1],))
         thread.start()
         async with asyncio.timeout(SECONDS):
-            transport = await told.transport
-            await told.heard.wait()
+            transport = await protocol.transport
+            await protocol.heard.wait()
             assert isinstance(transport, TlsTransport)
             transport.write(whole[:10])
             transport.writelines([whole[10:20], memoryview(whole)[20:100_000]])
@@ -260,10 +266,10 @@ def test_what_is_written_at_once_by_pieces_and_by_a_thread_comes_in_order_and_en
                     await loop.sock_sendall(own, sealed)
             transport.write(whole[200_000:])
             transport.close()
-            await told.lost
+            await protocol.lost
         await asyncio.to_thread(thread.join)
         end.close()
-        assert bytes(told.came) == b"hello"
+        assert bytes(protocol.came) == b"hello"
 
     asyncio.run(story())
     assert b"".join(heard) == whole

@@ -61,21 +61,21 @@ class Served:
             pass
 
 
-def serve(story: Story, strangers: int = 256, head_s: float = 10.0, told: Credentials = IN_CLEAR) -> None:
+def serve(story: Story, strangers: int = 256, head_s: float = 10.0, credentials_used: Credentials = IN_CLEAR) -> None:
     async def run_story() -> None:
         async def handle(request: web.BaseRequest) -> web.Response:
-            known = gate.admits(request)
-            response = web.Response(status=200 if known else 401)
-            if not known:
+            is_admitted = gate.admits(request)
+            response = web.Response(status=200 if is_admitted else 401)
+            if not is_admitted:
                 response.force_close()
             return response
 
         lines: list[str] = []
-        gate = TokenGate(told, strangers=strangers, head_s=head_s, say=lines.append)
+        gate = TokenGate(credentials_used, strangers=strangers, head_s=head_s, say=lines.append)
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         async with asyncio.timeout(SECONDS), gate.serve(server_of(handle), listener):
-            await story(Served(gate, port, lines, told.client))
+            await story(Served(gate, port, lines, credentials_used.client))
 
     asyncio.run(run_story())
 
@@ -106,9 +106,9 @@ def filled_gaps() -> Iterator[int]:
             os.close(one)
 
 
-def _is_used_up(held: list[int]) -> bool:
+def _is_used_up(descriptors: list[int]) -> bool:
     try:
-        held.append(os.open(os.devnull, os.O_RDONLY))
+        descriptors.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         return error.errno == errno.EMFILE
     return False
@@ -116,13 +116,13 @@ def _is_used_up(held: list[int]) -> bool:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    held: list[int] = []
+    descriptors: list[int] = []
     try:
-        while not _is_used_up(held):
+        while not _is_used_up(descriptors):
             pass
         yield
     finally:
-        for one in held:
+        for one in descriptors:
             os.close(one)
 
 
@@ -144,7 +144,7 @@ def test_whoever_does_not_shake_hands_is_sent_away_in_time(caplog: pytest.LogCap
         assert set(crowd.came.values()) == {5}
         await end.until_answered()
 
-    serve(story, head_s=1.0, told=credentials())
+    serve(story, head_s=1.0, credentials_used=credentials())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 
@@ -156,7 +156,7 @@ def test_whoever_has_shaken_hands_and_does_not_show_the_token_is_sent_away_in_ti
                 await reader.read()  # Until the end.
         await end.until_answered()
 
-    serve(story, head_s=2.0, told=credentials())
+    serve(story, head_s=2.0, credentials_used=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
@@ -167,7 +167,7 @@ def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
             writer.write(RIGHT)
             assert (await reader.readline()).startswith(ANSWER)
 
-    serve(story, head_s=2.0, told=credentials())
+    serve(story, head_s=2.0, credentials_used=credentials())
 
 
 async def answered_beside(crowd: Crowd, end: Served, count: int) -> int:
@@ -186,7 +186,7 @@ def test_a_crowd_at_a_port_for_tls_keeps_nobody_out() -> None:
         assert answered > 3
         assert len(end.lines) <= 2
 
-    serve(story, strangers=8 * MOST_ACCEPTS, head_s=2.0, told=credentials())
+    serve(story, strangers=8 * MOST_ACCEPTS, head_s=2.0, credentials_used=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_stays() -> None:
@@ -270,12 +270,12 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
 
     async def story(end: Served) -> None:
         tries: list[float] = []
-        shown = end.gate._seldom.log
+        log_lines = end.gate._seldom.log
         enough = asyncio.Event()
 
         def tell(what: str) -> None:
             tries.append(asyncio.get_running_loop().time())
-            shown(what)
+            log_lines(what)
             if len(tries) == 5:
                 enough.set()
 

@@ -52,29 +52,29 @@ class Wire:
         self._ended = True
         self._whole.set()
         with self._lock:
-            for known in self._sockets:
+            for socket_known in self._sockets:
                 with suppress(OSError):
-                    known.shutdown(socket.SHUT_RDWR)
+                    socket_known.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
 
     def _start(self, story: object, *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=story, args=arguments, daemon=True)  # type: ignore[arg-type]
         with self._lock:
-            self._threads = [known for known in self._threads if known.is_alive()] + [thread]
+            self._threads = [thread_before for thread_before in self._threads if thread_before.is_alive()] + [thread]
             thread.start()
         return thread
 
-    def _keep(self, made: socket.socket) -> socket.socket:
+    def _keep(self, sockets: socket.socket) -> socket.socket:
         with self._lock:
-            self._sockets.add(made)
-        return made
+            self._sockets.add(sockets)
+        return sockets
 
-    def _drop(self, *made: socket.socket) -> None:
+    def _drop(self, *sockets: socket.socket) -> None:
         with self._lock:
-            self._sockets.difference_update(made)
-        for known in made:
-            known.close()
+            self._sockets.difference_update(sockets)
+        for socket_known in sockets:
+            socket_known.close()
 
     def _pass(self) -> None:
         """Until the wire is whole."""

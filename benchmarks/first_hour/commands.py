@@ -39,7 +39,7 @@ def ask(
 ) -> Answer:
     """Run the command there to its end."""
     began = time.monotonic()
-    done = subprocess.run(
+    completed = subprocess.run(
         words,
         cwd=folder,
         env={**os.environ, **(variables or {})},
@@ -50,15 +50,15 @@ def ask(
         text=True,
         errors="replace",
     )
-    return Answer(done.returncode, done.stdout, time.monotonic() - began)
+    return Answer(completed.returncode, completed.stdout, time.monotonic() - began)
 
 
 def one_line(promise: str, answer: Answer, pattern: str, code: int = 2) -> Line:
     """The command must end with that code and one line in which the pattern is found."""
     lines = [line for line in answer.text.splitlines() if line.strip()]
     holds = answer.code == code and len(lines) == 1 and bool(re.search(pattern, lines[0]))
-    shown = f"exit {answer.code}, {len(lines)} lines: {answer.last}"
-    return Line(promise, f"exit {code}, one line: {pattern}", shown[:300], holds)
+    exit_text = f"exit {answer.code}, {len(lines)} lines: {answer.last}"
+    return Line(promise, f"exit {code}, one line: {pattern}", exit_text[:300], holds)
 
 
 class Going:

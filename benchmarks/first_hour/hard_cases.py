@@ -34,15 +34,15 @@ SCRIPTS = {
 
 def scripts(folder: Path) -> Iterator[Line]:
     """Each of them under `everstep launch`."""
-    for what, (text, code, said) in SCRIPTS.items():
+    for what, (text, code, expected_text) in SCRIPTS.items():
         path = folder / "script.py"
         path.write_text(text)
         answer = ask(folder, [EVERSTEP, "launch", "--standalone", str(path)])
-        shown = _line_with(answer, said or "[^\n]")
-        holds = answer.code == code and bool(shown)
-        yield Line(f"a script that {what}", f"exit {code}  {said}", f"exit {answer.code}: {shown[:200]}", holds)
-    left = [one.pid for one in psutil.process_iter() if _command(one) == ["sleep", "98765"]]
-    yield Line("the daemon that a script has left", "ended with it", f"{len(left)} left", not left)
+        line = _line_with(answer, expected_text or "[^\n]")
+        holds = answer.code == code and bool(line)
+        yield Line(f"a script that {what}", f"exit {code}  {expected_text}", f"exit {answer.code}: {line[:200]}", holds)
+    daemons = [one.pid for one in psutil.process_iter() if _command(one) == ["sleep", "98765"]]
+    yield Line("the daemon that a script has left", "ended with it", f"{len(daemons)} left", not daemons)
 
 
 def _line_with(answer: Answer, pattern: str) -> str:
@@ -68,12 +68,12 @@ def deaf(folder: Path) -> Line:
     with going(folder, [EVERSTEP, "launch", "--standalone", str(path)]) as run:
         wait_until((folder / "deaf.begun").exists, "the script")
         run.interrupt()
-        ended = run.end()
+        outcome = run.end()
     return Line(
         "a script that ignores Ctrl-C ends all the same",
         "< 60 s",
-        f"{ended.seconds:.0f} s, exit {ended.code}",
-        ended.seconds < 60,
+        f"{outcome.seconds:.0f} s, exit {outcome.code}",
+        outcome.seconds < 60,
     )
 
 
@@ -87,12 +87,12 @@ def hangs(folder: Path, text: str, what: str) -> Line:
     }
     (folder / "spec.json").write_text(json.dumps(spec))
     answer = ask(folder, [EVERSTEP, "launch", "--standalone", "--job-spec", "spec.json", str(path)])
-    shown = _line_with(answer, "hang|progress|start")
+    line = _line_with(answer, "hang|progress|start")
     return Line(
         what,
         "not exit 0, said",
-        f"exit {answer.code}, {answer.seconds:.0f} s: {shown[:200]}",
-        answer.code not in (0, 2) and bool(shown),
+        f"exit {answer.code}, {answer.seconds:.0f} s: {line[:200]}",
+        answer.code not in (0, 2) and bool(line),
     )
 
 
@@ -102,14 +102,14 @@ def deleted_store(folder: Path) -> Line:
     with going(folder, [*by_hand(folder, "deleted"), "--script", slow_script(folder)]) as run:
         wait_until((folder / "slow.begun").exists, "the training")
         shutil.rmtree(folder / "runs/store")
-        ended = run.end()
-    shown = _line_with(ended, "store|journal")
-    left = log.exists()
+        outcome = run.end()
+    line = _line_with(outcome, "store|journal")
+    log_remains = log.exists()
     return Line(
         "deleting runs/store while it trains",
         "ends; one sentence",
-        f"exit {ended.code}: {shown[:200]}",
-        bool(shown) and left and "Traceback" not in ended.text,
+        f"exit {outcome.code}: {line[:200]}",
+        bool(line) and log_remains and "Traceback" not in outcome.text,
     )
 
 

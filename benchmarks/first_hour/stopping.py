@@ -32,27 +32,27 @@ def status(folder: Path, name: str) -> dict[str, Any]:
     return json.loads(ask(folder, [EVERSTEP, "status", name, "-o", "json"]).text)
 
 
-def reached(folder: Path, name: str) -> int:
+def iteration_reached(folder: Path, name: str) -> int:
     """The newest iteration that the step's log tells; 0: none yet."""
     logs = (folder / "runs" / name / "logs").glob("train*.log")
-    found = re.findall(r"iteration (\d+)/", "".join(log.read_text() for log in logs))
-    return int(found[-1]) if found else 0
+    numbers = re.findall(r"iteration (\d+)/", "".join(log.read_text() for log in logs))
+    return int(numbers[-1]) if numbers else 0
 
 
-def stopped(folder: Path, way: str) -> Iterator[Line]:
+def stop_run(folder: Path, way: str) -> Iterator[Line]:
     """Stop a training in one of the ways, and start it again."""
     name = "stopped-" + re.sub("[^a-z]+", "-", way.lower())
     with going(folder, train(folder, name)) as run:
-        wait_until(lambda: reached(folder, name) >= REACHED, "the training")
+        wait_until(lambda: iteration_reached(folder, name) >= REACHED, "the training")
         WAYS[way](folder, run, name)
-        ended = run.end()
-    at, before = reached(folder, name), status(folder, name)
-    kept = (before["checkpoint"] or {}).get("iteration", 0)
+        outcome = run.end()
+    at, before = iteration_reached(folder, name), status(folder, name)
+    stored_iteration = (before["checkpoint"] or {}).get("iteration", 0)
     yield Line(
         f"{way}: the newest state goes to the store within the grace",
         "exit 130, lost <= 1 iteration, < 20 s",
-        f"exit {ended.code}, reached {at}, stored {kept}, {ended.seconds:.1f} s",
-        ended.code == 130 and at - kept <= 1 and ended.seconds < 20,
+        f"exit {outcome.code}, reached {at}, stored {stored_iteration}, {outcome.seconds:.1f} s",
+        outcome.code == 130 and at - stored_iteration <= 1 and outcome.seconds < 20,
     )
     now = before["conditions"][-1]["type"]
     yield Line(f"{way}: the status is not stale", "Failed: told to stop", f"{now}: {before['reason']}", now == "Failed")
@@ -60,35 +60,35 @@ def stopped(folder: Path, way: str) -> Iterator[Line]:
     begun = (status(folder, name)["round"]["restored"] or {}).get("iteration", 0)
     yield Line(
         f"{way}: the same command goes on there",
-        f"from {kept}, exit 0",
+        f"from {stored_iteration}, exit 0",
         f"from {begun}, exit {again.code}",
-        again.code == 0 and begun == kept > 0,
+        again.code == 0 and begun == stored_iteration > 0,
     )
     page = re.sub("<[^>]+>", " ", (folder / "runs" / name / "report.html").read_text())
     attempt = re.search(r"stopped at iteration \d+ [^;]*; started again[^.]*from iteration (\d+)[^.]*", page)
     yield Line(
         f"{way}: the report tells the attempts and what was lost",
-        f"started again from iteration {kept}",
+        f"started again from iteration {stored_iteration}",
         attempt[0] if attempt else "nothing",
-        bool(attempt) and int(attempt[1]) == kept,
+        bool(attempt) and int(attempt[1]) == stored_iteration,
     )
 
 
 def twice(folder: Path) -> Iterator[Line]:
     """Ctrl-C, and again at once."""
     with going(folder, train(folder, "twice")) as run:
-        wait_until(lambda: reached(folder, "twice") >= REACHED, "the training")
+        wait_until(lambda: iteration_reached(folder, "twice") >= REACHED, "the training")
         run.interrupt()
         run.interrupt()
-        ended = run.end()
-    said = next(
-        (line.strip() for line in ended.text.splitlines() if re.search("lost|is in the store", line)), "nothing"
+        outcome = run.end()
+    last_line = next(
+        (line.strip() for line in outcome.text.splitlines() if re.search("lost|is in the store", line)), "nothing"
     )
     yield Line(
         "a second Ctrl-C ends at once and says what is lost",
         "exit 130, < 5 s, a line about it",
-        f"exit {ended.code}, {ended.seconds:.1f} s: {said}",
-        ended.code == 130 and ended.seconds < 5 and said != "nothing",
+        f"exit {outcome.code}, {outcome.seconds:.1f} s: {last_line}",
+        outcome.code == 130 and outcome.seconds < 5 and last_line != "nothing",
     )
 
 
@@ -118,56 +118,63 @@ def own_script(folder: Path, name: str = "own.py") -> str:
 
 def alone(folder: Path) -> Iterator[Line]:
     """`python script.py`, killed, and started again."""
-    kept = {"EVERSTEP_STORE": str(folder / "alone")}
+    environment = {"EVERSTEP_STORE": str(folder / "alone")}
     command = [sys.executable, own_script(folder)]
-    first, second = ask(folder, command, {**kept, "DIE": "17"}), ask(folder, command, kept)
+    first, second = ask(folder, command, {**environment, "DIE": "17"}), ask(folder, command, environment)
     yield Line(
         "python script.py, killed and started again: goes on from its last save",
         "begun 17, exit 0",
-        f"exit {first.code}, then {_begun(second)}, exit {second.code}",
-        first.code == -9 and _begun(second) == "begun 17" and second.code == 0,
+        f"exit {first.code}, then {_first_line(second)}, exit {second.code}",
+        first.code == -9 and _first_line(second) == "begun 17" and second.code == 0,
     )
-    third = ask(folder, command, kept)
+    third = ask(folder, command, environment)
     yield Line(
         "the same without finish: its last state is in the store",
         "begun 40",
-        _begun(third),
-        _begun(third) == "begun 40",
+        _first_line(third),
+        _first_line(third) == "begun 40",
     )
-    said = next((line for line in first.text.splitlines() if "EVERSTEP_PERSIST_INTERVAL" in line), "nothing")
+    last_line = next((line for line in first.text.splitlines() if "EVERSTEP_PERSIST_INTERVAL" in line), "nothing")
     ask(folder, command, {"EVERSTEP_STORE": str(folder / "often"), "EVERSTEP_PERSIST_INTERVAL": "5", "DIE": "17"})
     listed = ask(folder, [EVERSTEP, "checkpoint", "ls", str(folder / "often")]).text
     yield Line(
         "its interval is told and can be set",
         "told; 5 gives a checkpoint of 10",
-        f"{said}; {listed.splitlines()[-1]}",
-        said != "nothing" and "000000010" in listed,
+        f"{last_line}; {listed.splitlines()[-1]}",
+        last_line != "nothing" and "000000010" in listed,
     )
 
 
-def _begun(answer: Answer) -> str:
+def _first_line(answer: Answer) -> str:
     return next((line for line in answer.text.splitlines() if line.startswith("begun")), answer.last)
 
 
 def by_hand(folder: Path, run: str, **flags: object) -> list[str]:
     """The train step by hand, with the script of `own_script`."""
-    known = {"script": own_script(folder), "nodes": 1, "iterations": 40, "run": run, "outputs": f"out-{run}", **flags}
-    return [sys.executable, "-m", "everstep.steps.train", *(f"--{name}={value}" for name, value in known.items())]
+    settings = {
+        "script": own_script(folder),
+        "nodes": 1,
+        "iterations": 40,
+        "run": run,
+        "outputs": f"out-{run}",
+        **flags,
+    }
+    return [sys.executable, "-m", "everstep.steps.train", *(f"--{name}={value}" for name, value in settings.items())]
 
 
 def own_loop(folder: Path) -> Iterator[Line]:
     """A loop without `everstep.batches`, without `finish`, under the elastic runtime."""
-    done = ask(folder, by_hand(folder, "loop"), {"NAN": "10"})
+    answer = ask(folder, by_hand(folder, "loop"), {"NAN": "10"})
     log = "".join(path.read_text(errors="replace") for path in (folder / "runs/loop").rglob("*.log"))
-    ended = (folder / "out-loop/iterations").read_text() if done.code == 0 else ""
+    iterations_text = (folder / "out-loop/iterations").read_text() if answer.code == 0 else ""
     yield Line(
         "a loop of one's own, without finish: nothing is lost",
         "exit 0, 40",
-        f"exit {done.code}, {ended}",
-        ended == "40",
+        f"exit {answer.code}, {iterations_text}",
+        iterations_text == "40",
     )
-    said = re.findall(r"the loss of iteration \d+ is nan[^\n]*", log + done.text)
-    yield Line("ten NaNs do not pass in silence", "said", "; ".join(said) or "nothing", bool(said))
+    warnings = re.findall(r"the loss of iteration \d+ is nan[^\n]*", log + answer.text)
+    yield Line("ten NaNs do not pass in silence", "said", "; ".join(warnings) or "nothing", bool(warnings))
     fault = ask(folder, by_hand(folder, "fault", **{"max-restarts": 0}), {"DIE": "9"})
     match = re.search(
         r"rank 0[^\n]*at iteration (\d+)",
@@ -187,7 +194,7 @@ def own_loop(folder: Path) -> Iterator[Line]:
 def measure(folder: Path) -> Iterator[Line]:
     """All lines of this part."""
     for way in WAYS:
-        yield from stopped(folder, way)
+        yield from stop_run(folder, way)
     yield from twice(folder)
     yield from alone(folder)
     yield from own_loop(folder)

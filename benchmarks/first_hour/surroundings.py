@@ -59,15 +59,15 @@ def full_disks(folder: Path) -> Iterator[Line]:
     (folder / "big.py").write_text(BIG_STATE)
     with small_disk(folder):
         answer = ask(folder, [EVERSTEP, "launch", "--standalone", "fills.py"])
-    said = re.findall(r"OSError: .*No space left on device", answer.text)
-    shown = f"exit {answer.code}: {said[-1] if said else answer.last}"
-    yield Line("a script that fills the disk", "exit 1, said", shown[:200], answer.code == 1 and bool(said))
+    errors = re.findall(r"OSError: .*No space left on device", answer.text)
+    summary_text = f"exit {answer.code}: {errors[-1] if errors else answer.last}"
+    yield Line("a script that fills the disk", "exit 1, said", summary_text[:200], answer.code == 1 and bool(errors))
     with small_disk(folder) as disk:
         words = by_hand(folder, "full", script="big.py", store=disk / "store", iterations=20)
         answer = ask(folder, [*words, "--persist-interval=5"])
-    said = re.findall(r"No space left on device; free some space[^\n]*", answer.text)
-    shown = f"exit {answer.code}, {answer.seconds:.0f} s: {said[-1] if said else answer.last}"
-    yield Line("a store on a full disk", "not exit 0, said", shown[:200], answer.code != 0 and bool(said))
+    errors = re.findall(r"No space left on device; free some space[^\n]*", answer.text)
+    summary_text = f"exit {answer.code}, {answer.seconds:.0f} s: {errors[-1] if errors else answer.last}"
+    yield Line("a store on a full disk", "not exit 0, said", summary_text[:200], answer.code != 0 and bool(errors))
 
 
 def asleep(folder: Path) -> Iterator[Line]:
@@ -87,10 +87,14 @@ def asleep(folder: Path) -> Iterator[Line]:
             file.write(struct.pack("q", HOUR_S))
         for one in mine:
             one.send_signal(signal.SIGCONT)
-        ended = run.end()
-    lost = re.findall(r"round \d+[^\n]*|a new master[^\n]*", ended.text)
-    shown = f"exit {ended.code}, {len(mine)} processes stopped; {'; '.join(lost[-2:]) or 'nothing restarted'}"
-    yield Line("a laptop that sleeps for an hour", "trains to the end", shown[:300], ended.code == 0 and len(mine) > 2)
+        outcome = run.end()
+    round_lines = re.findall(r"round \d+[^\n]*|a new master[^\n]*", outcome.text)
+    summary_text = (
+        f"exit {outcome.code}, {len(mine)} processes stopped; {'; '.join(round_lines[-2:]) or 'nothing restarted'}"
+    )
+    yield Line(
+        "a laptop that sleeps for an hour", "trains to the end", summary_text[:300], outcome.code == 0 and len(mine) > 2
+    )
 
 
 def slow_script(folder: Path) -> str:
@@ -142,11 +146,13 @@ def early_text(folder: Path) -> Iterator[Line]:
     (folder / "short.jsonl").write_text("\n".join(lines))
     answer = ask(folder, [*PIPELINE, "--corpus", "short.jsonl", "--nodes", "1", "--name", "short"])
     logs = sorted(path.name for path in (folder / "runs/short/logs").glob("*"))
-    said = re.findall(r"--sequence-length 96: [^\n]*", answer.text)
+    errors = re.findall(r"--sequence-length 96: [^\n]*", answer.text)
     has_trained = any("worker" in name for name in logs)
-    shown = f"exit {answer.code}: {said[-1] if said else answer.last}"
-    holds = answer.code != 0 and bool(said) and not has_trained
-    yield Line("text that is too short to train on, or to be measured", "said before training", shown[:300], holds)
+    summary_text = f"exit {answer.code}: {errors[-1] if errors else answer.last}"
+    holds = answer.code != 0 and bool(errors) and not has_trained
+    yield Line(
+        "text that is too short to train on, or to be measured", "said before training", summary_text[:300], holds
+    )
 
 
 def measure(folder: Path) -> Iterator[Line]:

@@ -48,21 +48,21 @@ def mistakes(folder: Path) -> Iterator[Line]:
     (folder / "file").write_text("")
     (folder / "spec.yaml").write_text("replicaSpecs:\n  worker: {replicas: 2, minReplica: 1}\n")
     for words, pattern in MISTAKES.items():
-        shown = " ".join(Path(word).name if word.startswith("/") else word for word in words)
-        yield one_line(shown, ask(folder, words), re.escape(pattern))
+        command_line = " ".join(Path(word).name if word.startswith("/") else word for word in words)
+        yield one_line(command_line, ask(folder, words), re.escape(pattern))
 
 
 def working_folders(folder: Path) -> Iterator[Line]:
     """One that was removed, one that cannot be written, and a run of another user."""
     for words in ((*PIPELINE, "--nodes", "1"), (EVERSTEP, "launch", "x.py"), (EVERSTEP, "workflow", "list")):
         answer = ask(folder, ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh", *words])
-        shown = f"in a removed folder: {' '.join(Path(word).name for word in words)}"
-        yield one_line(shown, answer, "the working folder was removed")
+        command_line = f"in a removed folder: {' '.join(Path(word).name for word in words)}"
+        yield one_line(command_line, answer, "the working folder was removed")
     closed = folder / "closed"
     closed.mkdir(mode=0o555)
     for words in (PIPELINE, (EVERSTEP, "workflow", "run", str(folder / "hello.yaml"))):
-        shown = f"in a read-only folder: {' '.join(Path(word).name for word in words)}"
-        yield one_line(shown, ask(closed, [*WITHOUT_RIGHTS, *words]), "Permission denied")
+        command_line = f"in a read-only folder: {' '.join(Path(word).name for word in words)}"
+        yield one_line(command_line, ask(closed, [*WITHOUT_RIGHTS, *words]), "Permission denied")
     ask(folder, ["sh", "-c", "cp -r runs/first runs/theirs && chown -R 65534 runs/theirs && chmod 700 runs/theirs"])
     for verb in ("get", "logs", "stop", "retry"):
         answer = ask(folder, [*WITHOUT_RIGHTS, EVERSTEP, "workflow", verb, "theirs"])
@@ -97,9 +97,11 @@ def verbs(folder: Path) -> Iterator[Line]:
     link.symlink_to(Path(sys.executable).parents[1])
     ask(folder, [str(link / "bin/everstep"), "workflow", "run", "hello.yaml", "--name", "linked"])
     prefix = workflow("logs", "linked").last.partition(": ")[2]
-    wanted = ask(folder, [str(link / "bin/python"), "-c", "import sys; print(sys.prefix)"]).last
-    holds = bool(prefix) and Path(prefix).resolve() == Path(wanted).resolve()
-    yield Line("pods run the launcher's interpreter behind a symlinked .venv", wanted, prefix or "nothing", holds)
+    expected_text = ask(folder, [str(link / "bin/python"), "-c", "import sys; print(sys.prefix)"]).last
+    holds = bool(prefix) and Path(prefix).resolve() == Path(expected_text).resolve()
+    yield Line(
+        "pods run the launcher's interpreter behind a symlinked .venv", expected_text, prefix or "nothing", holds
+    )
 
 
 COMPLETED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -116,9 +118,9 @@ def completion(folder: Path) -> Iterator[Line]:
     """By bash itself; the scripts for zsh and fish call the same."""
     there = f'PATH="{Path(EVERSTEP).parent}:$PATH"; source <(everstep completion bash); COMP_WORDS=("$@"); '
     there += 'COMP_CWORD=$(($# - 1)); _everstep_complete "$1"; echo "${COMPREPLY[*]}"'
-    for what, (words, wanted) in COMPLETED.items():
+    for what, (words, expected_word) in COMPLETED.items():
         answer = ask(folder, ["bash", "-c", there, "bash", *words])
-        yield Line(f"bash completes {what}", wanted, answer.last, answer.last == wanted)
+        yield Line(f"bash completes {what}", expected_word, answer.last, answer.last == expected_word)
 
 
 def report(folder: Path) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from benchmarks.acceptance import Line
-from tests.job.liveness import explored
+from tests.job.liveness import explore_all
 
 JOB, AGENT, CHECKPOINT = "tests/job/", "tests/agent/", "tests/checkpoint/"
 LATE, HANG = f"{JOB}test_late_messages.py", f"{JOB}test_hang.py"
@@ -45,16 +45,18 @@ SEQUENCES, SEED = 1_000_000, 1
 
 def liveness(_: argparse.Namespace) -> Iterator[Line]:
     """As `make liveness`: 2 hours of one core."""
-    began, done, broken, happened = time.monotonic(), 0, list[tuple[int, str]](), Counter[str]()
-    for count, fired, found in explored(SEED, SEQUENCES, os.cpu_count() or 1):
-        done, broken = done + count, broken + found
+    began, count_done, broken, happened = time.monotonic(), 0, list[tuple[int, str]](), Counter[str]()
+    for count, fired, outcomes in explore_all(SEED, SEQUENCES, os.cpu_count() or 1):
+        count_done, broken = count_done + count, broken + outcomes
         happened.update(fired)
-    rate = done / (time.monotonic() - began)
+    rate = count_done / (time.monotonic() - began)
     repeated = happened["repeated"]
-    measured = f"{done} of seed {SEED}, {len(broken)} broken, {repeated} messages came twice, {rate:.0f} a second"
+    measured_text = (
+        f"{count_done} of seed {SEED}, {len(broken)} broken, {repeated} messages came twice, {rate:.0f} a second"
+    )
     if broken:
-        measured += f"; the first: --only {broken[0][0]}: {broken[0][1]}"
-    yield Line(LIVENESS, "none broken", measured, done == SEQUENCES and not broken)
+        measured_text += f"; the first: --only {broken[0][0]}: {broken[0][1]}"
+    yield Line(LIVENESS, "none broken", measured_text, count_done == SEQUENCES and not broken)
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {LIVENESS: liveness}

@@ -137,7 +137,9 @@ def series(_: argparse.Namespace) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         killed = KilledTraining(Path(name), str(Path(name) / "store"))
         wrong = {
-            kind: why for kind, (damage, wanted) in KINDS.items() if (why := killed.resume_damaged(damage, wanted))
+            kind: why
+            for kind, (damage, checkpoints_back) in KINDS.items()
+            if (why := killed.resume_damaged(damage, checkpoints_back))
         }
     yield _line(SERIES, len(KINDS), wrong)
 
@@ -168,8 +170,10 @@ def _answer(wire: Wire, trouble: Trouble, key: str) -> None:
 
 
 def _line(promise: str, kinds: int, wrong: Mapping[str, str]) -> Line:
-    measured = f"{kinds - len(wrong)} of {kinds} kinds" + "".join(f"; {kind}: {why}" for kind, why in wrong.items())
-    return Line(promise, f"{kinds} of {kinds} kinds", measured, not wrong)
+    measured_text = f"{kinds - len(wrong)} of {kinds} kinds" + "".join(
+        f"; {kind}: {why}" for kind, why in wrong.items()
+    )
+    return Line(promise, f"{kinds} of {kinds} kinds", measured_text, not wrong)
 
 
 class KilledTraining:
@@ -185,7 +189,7 @@ class KilledTraining:
         shutil.copytree(folder / "run", folder / "run.kept")
         self._kept = {entry.key: self._store.get(entry.key) for entry in self._store.list("")}
 
-    def resume_damaged(self, damage: Damage, wanted: int) -> str:
+    def resume_damaged(self, damage: Damage, checkpoints_back: int) -> str:
         """Damage what was left and start the step again; returns what the step does wrong, if anything."""
         self._restore()
         before, training, store = self._committed_folders(), self._training, self._store
@@ -197,14 +201,14 @@ class KilledTraining:
         training.kill_all()
         records = [*read_journal(store, job)]
         began = [record.round.restore for record in records if isinstance(record, RoundFormed)][-1]
-        iteration = int(before[-wanted].rpartition("-")[2])
+        iteration = int(before[-checkpoints_back].rpartition("-")[2])
         if code:
             return f"exit {code}"
         if began is None or began.iteration != iteration:
             return f"began from {began and began.iteration}, not {iteration}"
         if [record for record in records if isinstance(record, WorkerFaulted)]:
             return "a worker was charged"
-        if wanted > 1 and "is skipped: " not in training.log.read_text()[log_size:]:
+        if checkpoints_back > 1 and "is skipped: " not in training.log.read_text()[log_size:]:
             return "nothing is said of it"
         return ""
 

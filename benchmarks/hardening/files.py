@@ -63,7 +63,7 @@ BOMB_BYTES = 3 << 30
 def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
     """Archives with bytes changed at random, as inputs with a mode for all members."""
     dice = random.Random(20)
-    seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested()), ({"zip": {}}, good_zip())]
+    seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested_archive()), ({"zip": {}}, good_zip())]
     escaped, traceback = 0, ""
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder).resolve())
@@ -81,12 +81,12 @@ def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
                 escaped += 1
             except Exception as error:  # noqa: BLE001 - what came through is what is looked for
                 traceback = f"number {number}: {error!r}"
-    said = f"{escaped} of {ARCHIVES_MADE_UP} left the folder{f'; {traceback}' if traceback else ''}"
-    yield Line(f"{ARCHIVES_MADE_UP} made-up tars and zips", "unpacked inside, or one line", said,
+    outcome_text = f"{escaped} of {ARCHIVES_MADE_UP} left the folder{f'; {traceback}' if traceback else ''}"
+    yield Line(f"{ARCHIVES_MADE_UP} made-up tars and zips", "unpacked inside, or one line", outcome_text,
                not escaped and not traceback)  # fmt: skip
 
 
-def _nested() -> bytes:
+def _nested_archive() -> bytes:
     """A tar with every kind of member."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as packed:
@@ -114,21 +114,22 @@ def bomb(options: argparse.Namespace) -> Iterator[Line]:
         size = packed.stat().st_size
         forget_peak()
         before = peak_bytes()
-        began, refused = time.monotonic(), False
+        began, is_refused = time.monotonic(), False
         try:
             untar(packed, out, DEFAULT_LIMITS)
         except ArchiveError:
-            refused = True
+            is_refused = True
         took = time.monotonic() - began
-        taken = sum(path.stat().st_size for path in out.rglob("*"))
+        bytes_taken = sum(path.stat().st_size for path in out.rglob("*"))
         more = (peak_bytes() - before) / 2**20
     allowed = max(DEFAULT_LIMITS.unpacked_bytes, DEFAULT_LIMITS.ratio * size)
-    said = (
-        f"{'refused' if refused else 'unpacked'} after {taken / 2**20:.0f} MiB, {took:.1f} s, {more:.0f} MiB of memory"
+    outcome_text = (
+        f"{'refused' if is_refused else 'unpacked'} after {bytes_taken / 2**20:.0f} MiB, {took:.1f} s, "
+        f"{more:.0f} MiB of memory"
     )
     yield Line(f"a tar of {size / 1e6:.0f} MB that unpacks to 3 GiB",
-               f"refused after at most {allowed / 2**20:.0f} MiB, with at most 100 MiB of memory", said,
-               refused and taken <= allowed and more <= 100)  # fmt: skip
+               f"refused after at most {allowed / 2**20:.0f} MiB, with at most 100 MiB of memory", outcome_text,
+               is_refused and bytes_taken <= allowed and more <= 100)  # fmt: skip
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {

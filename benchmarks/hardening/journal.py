@@ -24,7 +24,7 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
 from everstep.runtime.journal import journal, segments, snapshots
 from everstep.runtime.master.survey import survey_store
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore, Store, open_store
 from tests.harness import ROOT
 from tests.minio import running
@@ -72,11 +72,11 @@ def many_shards(_: argparse.Namespace) -> Iterator[Line]:
     """One checkpoint of many shards, shard after shard."""
     took = []
     for _attempt in range(3):
-        known: Checkpoints = {}
+        checkpoints: Checkpoints = {}
         began = time.process_time()
         for shard in range(SHARDS):
             holding = Holding(1, 50, shard=shard, shards=SHARDS, size=1, key=f"k/{shard}", digest="0" * 32)
-            known = with_shard(known, holding)
+            checkpoints = with_shard(checkpoints, holding)
         took.append(time.process_time() - began)
     yield Line(FOLD_PROMISE, "<= 0.1 s", f"{min(took):.3f} s of one core", min(took) <= 0.1)
 
@@ -86,7 +86,7 @@ def start_and_takeover(_: argparse.Namespace) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(dir=_memory_folder(), prefix="everstep-journal-") as folder:
         store = DirectoryStore(folder)
         commits = grow(store, EVENTS)
-        found = _seconds(lambda: journal.find_master(store, JOB))
+        master_address = _seconds(lambda: journal.find_master(store, JOB))
         with tempfile.TemporaryDirectory(prefix="everstep-minio-") as name, running(Path(name)) as server:
             uri = server.new_prefix()
             _copy(store, open_store(uri, environment=server.environment))
@@ -94,17 +94,17 @@ def start_and_takeover(_: argparse.Namespace) -> Iterator[Line]:
         claimed = _seconds(lambda: _take_over(store))
         size = sum(entry.size for entry in store.list(f"jobs/{JOB}/")) / 1e6
         listed = len(segments.listed_numbers(store, JOB))
-        measured = f"find {found:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
-        yield Line(TAKEOVER_PROMISE, f"<= {WANTED_S:.0f} s", measured, max(found, claimed) <= WANTED_S)
+        measured_text = f"find {master_address:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
+        yield Line(TAKEOVER_PROMISE, f"<= {WANTED_S:.0f} s", measured_text, max(master_address, claimed) <= WANTED_S)
         yield asked_for
         yield from report(folder, commits)
 
 
-def report(folder: str, wanted: int) -> Iterator[Line]:
+def report(folder: str, expected_commits: int) -> Iterator[Line]:
     """Make the report in a process of its own; it must contain so many commits."""
     run = subprocess.run([sys.executable, "-c", _REPORT, folder], cwd=ROOT, capture_output=True, text=True, check=True)
     elapsed, seconds, mb, commits = map(float, run.stdout.split())
-    holds = seconds <= REPORT_S and mb <= REPORT_MB and commits == wanted
+    holds = seconds <= REPORT_S and mb <= REPORT_MB and commits == expected_commits
     yield Line(
         REPORT_PROMISE,
         f"<= {REPORT_S:.0f} s, {REPORT_MB:.0f} MB",
@@ -119,11 +119,13 @@ def takeover_requests(uri: str, environment: Mapping[str, str]) -> Line:
         began = time.monotonic()
         store = open_store(uri, environment=environment)
         journal.find_master(store, JOB)
-        replayed, seen = _take_over(store)
+        replayed, take_over_s = _take_over(store)
         took = time.monotonic() - began
-    holds = count[0] <= WANTED_REQUESTS and took <= WANTED_S and not seen.refusals
-    measured = f"{count[0]} requests, {took:.2f} s ({EVENTS} events, {replayed.segments} segments after the snapshot)"
-    return Line(REQUESTS_PROMISE, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", measured, holds)
+    holds = count[0] <= WANTED_REQUESTS and took <= WANTED_S and not take_over_s.refusals
+    measured_text = (
+        f"{count[0]} requests, {took:.2f} s ({EVENTS} events, {replayed.segments} segments after the snapshot)"
+    )
+    return Line(REQUESTS_PROMISE, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", measured_text, holds)
 
 
 def _take_over(store: Store) -> tuple[journal.ReplayCost, Survey]:
@@ -168,10 +170,10 @@ def grow(store: Store, events: int) -> int:
             snapshots.write(store, JOB, draft.number, state)
             segments.archive(store, JOB, draft.number)
             waiting = records = 0
-    for place, known in state.checkpoints.items():
-        for holding in known.shards:
+    for place, checkpoint in state.checkpoints.items():
+        for holding in checkpoint.shards:
             store.put(holding.key, b"x")
-        store.put(manifest_key(JOB, place), encode_manifest(make_commit(JOB, RANKS, known.shards)))
+        store.put(manifest_key(JOB, place), encode_manifest(make_commit(JOB, RANKS, checkpoint.shards)))
     return commits
 
 
@@ -180,8 +182,8 @@ def _checkpoint(at: int, now: float) -> list[Record]:
         Holding(1, at, shard=rank, shards=RANKS, size=1, key=shard_key(JOB, 1, at, rank), digest="0" * 32)
         for rank in range(RANKS)
     ]
-    done = Committed(time=now, round=1, iteration=at, key=manifest_key(JOB, (1, at)))
-    return [*(ShardPersisted(time=now, holding=held) for held in shards), done]
+    committed = Committed(time=now, round=1, iteration=at, key=manifest_key(JOB, (1, at)))
+    return [*(ShardPersisted(time=now, holding=holding) for holding in shards), committed]
 
 
 @contextmanager

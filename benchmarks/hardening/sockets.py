@@ -132,15 +132,15 @@ def _attacks(part: str, kinds: Mapping[str, bytes], by_tls: bool) -> Iterator[Li
 def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -> Iterator[Line]:
     assert stage.process.pid is not None
     resource.prlimit(stage.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    found = find_master(DirectoryStore(folder), JOB)
-    assert found is not None, "a master that asked for nodes has claimed its job"
+    master_address = find_master(DirectoryStore(folder), JOB)
+    assert master_address is not None, "a master that asked for nodes has claimed its job"
     stage.join_all()
     stage.wait_for_seats(1)
-    watch = _Watch(found.address, stage.credentials, psutil.Process(stage.process.pid))
+    watch = _Watch(master_address.address, stage.credentials, psutil.Process(stage.process.pid))
     before_bytes, beats, began = watch.process.memory_info().rss, stage.beats(), time.monotonic()
     looking = threading.Thread(target=watch.run)
     looking.start()
-    process, pipe = start_process(_hostile, int(found.address.rpartition(":")[2]), kinds)
+    process, pipe = start_process(_hostile, int(master_address.address.rpartition(":")[2]), kinds)
     try:
         crowd: Crowd = pipe.recv()
     finally:
@@ -149,12 +149,14 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
         process.kill()
     took, beats = time.monotonic() - began, stage.beats() - beats
     came = sum(crowd.came.values())
-    lost = AGENTS - sum(node["phase"] == "running" for node in watch.ask("nodes"))  # type: ignore[index]
-    measured = f"{lost} lost, round {watch.ask('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
+    lost_agents = AGENTS - sum(node["phase"] == "running" for node in watch.ask("nodes"))  # type: ignore[index]
+    measured_text = (
+        f"{lost_agents} lost, round {watch.ask('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
+    )
     everyone = min(crowd.came[kind] for kind in kinds) * len(kinds) > 0.9 * CONNECTIONS
     yield Line(
         f"{part}: {came} hostile connections of {len(kinds)} kinds while {AGENTS} agents train", "no agent lost",
-        measured, not lost and watch.ask("status")["round"] == 1 and beats >= AGENTS and everyone,
+        measured_text, not lost_agents and watch.ask("status")["round"] == 1 and beats >= AGENTS and everyone,
     )  # fmt: skip
     yield Line(
         f"{part}: whoever has the token is answered meanwhile, on a new connection", "each time",

@@ -51,14 +51,16 @@ def install_image(_: argparse.Namespace) -> Iterator[Line]:
             "import tomllib; of = tomllib.load(open('pyproject.toml', 'rb'))['project']; "
             "print(*of['dependencies'], *of['optional-dependencies']['preprocess'], sep='\\n')"
         )
-        wanted = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-        (folder / "wanted").write_text(wanted.stdout)
+        listing = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        (folder / "wanted").write_text(listing.stdout)
         pins = ["-c", "constraints.txt", "--build-constraint", "constraints.txt", "-r", folder / "wanted"]
         command = [sys.executable, "-m", "pip", "--python", folder / "new", "install", "--require-hashes", *pins]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         there = len(list(folder.glob("new/lib/python3*/site-packages/*.dist-info")))
-        said = f"{there} packages" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
-        yield Line(INSTALLED, "all, each by a hash", said, done.returncode == 0 and there > 50)
+        outcome_text = (
+            f"{there} packages" if completed.returncode == 0 else (completed.stderr.strip().splitlines() or ["?"])[-1]
+        )
+        yield Line(INSTALLED, "all, each by a hash", outcome_text, completed.returncode == 0 and there > 50)
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {INSTALLED: install_image}

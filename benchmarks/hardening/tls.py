@@ -25,7 +25,7 @@ from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.shard.fetch import read
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 JOB, TOKEN = "benchmark", "benchmark"
 SIZE = 1 << 30
@@ -47,7 +47,7 @@ class _Holder:
     """A keeper with one shard."""
 
     def __init__(self, size: int) -> None:
-        self._shard = _filled(size)
+        self._shard = _filled_memory(size)
 
     @contextmanager
     def open_shard(self, *_: int) -> Iterator[memoryview]:
@@ -55,7 +55,7 @@ class _Holder:
         yield self._shard[:]
 
 
-def _filled(size: int) -> memoryview:
+def _filled_memory(size: int) -> memoryview:
     """Memory that has been touched."""
     memory, some = memoryview(mmap.mmap(-1, size)), os.urandom(MIB)
     for start in range(0, size, MIB):
@@ -144,7 +144,7 @@ def _both(size: int) -> Iterator[tuple[_Way, _Way]]:
 
 def compare() -> tuple[Cost, Cost]:
     """Medians of a shard's transfer in clear and with TLS, taking turns."""
-    buffer = _filled(SIZE)
+    buffer = _filled_memory(SIZE)
     with _both(SIZE) as ways:
         costs = [[way.fetch(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
 
@@ -174,8 +174,8 @@ def over_network(_: argparse.Namespace) -> Iterator[Line]:
     if os.geteuid() or not shutil.which("tc"):
         yield Line(what, f"<= {BUDGET:.2f} x in clear", "not measured: it takes root and tc", False)
         return
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    numbers = [float(word) for word in ended.stdout.split()]
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    numbers = [float(word) for word in completed.stdout.split()]
     yield Line(what, f"<= {BUDGET:.2f} x in clear", *_verdict(Cost(*numbers[:2]), Cost(*numbers[2:])))
 
 
@@ -186,8 +186,8 @@ def handshakes(_: argparse.Namespace) -> Iterator[Line]:
             way.shake_hands(20)
         costs = [way.shake_hands(HANDSHAKES).processor_s / HANDSHAKES * 1e3 for way in (clear, tls)]
     more = costs[1] - costs[0]
-    measured = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
-    yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", measured, more <= 2.0)
+    measured_text = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
+    yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", measured_text, more <= 2.0)
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {

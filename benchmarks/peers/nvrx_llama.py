@@ -38,21 +38,21 @@ def main(dataset: str, folder: Path, iterations: int, active: int) -> None:
     )  # fmt: skip
     def train(call: Any = None) -> None:
         dist.init_process_group("gloo", store=_store(call), rank=_place("RANK"), world_size=_place("WORLD_SIZE"))
-        rank, ranks, saved, done = dist.get_rank(), dist.get_world_size(), folder / "state.pt", 0
+        rank, ranks, state_file, iteration_before = dist.get_rank(), dist.get_world_size(), folder / "state.pt", 0
         replica = DistributedDataParallel(loop.model)
-        if saved.exists():
-            state = torch.load(saved)
+        if state_file.exists():
+            state = torch.load(state_file)
             loop.model.load_state_dict(state["model"])
             loop.optimizer.load_state_dict(state["optimizer"])
-            done = state["iteration"]
-        for iteration in range(done + 1, iterations + 1):
+            iteration_before = state["iteration"]
+        for iteration in range(iteration_before + 1, iterations + 1):
             loop.add_gradients(replica, iteration, rank, ranks)
             loop.optimizer.step()
             loop.optimizer.zero_grad()
             if rank == 0 and iteration % SAVE_EVERY == 0:
-                fresh, model = saved.with_suffix(".fresh"), loop.model.state_dict()
+                fresh, model = state_file.with_suffix(".fresh"), loop.model.state_dict()
                 torch.save({"model": model, "optimizer": loop.optimizer.state_dict(), "iteration": iteration}, fresh)
-                fresh.replace(saved)
+                fresh.replace(state_file)
             loop.tell(who, iteration, ranks)
         dist.destroy_process_group()
 

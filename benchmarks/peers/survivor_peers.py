@@ -71,16 +71,16 @@ class Peer:
 
     def lines(self) -> list[dict[str, Any]]:
         """Finished iterations, in the order of their time."""
-        found = []
+        lines = []
         for path in self.folder.glob("iterations-*.jsonl"):
-            found += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return sorted(found, key=lambda line: line["time"])
+            lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return sorted(lines, key=lambda line: line["time"])
 
-    def wait_for(self, found: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    def wait_for(self, predicate: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """The first line of which that is true. Raises TimeoutError."""
 
         def found_or_over() -> dict[str, Any] | bool | None:
-            return next(filter(found, self.lines()), None) or all(one.poll() is not None for one in self.processes)
+            return next(filter(predicate, self.lines()), None) or all(one.poll() is not None for one in self.processes)
 
         line = wait_until(found_or_over, what, HUNG_S, 0.05)
         if line is True:

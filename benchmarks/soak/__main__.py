@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.acceptance import Line, judge
 from benchmarks.soak.recoveries import AFTER_S, Recovery, new_iterations, standstill, table
-from benchmarks.soak.schedule import KINDS, LEFT_OUT, Planned, plan
+from benchmarks.soak.schedule import KINDS, LEFT_OUT, PlannedFault, plan
 from benchmarks.soak.watch import Sample, sample, trends
 from everstep.runtime.chaos import FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.on_machine import MachineInjector
@@ -77,7 +77,7 @@ class Soak:
             with suppress(FileNotFoundError):
                 self.samples.append(await asyncio.to_thread(sample, self.run))
 
-    async def inject(self, planned: Planned, seed: int) -> None:
+    async def inject(self, planned: PlannedFault, seed: int) -> None:
         """Let it happen to whomever it finds."""
         injector = MachineInjector(self.run.folder, "", self.progress(), random.Random(seed))
         for attempt in range(1, TRIES + 1):
@@ -94,7 +94,7 @@ class Soak:
             print(f"{planned.at_s:6.1f} s  {fired.kind:12} {fired.node:12} {fired.evidence}", file=sys.stderr)
             return
 
-    async def train(self, planned: Sequence[Planned], seed: int) -> int:
+    async def train(self, planned: Sequence[PlannedFault], seed: int) -> int:
         """Train through all these faults; the last iteration."""
         self.run.start()
         await asyncio.to_thread(self.run.wait_iteration, 10)
@@ -133,7 +133,7 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
     soaked, planned = Soak(run, last), list(plan(minutes * 60, seed))
     try:
         end = asyncio.run(soaked.train(planned, seed))
-        code, left = run.started[-1].returncode, leftovers(run)
+        code, leftovers_found = run.started[-1].returncode, leftovers(run)
     finally:
         run.kill_all()
     moments = new_iterations(run.telemetry())
@@ -145,7 +145,8 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
         Line("faults that fired", f"all of {len(planned)}", f"{len(recoveries)}", not soaked.missed),
         _exit_line(run, code),
         _weights_line(folder, run, nodes, end) if code == 0 else Line("weights", "the same", "none", False),
-        Line("left: processes, shared memory, control groups", "nothing", "; ".join(left[:3]) or "nothing", not left),
+        Line("left: processes, shared memory, control groups", "nothing", "; ".join(leftovers_found[:3]) or "nothing",
+             not leftovers_found),
         *_seconds_lines(recoveries),
         *(Line(f"{one.what}: last quarter beside the first", "flat", f"{one.first:.0f} -> {one.last:.0f}", one.is_flat)
           for one in trends(soaked.samples)),

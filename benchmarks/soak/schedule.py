@@ -41,7 +41,7 @@ LEFT_OUT = {
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFault:
     """A fault that is to come."""
 
     at_s: float
@@ -51,7 +51,7 @@ class Planned:
     """Empty: alone; else in which company."""
 
 
-def plan(seconds: float, seed: int) -> Iterator[Planned]:
+def plan(seconds: float, seed: int) -> Iterator[PlannedFault]:
     """Faults until then, in the order of their time. Each kind comes once before any comes again."""
     chance = random.Random(seed)
     at_s, deck = 0.0, list[Kind]()
@@ -62,12 +62,12 @@ def plan(seconds: float, seed: int) -> Iterator[Planned]:
         if not deck:
             deck = list(KINDS)
             chance.shuffle(deck)
-        yield Planned(at_s, _fault(deck.pop()))
+        yield PlannedFault(at_s, _fault(deck.pop()))
         company = chance.random()
         if company < PAIR_SHARE:
-            yield Planned(at_s, _fault(chance.choice(PARTNERS)), "with the one before")
+            yield PlannedFault(at_s, _fault(chance.choice(PARTNERS)), "with the one before")
         elif company < PAIR_SHARE + RECOVERY_SHARE:
-            yield Planned(at_s + RECOVERY_S, _fault(chance.choice(PARTNERS)), "while that is recovered from")
+            yield PlannedFault(at_s + RECOVERY_S, _fault(chance.choice(PARTNERS)), "while that is recovered from")
 
 
 def _fault(kind: Kind) -> Fault:

@@ -11,7 +11,7 @@ FOLDERS = ("everstep", "runtime", "steps")
 
 def points() -> Iterator[tuple[str, str, str]]:
     """(name, facts, module) of each fault point, in the order of names."""
-    found = []
+    points = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "faults.point(" not in (text := path.read_text()) or path.is_symlink():
@@ -20,8 +20,8 @@ def points() -> Iterator[tuple[str, str, str]]:
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "faults.point":
                     facts = ", ".join(f"`{one.arg}`" for one in node.keywords if one.arg)
                     where = str(path.resolve().relative_to(ROOT))
-                    found += [(name, facts, where) for name in _names(node.args[0], module)]
-    yield from sorted(set(found))
+                    points += [(name, facts, where) for name in _names(node.args[0], module)]
+    yield from sorted(set(points))
 
 
 def _names(argument: ast.expr, module: ast.Module) -> list[str]:

@@ -11,7 +11,7 @@ from docs.rendering.source import cell, definition, documented_names, parse
 from everstep.flags import field_help
 from everstep.runtime.job import spec
 from everstep.runtime.job.spec_fields import fields
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 SOURCE = "runtime/job/spec.py"
 STRUCTS = (spec.JobSpec, spec.RoleSpec, spec.Resources, spec.FaultRule, spec.Patience, spec.Hang, spec.Oom)

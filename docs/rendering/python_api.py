@@ -41,7 +41,7 @@ SCRIPT = (
     Public("ElasticSampler", "everstep/loader.py"),
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
-    Public("Checkpointer", "everstep/session.py", WORKER, hidden=("restore", "beacon")),
+    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
     Public("report", "everstep/training.py"),
     Public("track", "everstep/training.py"),
     Public("phase", "everstep/training.py"),
@@ -109,14 +109,14 @@ def _class(one: Public, node: ast.ClassDef) -> str:
                 f"- `{method.name}`: `{ast.unparse(method.returns)}`. {docstring(method)}\n" if method.returns else ""
             )
     text += "\n"
-    seen = set(one.hidden)
+    names_documented = set(one.hidden)
     if not any(isinstance(n, ast.AnnAssign) for n in node.body):
         for start in (n for part in parts[:1] for n in part.body if isinstance(n, Function) and n.name == "__init__"):
             text += _function(start, one.name)
     for part in parts:
         for method in public_methods(part):
-            if method.name not in seen and docstring(method) and not is_property(method):
-                seen.add(method.name)
+            if method.name not in names_documented and docstring(method) and not is_property(method):
+                names_documented.add(method.name)
                 text += _function(method, method.name)
     return text
 

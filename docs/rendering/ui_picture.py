@@ -7,7 +7,7 @@ from pathlib import Path
 from docs.rendering.source import ROOT
 from tests import chromium
 from tests.harness import Pipeline, kill, wait_until
-from tests.ui.page_server import TOKEN, served
+from tests.ui.page_server import TOKEN, serve_page
 
 SIZE = (1080, 750)
 """CSS pixels."""
@@ -15,7 +15,7 @@ SIZE = (1080, 750)
 
 async def shoot(pipeline: Pipeline, picture: Path) -> None:
     """Kill a worker of the run, and write the picture once both train again."""
-    async with served(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+    async with serve_page(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
         await tab.size(*SIZE)
         await tab.call("Emulation.setScrollbarsHidden", hidden=True)
         await tab.until("document.querySelectorAll('.rank .meter').length === 2")

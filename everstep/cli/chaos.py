@@ -79,10 +79,10 @@ async def _on_machine(flags: Chaos) -> "FiredFault":
     from everstep.runtime.chaos.on_machine import MachineInjector
     from everstep.runtime.chaos.progress import Progress
 
-    found = find(flags.runs, flags.job)
-    _check(flags, found.state)
+    job_run = find(flags.runs, flags.job)
+    _check(flags, job_run.state)
     run, _, step = flags.job.partition("/")
-    injector = MachineInjector(flags.runs / run, step, Progress(found.store, found.job), random.Random())
+    injector = MachineInjector(flags.runs / run, step, Progress(job_run.store, job_run.job), random.Random())
     return await injector.inject(_fault(flags))
 
 
@@ -94,22 +94,22 @@ async def _on_cluster(flags: Chaos) -> "FiredFault":
     from everstep.runtime.submission.route import ApiError
 
     try:
-        found = await asyncio.to_thread(find_on_cluster, flags.namespace, flags.job)
+        cluster_run = await asyncio.to_thread(find_on_cluster, flags.namespace, flags.job)
         access, _ = read_access(os.environ, flags.namespace)
     except ApiError as error:
         raise BadInput(f"{flags.job}: {error}") from None
-    store, state = read_started(store_of(found.workflow), found.job, flags.job)
+    store, state = read_started(store_of(cluster_run.workflow), cluster_run.job, flags.job)
     _check(flags, state)
-    step = found.job.removeprefix(f"{found.workflow['metadata']['uid']}-")
+    step = cluster_run.job.removeprefix(f"{cluster_run.workflow['metadata']['uid']}-")
     async with KubeApi(access) as api:
-        injector = ClusterInjector(api, step, Progress(store, found.job), random.Random())
+        injector = ClusterInjector(api, step, Progress(store, cluster_run.job), random.Random())
         return await injector.inject(_fault(flags))
 
 
 def _check(flags: Chaos, state: "State") -> None:
     """Raises BadInput: the job is over, or has no such node."""
-    if ended := state.ended:
-        raise BadInput(f"{flags.job}: its training is over ({ended.result.value}: {ended.reason})")
+    if termination := state.ended:
+        raise BadInput(f"{flags.job}: its training is over ({termination.result.value}: {termination.reason})")
     if flags.node and flags.node not in state.nodes:
         raise BadInput(f"--node {flags.node}: no such node; `everstep status {flags.job}` shows them")
 

@@ -235,5 +235,5 @@ def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
     if over.usable < quorum:
         return ExitCode.NO_QUORUM, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {reason}"
     others = {"faulty": over.faulty, "stragglers": over.stragglers, "undecided": over.undecided}
-    named = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in others.items() if nodes)
-    return 0, f"{reason} ({named})" if named else reason
+    node_lists = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in others.items() if nodes)
+    return 0, f"{reason} ({node_lists})" if node_lists else reason

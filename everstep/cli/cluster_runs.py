@@ -92,13 +92,13 @@ def retry(namespace: str, name: str) -> int:
     return 0
 
 
-def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
+def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
     """Print the lines of its pods, `POD: LINE`; returns the exit code. `wanted` as for `log_lines`. Raises BadInput."""
     from everstep.runtime.submission.follow import Follower, LogFollower, View
     from everstep.runtime.submission.tree import Row, rows
 
     def is_wanted(row: Row) -> bool:
-        return bool(row.pod) and (row.pod == wanted or any(one.startswith(wanted) for one in (row.title, row.pod)))
+        return bool(row.pod) and (row.pod == selector or any(one.startswith(selector) for one in (row.title, row.pod)))
 
     def select_rows(view: View) -> View:
         return View(view.workflow, rows=[row for row in view.rows if is_wanted(row)])
@@ -106,8 +106,8 @@ def logs(namespace: str, name: str, wanted: str, follow: bool) -> int:
     with _route(namespace) as route:
         workflow = _with_status(route.get(name))
         some = select_rows(View(workflow, rows=rows(workflow)))
-        if wanted and not some.rows and not follow:
-            raise BadInput(f"{name}: no pod of that name, and no step begins with {wanted!r}")
+        if selector and not some.rows and not follow:
+            raise BadInput(f"{name}: no pod of that name, and no step begins with {selector!r}")
         if not follow:
             for row in some.rows:
                 _print_log(lambda pod=row.pod: route.log(name, pod), row.pod)

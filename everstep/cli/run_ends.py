@@ -41,7 +41,7 @@ def show(workflows: Iterator[dict[str, Any]]) -> int:
 
     console, workflow = Console(highlight=False, soft_wrap=True), dict[str, Any]()
     if not console.is_terminal:
-        for workflow in _changed(workflows):
+        for workflow in _skip_repeats(workflows):
             print(run_views.run_view(workflow, time.time()), flush=True)
     else:
         with Live(console=console, auto_refresh=False) as live:
@@ -53,14 +53,14 @@ def show(workflows: Iterator[dict[str, Any]]) -> int:
 def _workflows(folder: Path) -> Iterator[dict[str, Any]]:
     """The run again and again, until it has ended."""
     while True:
-        ended = _live_status(folder).get("finishedAt")
+        finished_at = _live_status(folder).get("finishedAt")
         yield run_views.read_workflow(folder)
-        if ended:
+        if finished_at:
             return
         time.sleep(POLL_S)
 
 
-def _changed(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _skip_repeats(workflows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those in which a step differs from the one before, and the last."""
     last: object = None
     for workflow in workflows:
@@ -82,15 +82,15 @@ def _live_status(folder: Path) -> dict[str, Any]:
     return status
 
 
-def delete(runs: Path, names: Sequence[str], ended: bool, older_s: float, dry_run: bool) -> int:
+def delete(runs: Path, names: Sequence[str], is_over: bool, older_s: float, dry_run: bool) -> int:
     """Delete the folders of runs that have ended: those named, and with `ended` or `older_s` all that fit."""
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.run.run_folder import lock
 
-    chosen = [run_views.run_folder(runs, name) for name in names]
-    if ended or older_s:
-        chosen += [folder for folder in run_views.run_folders(runs) if _has_ended(folder, older_s)]
-    for folder in dict.fromkeys(chosen):
+    folders = [run_views.run_folder(runs, name) for name in names]
+    if is_over or older_s:
+        folders += [folder for folder in run_views.run_folders(runs) if _has_ended(folder, older_s)]
+    for folder in dict.fromkeys(folders):
         if not _has_ended(folder, 0.0):
             raise BadInput(f"{folder.name}: has not ended; `everstep workflow terminate {folder.name}` ends it")
         try:
@@ -107,5 +107,5 @@ def _has_ended(folder: Path, older_s: float) -> bool:
     """Has it ended, that long ago at least?"""
     from everstep.runtime.submission.tree import unix_time
 
-    ended = run_views.read_workflow(folder)["status"].get("finishedAt")
-    return bool(ended) and time.time() - unix_time(ended) >= older_s
+    finished_at = run_views.read_workflow(folder)["status"].get("finishedAt")
+    return bool(finished_at) and time.time() - unix_time(finished_at) >= older_s

@@ -30,15 +30,15 @@ def _runs_by_age(runs: Path) -> list[tuple[Path, dict[str, Any]]]:
     if runs.exists() and not runs.is_dir():
         raise BadInput(f"--runs {runs}: not a folder")
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    known = [(folder, read_workflow(folder)) for folder in folders]
-    return sorted(known, key=lambda run: (_creation_time(run[1]), run[0].name))
+    runs_with_status = [(folder, read_workflow(folder)) for folder in folders]
+    return sorted(runs_with_status, key=lambda run: (_creation_time(run[1]), run[0].name))
 
 
 def run_folder(runs: Path, name: str) -> Path:
     """The folder of a run that has at least a manifest. Raises BadInput when there is none."""
     folder = runs / name
-    if name == NEWEST and (known := run_folders(runs)):
-        return known[-1]
+    if name == NEWEST and (folders := run_folders(runs)):
+        return folders[-1]
     if Path(name).name != name or not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
     return folder
@@ -54,8 +54,8 @@ def read_workflow(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run rewrites it") from None
     except FileNotFoundError:
-        known = folder / "manifest.json"
-        manifest, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
+        manifest_path = folder / "manifest.json"
+        manifest, at = json.loads(manifest_path.read_text()), datetime.fromtimestamp(manifest_path.stat().st_mtime, UTC)
         metadata = {key: value for key, value in (manifest.get("metadata") or {}).items() if key != "generateName"}
         head = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
         return {**manifest, "metadata": {**metadata, **head}, "status": {"phase": "Pending", "nodes": {}}}
@@ -91,11 +91,11 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
     yield "Status", status["phase"]
     if message := workflow_message(status):
         yield "Message", message
-    began, ended = unix_time(status.get("startedAt")), unix_time(status.get("finishedAt"))
-    for name, at in (("Created", _creation_time(workflow)), ("Started", began), ("Finished", ended)):
+    began, end_s = unix_time(status.get("startedAt")), unix_time(status.get("finishedAt"))
+    for name, at in (("Created", _creation_time(workflow)), ("Started", began), ("Finished", end_s)):
         if at:
             yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long_duration(now - at)} ago)"
-    yield "Duration", long_duration((ended or now) - began if began else 0)
+    yield "Duration", long_duration((end_s or now) - began if began else 0)
     yield "Progress", status.get("progress") or ""
     for title, holder in (("Parameters", spec.get("arguments")), ("Output Parameters", status.get("outputs"))):
         entries = [one for one in (holder or {}).get("parameters") or () if one.get("value") is not None]
@@ -133,7 +133,7 @@ def _creation_time(workflow: Mapping[str, Any]) -> float:
     return unix_time(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
-def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
+def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
     """Lines as `argo logs` prints them, `POD: LINE`. `wanted` selects a pod, or steps whose name begins with it.
 
     `follow`: go on until the run has ended.
@@ -144,7 +144,7 @@ def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
     read: dict[Path, int] = {}
     while True:
         over = launcher_pid(folder) is None
-        for path, pod in _pod_logs(folder, wanted):
+        for path, pod in _pod_logs(folder, selector):
             at = read.get(path)
             before, text = read_on(path, at)
             text = text if over or not follow else text[: text.rfind(b"\n") + 1]
@@ -154,17 +154,17 @@ def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
         if over or not follow:
             break
         time.sleep(FOLLOW_EVERY_S)
-    if not read and wanted:
-        raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {wanted!r}")
+    if not read and selector:
+        raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {selector!r}")
 
 
-def _pod_logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
+def _pod_logs(folder: Path, selector: str) -> Iterator[tuple[Path, str]]:
     """(log, pod) of the selected pods, in the order in which they started."""
     nodes = [one for one in read_workflow(folder)["status"]["nodes"].values() if one.get("log")]
     for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "", one["name"])):
         path = folder / "logs" / Path(node["log"]).name
         names = (node["displayName"], path.stem)
-        if path.exists() and (node["podName"] == wanted or any(one.startswith(wanted) for one in names)):
+        if path.exists() and (node["podName"] == selector or any(one.startswith(selector) for one in names)):
             yield path, node["podName"]
 
 

@@ -49,8 +49,8 @@ def run(flags: Scale) -> int:
         print(f"{name}: {nodes} {role} nodes requested; the step's log shows what follows", file=sys.stderr)
         return 0
     job = find(flags.runs, name)
-    if ended := job.state.ended:
-        raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
+    if termination := job.state.ended:
+        raise BadInput(f"{name}: its training is over ({termination.result.value}: {termination.reason})")
     _post(name, newest_master(job, name), job.token, {"nodes": nodes, "role": role})
     print(f"{name}: {nodes} {role} nodes wanted", file=sys.stderr)
     return 0

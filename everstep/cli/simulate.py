@@ -67,12 +67,12 @@ def run(flags: Simulate) -> int:
     from everstep.runtime.simulation.draw import draw
 
     policies = _policies(flags.policies)
-    known = {one.name: _costs(one.costs or flags.costs) for one in policies}
+    costs_by_policy = {one.name: _costs(one.costs or flags.costs) for one in policies}
     trace = _trace(flags, flags.nodes + max(one.spares for one in policies))
     outcomes = []
     for policy in policies:
         began = time.process_time()
-        outcomes.append(simulate(flags.nodes, trace, policy, known[policy.name]))
+        outcomes.append(simulate(flags.nodes, trace, policy, costs_by_policy[policy.name]))
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
@@ -115,15 +115,15 @@ def _policies(text: str) -> "list[Policy]":
     from everstep.runtime.simulation import POLICIES, parse_policy
 
     try:
-        found = [parse_policy(one) for one in text.split(";") if one.strip()] or list(POLICIES)
+        policies = [parse_policy(one) for one in text.split(";") if one.strip()] or list(POLICIES)
     except ValueError as error:
         raise BadInput(f"--policies: {error}") from None
-    names = [one.name for one in found]
+    names = [one.name for one in policies]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadInput(f"--policies: {', '.join(sorted(twice))} is named twice")
-    if any(one.stage < 1 or one.persist <= 0 or not 0 < one.min_share <= 1 for one in found):
+    if any(one.stage < 1 or one.persist <= 0 or not 0 < one.min_share <= 1 for one in policies):
         raise BadInput("--policies: stage must be at least 1, persist above 0, min-share above 0 and at most 1")
-    return found
+    return policies
 
 
 def _costs(name: str) -> "Costs":

@@ -112,16 +112,16 @@ def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
     if not name:
         raise BadInput(f"--namespace {namespace}: name the run whose stacks are wanted")
     try:
-        found = find_on_cluster(namespace, name)
-        pods = [pod["metadata"] for pod in found.route.pods(selector(found.job)) if not has_ended(pod)]
+        cluster_run = find_on_cluster(namespace, name)
+        pods = [pod["metadata"] for pod in cluster_run.route.pods(selector(cluster_run.job)) if not has_ended(pod)]
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
-    command = ["python", "-m", "everstep", "stacks", found.job, "-o", "json", *(["--native"] if native else [])]
+    command = ["python", "-m", "everstep", "stacks", cluster_run.job, "-o", "json", *(["--native"] if native else [])]
     trouble: list[str] = []
 
     def ask(pod: "dict[str, Any]") -> "list[Look]":
         try:
-            output = found.route.execute(pod["name"], AGENT_CONTAINER, command, _POD_S)
+            output = cluster_run.route.execute(pod["name"], AGENT_CONTAINER, command, _POD_S)
         except ApiError as error:
             trouble.append(f"{pod['labels'][NODE]}: {error}")
             return []

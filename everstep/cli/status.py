@@ -66,8 +66,8 @@ def read(runs: Path, name: str) -> dict[str, Any]:
 
     job = find(runs, name)
     workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
-    ended = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""
-    return {"job": job.job, **job_status(job.state), "runEnded": ended}
+    finished_at = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""
+    return {"job": job.job, **job_status(job.state), "runEnded": finished_at}
 
 
 def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:

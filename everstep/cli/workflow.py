@@ -110,10 +110,14 @@ def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mappi
     from everstep.runtime.workflow.manifest.parse import parameter_names
     from everstep.runtime.workflow.manifest.schema import nearest_hint
 
-    known = dict.fromkeys(name for one in workflows for name in parameter_names(one.document.value, one.library))
+    parameter_names_read = dict.fromkeys(
+        name for one in workflows for name in parameter_names(one.document.value, one.library)
+    )
     for name in values:
-        if name not in known and "" not in known:
-            message = f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, known)}"
+        if name not in parameter_names_read and "" not in parameter_names_read:
+            message = (
+                f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, parameter_names_read)}"
+            )
             print(f"warning: -p {name}: {message}", file=sys.stderr)
 
 
@@ -231,21 +235,25 @@ def _lint(flags: Lint) -> int:
         raise BadInput(str(error)) from None
     values = _parameters(flags)
     _warn_unread_parameters(every, values)
-    given = [replace(one.document, value=with_arguments(one.document.value, values)) if values else one.document
+    documents = [replace(one.document, value=with_arguments(one.document.value, values)) if values else one.document
              for one in every]  # fmt: skip
-    found = [item for one, own in zip(every, given, strict=True) for item in findings(own, one.library, one.others)]
-    found = [one for one in dict.fromkeys(found) if flags.target == "both" or one.target in (None, flags.target)]
+    all_findings = [
+        item for one, own in zip(every, documents, strict=True) for item in findings(own, one.library, one.others)
+    ]
+    all_findings = [
+        one for one in dict.fromkeys(all_findings) if flags.target == "both" or one.target in (None, flags.target)
+    ]
     if flags.format == "text":
-        for one in found:
+        for one in all_findings:
             print(one.text_with_place, file=sys.stderr)
-        print(f"{', '.join(map(str, flags.file))}: {_lint_summary(found, flags.target)}", file=sys.stderr)
+        print(f"{', '.join(map(str, flags.file))}: {_lint_summary(all_findings, flags.target)}", file=sys.stderr)
     else:
-        print(json.dumps(as_json(found) if flags.format == "json" else as_sarif(found), indent=2))
-    return 2 if any(one.error for one in found) else 0
+        print(json.dumps(as_json(all_findings) if flags.format == "json" else as_sarif(all_findings), indent=2))
+    return 2 if any(one.error for one in all_findings) else 0
 
 
-def _lint_summary(found: "Sequence[Finding]", target: str) -> str:
-    levels = Counter(one.level for one in found)
+def _lint_summary(findings: "Sequence[Finding]", target: str) -> str:
+    levels = Counter(one.level for one in findings)
     places = {"local": "cannot run here", "argo": "cannot run on a cluster"}
     levels_shown = [level for place, level in places.items() if target in ("both", place) and levels[level]]
     return ", ".join([f"{levels['wrong']} errors", *(f"{levels[one]} {one}" for one in levels_shown),

@@ -62,12 +62,14 @@ def convert(text: str, file: str) -> Conversion:
         )
     more = fields.notes
     arguments = _arguments(job, fields, more)
-    lost = [
+    unmatched_fields = [
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
         for path in fields.unread()
     ]
     image = f"{file}: image {job.roles[0].pod.image}: it must have Everstep installed; or give your own with --image"
-    return Conversion(job.name, arguments, job.roles[0].pod, (*lost, *_unlike_the_first(job.roles, file), *more, image))
+    return Conversion(
+        job.name, arguments, job.roles[0].pod, (*unmatched_fields, *_unlike_the_first(job.roles, file), *more, image)
+    )
 
 
 def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
@@ -115,8 +117,8 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     slots = arguments.pop("workers_per_node", None)
     if len(roles) == 1:
         nodes = roles[0].nodes if most is None else most
-        given = roles[0].min_nodes if least is None else least
-        roles = [replace(roles[0], nodes=nodes, min_nodes=min(given, nodes), slots=slots or roles[0].slots)]
+        node_bound = roles[0].min_nodes if least is None else least
+        roles = [replace(roles[0], nodes=nodes, min_nodes=min(node_bound, nodes), slots=slots or roles[0].slots)]
     elif slots:
         roles = [replace(role, slots=slots) for role in roles]
     ranks = sum(role.nodes * role.slots for role in roles)
@@ -139,12 +141,14 @@ def _take_launch(
     launch = parse_launch(role.pod.command, variables)
     if launch is None:
         return None
-    step, more, left = step_arguments(launch.flags)
+    step, more, flags_without_step = step_arguments(launch.flags)
     arguments |= {**step, "script": launch.script}
     policies |= more
     if launch.script_arguments:
         arguments["script_args"] = shlex.join(launch.script_arguments)
-    notes += [f"{file}: the launcher's {flag}: no counterpart; nearest: the train step's flags" for flag in left]
+    notes += [
+        f"{file}: the launcher's {flag}: no counterpart; nearest: the train step's flags" for flag in flags_without_step
+    ]
     if launch.before:
         notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
     return launch.script

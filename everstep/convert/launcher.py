@@ -48,7 +48,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch
     while words and re.fullmatch(r"\w+=.*", words[0]):
         before = " && ".join((*([before] if before else []), words[0]))
         words = words[1:]
-    words = [_VARIABLE.sub(lambda found: variables.get(found.group(1), found.group()), word) for word in words]
+    words = [_VARIABLE.sub(lambda match: variables.get(match.group(1), match.group()), word) for word in words]
     rest = _after_launcher(words)
     if rest is None:
         return None
@@ -88,7 +88,7 @@ def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """(arguments of the train step, fields of a job spec, flags that neither has) for a launcher's flags."""
-    arguments, policies, left = dict[str, Any](), dict[str, Any](), []
+    arguments, policies, flags_left = dict[str, Any](), dict[str, Any](), []
     for name, value in flags.items():
         if name in ("nproc_per_node", "max_restarts") and value.isdecimal():
             arguments[{"nproc_per_node": "workers_per_node", "max_restarts": "max_restarts"}[name]] = int(value)
@@ -100,5 +100,5 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
         elif name == "exclude_straggler":
             policies["stragglers"] = "exclude"
         elif name not in ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port"):
-            left.append(f"--{name}={value}")
-    return arguments, policies, left
+            flags_left.append(f"--{name}={value}")
+    return arguments, policies, flags_left

@@ -37,5 +37,5 @@ _NEAREST = {
 
 def nearest(path: FieldPath) -> str:
     """Of the innermost part of the path that is known here."""
-    known = (_NEAREST[part] for part in reversed(path) if isinstance(part, str) and part in _NEAREST)
-    return next(known, "none; edit the Workflow")
+    answers = (_NEAREST[part] for part in reversed(path) if isinstance(part, str) and part in _NEAREST)
+    return next(answers, "none; edit the Workflow")

@@ -48,8 +48,8 @@ def read_command(fields: Fields, path: FieldPath) -> tuple[str, ...]:
 
 
 def _texts(fields: Fields, path: FieldPath) -> list[str]:
-    given: list[Any] = fields.take(list, *path, default=[])
-    for number, word in enumerate(given):
+    texts: list[Any] = fields.take(list, *path, default=[])
+    for number, word in enumerate(texts):
         if not isinstance(word, str):
             raise fields.wrong(f"{word!r} is not a text; put it in quotes", *path, number)
-    return given
+    return texts

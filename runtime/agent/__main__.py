@@ -30,7 +30,8 @@ from everstep.runtime.diagnosis.switchbox import SwitchboxError
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
 

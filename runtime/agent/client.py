@@ -27,13 +27,13 @@ from everstep.runtime.protocol.messages import (
     Join,
     Leaving,
     Persisted,
-    Seat,
     SelfTest,
     ShardLease,
     ShardRequest,
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.system.backoff import backoff
 
 JOIN_TIMEOUT_S = 40.0

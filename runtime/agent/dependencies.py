@@ -10,8 +10,10 @@ from everstep.runtime.agent.client import JobEnd
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.workers import WorkerEnd
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from everstep.runtime.agent.worker_specs import board_path
 from everstep.runtime.agent.workers import Workers
 from everstep.runtime.diagnosis.self_test import COMMAND as SELF_TEST
 from everstep.runtime.diagnosis.self_test import result_of
-from everstep.runtime.protocol.messages import Seat, SelfTest
+from everstep.runtime.protocol.messages import SelfTest
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -35,8 +36,8 @@ def local_workers(workers: Workers, seat: Seat, node: str, job: str, folder: Pat
 
     def worker(local_rank: int, pid: int) -> LocalWorker:
         path = board_path(folder, local_rank)
-        known = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, job)
-        return LocalWorker(node, path, read_board(path) or known)
+        initial_board = Board(pid, seat.first_rank + local_rank, seat.world_size, local_rank, seat.round, job)
+        return LocalWorker(node, path, read_board(path) or initial_board)
 
     return [worker(local_rank, pid) for local_rank, pid in sorted(workers.pids().items())]
 

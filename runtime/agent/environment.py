@@ -4,7 +4,7 @@ import string
 from collections.abc import Mapping, Sequence
 
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -67,10 +67,10 @@ def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
     name = next((name for name in _DEVICES if base.get(name)), "CUDA_VISIBLE_DEVICES")
     devices = base.get(name)
     if devices is None:
-        chosen = str(local_rank)
+        device_number = str(local_rank)
     else:
         names = [device.strip() for device in devices.split(",")]
         if local_rank >= len(names):
             raise ValueError(f"{name}={devices}: no device for local rank {local_rank} with --virtual-local-rank")
-        chosen = names[local_rank]
-    return {"CUDA_VISIBLE_DEVICES": chosen, name: chosen}
+        device_number = names[local_rank]
+    return {"CUDA_VISIBLE_DEVICES": device_number, name: device_number}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.protocol.messages import Evidence, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Report
 
 _PAUSE_S = 0.5
@@ -35,7 +36,7 @@ class LossWatch:
             return ""
         while self._losses and self._losses[-1][0] >= iteration:  # A round went back.
             self._losses.pop()
-        median = statistics.median(known for _, known in self._losses) if len(self._losses) >= LEAST else 0.0
+        median = statistics.median(loss for _, loss in self._losses) if len(self._losses) >= LEAST else 0.0
         if spike and 0 < spike * median < loss:
             return f"its loss is {loss:.4g}, above {spike:g} times the median {median:.4g} of those before"
         self._losses.append((iteration, float(loss)))

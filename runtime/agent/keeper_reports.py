@@ -9,7 +9,9 @@ from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import Dependencies
 from everstep.runtime.agent.evidence import EvidenceReports
 from everstep.runtime.agent.talk import unrestored_message
-from everstep.runtime.protocol.messages import Holding, Persisted, Refusal, Seat
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Persisted
+from everstep.runtime.protocol.rounds import Seat
 
 _COMMIT_TRIES = 24
 _COMMIT_PAUSE_S = 0.5

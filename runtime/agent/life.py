@@ -35,7 +35,8 @@ from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, spare_spec, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import kernel_messages
@@ -138,8 +139,8 @@ class AgentLifecycle:
         parts += [self._keep_spares] if self._settings.spares else []
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
             raise AssertionError("a part of the agent ended without a reason")
         except Leave as leave:
@@ -317,14 +318,14 @@ class AgentLifecycle:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     def _next_heartbeat(self) -> Heartbeat:
-        shown = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
-        return self._talk.next_heartbeat(**shown)
+        signals = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
+        return self._talk.next_heartbeat(**signals)
 
     def _boards(self) -> dict[int, Board]:
         """The boards of this round's workers that run."""
         seat, pids = self._status.seat, self._workers.pids()
-        found = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
-        return {rank: board for rank, board in found.items() if board and seat and board.round == seat.round}
+        boards = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
+        return {rank: board for rank, board in boards.items() if board and seat and board.round == seat.round}
 
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""

@@ -199,8 +199,8 @@ class TeedOutput:
         if self._console is not None:
             write_lines(self._console, (self._prefix + line + b"\n" for line in lines))
         if self._filtered is not None:
-            chosen = [line for line in lines if any(needle in line for needle in self._needles)]
-            write_lines(self._filtered, (self._prefix + line + b"\n" for line in chosen))
+            matching_lines = [line for line in lines if any(needle in line for needle in self._needles)]
+            write_lines(self._filtered, (self._prefix + line + b"\n" for line in matching_lines))
 
 
 class LaunchOutput:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.protocol.messages import Neighbour, Seat
+from everstep.runtime.protocol.rounds import Neighbour, Seat
 
 STILL_S = 0.75
 """So long no worker has made progress, or the node has waited for a seat, before it asks."""
@@ -108,19 +108,19 @@ class NeighbourWatch:
     def _still_s(self) -> float:
         if not self._waits():
             self._waits_since = None
-            seen = self._progress()
-            return seen.still_s if seen.has_beacon else 0.0
+            progress = self._progress()
+            return progress.still_s if progress.has_beacon else 0.0
         if self._waits_since is None:
             self._waits_since = self._loop.time()
         return self._loop.time() - self._waits_since
 
     async def _ask_all(self) -> None:
-        asked, began = self._neighbours, self._loop.time()
-        answers = await asyncio.gather(*(self._answers(one, asked) for one in asked))
-        self._met.update(one for one, lives in zip(asked, answers, strict=True) if lives)
-        if asked is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
+        peers, began = self._neighbours, self._loop.time()
+        answers = await asyncio.gather(*(self._answers(one, peers) for one in peers))
+        self._met.update(one for one, lives in zip(peers, answers, strict=True) if lives)
+        if peers is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
             return
-        silent = (one.node for one, lives in zip(asked, answers, strict=True) if not lives and one in self._met)
+        silent = (one.node for one, lives in zip(peers, answers, strict=True) if not lives and one in self._met)
         self._note(tuple(silent), began)
 
     def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
@@ -130,8 +130,8 @@ class NeighbourWatch:
 
     async def _answers(self, whom: Neighbour, all_: Sequence[Neighbour]) -> bool:
         direct = asyncio.create_task(self._questions.is_answered(whom, SILENT_S))
-        done, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
-        if done and direct.result():
+        answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
+        if answered and direct.result():
             return True
         helpers = [one.address for one in all_ if one is not whom][:HELPERS]
         rest_s = SILENT_S - INDIRECT_S
@@ -142,8 +142,8 @@ class NeighbourWatch:
 async def _any_true(tasks: Sequence["asyncio.Task[bool]"]) -> bool:
     """Whether one of them gives True; the others are then cancelled."""
     try:
-        for done in asyncio.as_completed(tasks):
-            if await done:
+        for answer_ready in asyncio.as_completed(tasks):
+            if await answer_ready:
                 return True
         return False
     finally:
@@ -155,9 +155,9 @@ def make_answer(node: str, questions: Questions) -> Callable[[str, str], Corouti
     """The agent's answer to (node, address): its own name, or that of the node it was asked to ask; empty if that does
     not answer."""
 
-    async def answer(asked: str, address: str) -> str:
-        if not asked:
+    async def answer(peers: str, address: str) -> str:
+        if not peers:
             return node
-        return asked if await questions.is_answered(Neighbour(asked, address), SILENT_S - INDIRECT_S) else ""
+        return peers if await questions.is_answered(Neighbour(peers, address), SILENT_S - INDIRECT_S) else ""
 
     return answer

@@ -72,9 +72,9 @@ class Pipe:
 
     def close(self) -> None:
         """Read what is in the pipe, then close it. Later output of processes that still hold the pipe is lost."""
-        left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
-        while left > 0 and (chunk_size := self._read_chunk()):
-            left -= chunk_size
+        bytes_left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
+        while bytes_left > 0 and (chunk_size := self._read_chunk()):
+            bytes_left -= chunk_size
         self._loop.remove_reader(self._read)
         os.close(self._read)
         if self._line:

@@ -24,8 +24,8 @@ from aiohttp import web
 
 from everstep.runtime.net.tls_transport import TlsTransport
 from everstep.runtime.net.token_gate import BadBody, TokenGate, read_body
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Holding
 
 SENDERS = 32
 """Peers that are served at the same time; others wait."""

@@ -58,14 +58,14 @@ class ProgressMonitor:
         keeper: Keeper,
         slots: int,
         clock: Callable[[], float],
-        known: bool,
+        is_restored: bool,
         board: Callable[[int], Board | None] = lambda local_rank: None,
     ) -> None:
         """`known`: the script is known to show progress; `board`: the board of a local rank."""
         self._keeper = keeper
         self._slots = slots
         self._clock = clock
-        self._known = known
+        self._known = is_restored
         self._board = board
         self._first = self._before = self._changes()
         self._boards_before: list[tuple[int, int, int]] = []
@@ -114,10 +114,10 @@ class ProgressMonitor:
         self._before, self._boards_before = changes, counts
         since = self._began_at if self._moved_at is None else self._moved_at
         still_s, moved = round(self._clock() - since, 3), self._moved_at is not None
-        shown = [self._beacon(rank, board) for rank, board in enumerate(boards)]
+        beacons = [self._beacon(rank, board) for rank, board in enumerate(boards)]
         # While one evaluates or saves, the others wait for it: what they wait for says how long that may take.
-        awaited = [one for one, board in zip(shown, boards, strict=True) if board is None or not board.awaits_others]
-        slowest = min(shown)[0], min(awaited or shown)[1]
+        awaited = [one for one, board in zip(beacons, boards, strict=True) if board is None or not board.awaits_others]
+        slowest = min(beacons)[0], min(awaited or beacons)[1]
         pace_s = max((board.pace_s for board in boards if board is not None), default=0.0)
         is_working = changes == self._first and self._is_working(boards)
         blocked_s = 0.0 if moved else self._blocked_s(boards)

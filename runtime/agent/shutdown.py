@@ -40,7 +40,11 @@ class Shutdown:
             self._given.set()
 
     async def leave_on_notice(
-        self, client: MasterClient, talk: MasterDialogue, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
+        self,
+        client: MasterClient,
+        talk: MasterDialogue,
+        has_notice: Callable[[], bool],
+        save: Callable[[], Awaitable[None]],
     ) -> NoReturn:
         """Wait for notice, then tell the master if it knows this node, and raise Leave when the time is over.
 
@@ -48,13 +52,13 @@ class Shutdown:
         """
         await self._given.wait()
         notice_s, name = self._settings.notice_s, self.signal.name
-        if known() and not notice_s:
+        if has_notice() and not notice_s:
             saving = asyncio.ensure_future(save())
             hurry = asyncio.ensure_future(self._hurry.wait())
             await asyncio.wait([saving, hurry], timeout=_SAVE_S, return_when=asyncio.FIRST_COMPLETED)
             saving.cancel()
             hurry.cancel()
-        elif known():
+        elif has_notice():
             self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
@@ -69,7 +73,7 @@ class Shutdown:
         """Raise Leave once no master has answered for too long."""
         while True:
             limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s
-            left = client.answered_at + limit_s - time.monotonic()
-            if left <= 0:
+            remaining_s = client.answered_at + limit_s - time.monotonic()
+            if remaining_s <= 0:
                 raise Leave(ExitCode.TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
-            await asyncio.sleep(left)
+            await asyncio.sleep(remaining_s)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
     Action,
     Directive,
@@ -17,11 +18,10 @@ from everstep.runtime.protocol.messages import (
     Heartbeat,
     Join,
     Leaving,
-    Refusal,
-    Seat,
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.hang_culprit import Standing
 
 _LONGEST_WHY, _MOST_REFUSALS = 1000, 64
@@ -53,12 +53,12 @@ class MasterDialogue:
         """Begin the seat's round."""
         self.round, self.waits = seat.round, False
 
-    def next_heartbeat(self, **shown: Any) -> Heartbeat:
+    def next_heartbeat(self, **signals: Any) -> Heartbeat:
         """The next heartbeat; `shown` are its fields from the beacons and telemetry."""
         self._beats += 1
         return Heartbeat(
             self.node, self.round, seen=self.seen, life=self.life, number=self._beats, join=self._joins,
-            waits=self.waits, **shown,
+            waits=self.waits, **signals,
         )  # fmt: skip
 
     def finished_message(self, round_: int) -> Finished:

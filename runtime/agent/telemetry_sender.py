@@ -10,7 +10,8 @@ from itertools import islice
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Directive, Seat
+from everstep.runtime.protocol.messages import Directive
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
 
 Line = dict[str, float | int | str]

@@ -17,8 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.agent.client import NoPlace, NotAllowed, NotUnderstood
+from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.messages import Refusal, Seat, ShardLease, ShardRequest
+from everstep.runtime.protocol.messages import ShardLease, ShardRequest
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import (
     Acquire,
     Announce,
@@ -223,14 +225,14 @@ class _Connection(asyncio.Protocol):
             place = start._asdict() if start else {}
             self._send(replace(self._server.welcome, **place, certifies=seat.certifies > 0, skips=seat.skips))
 
-    def _answer_later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
-        self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, done))
+    def _answer_later(self, call: Callable[[], Reply], on_done: Callable[[Reply], None] = lambda _: None) -> None:
+        self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, on_done))
 
-    async def _answer_from_thread(self, call: Callable[[], Reply], done: Callable[[Reply], None]) -> None:
+    async def _answer_from_thread(self, call: Callable[[], Reply], on_done: Callable[[Reply], None]) -> None:
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self._server.threads, call)
             if self._transport is not None:
-                done(reply)
+                on_done(reply)
         except (RuntimeError, OSError, KeyError, ValueError) as error:
             reply = _problem(error)
         self._busy = None

@@ -9,7 +9,7 @@ from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.workers import WorkerSpec
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.watch import board
 
@@ -51,8 +51,8 @@ def spare_spec(
     They are those of a worker of this round, but it is in no round, and can meet nobody.
     """
     local_rank = number % settings.slots
-    known = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
-    own = {name: value for name, value in known.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    worker_variables = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
+    own = {name: value for name, value in worker_variables.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     environment = {**own, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
     return local_rank, environment, worker_command(settings.command, local_rank)
 

@@ -175,9 +175,9 @@ class Workers:
 
     def _take_spare(self, round_: int, local_rank: int, start: WorkerSpec) -> int:
         """Make a warm spare this worker; returns its number, 0 if there is none."""
-        if (found := self.spares.take(local_rank, start.environment, start.command)) is None:
+        if (spare_process := self.spares.take(local_rank, start.environment, start.command)) is None:
             return 0
-        number, spare = found
+        number, spare = spare_process
         self._running[number] = _Worker(
             round_, local_rank, start.output, Path(start.environment[TRACEBACK_VARIABLE]), spare.output
         )
@@ -213,7 +213,7 @@ class Workers:
             return -signal.SIGKILL, ""
         self._last += 1
         number, pipe = self._last, Pipe(lambda _: None)
-        ended = self._beside[number] = asyncio.get_running_loop().create_future()
+        end_future = self._beside[number] = asyncio.get_running_loop().create_future()
         try:
             try:
                 self._server.spawn(Spawn(number, environment, tuple(command)), pipe.write_end, pipe.write_end)
@@ -221,7 +221,7 @@ class Workers:
                 return -signal.SIGKILL, ""
             finally:
                 os.close(pipe.write_end)
-            exit_code = await ended
+            exit_code = await end_future
         finally:
             self._beside.pop(number, None)
             pipe.close()
@@ -238,8 +238,8 @@ class Workers:
     async def wait_until_free(self) -> list[str]:
         """Wait until each worker is dead or has left the round. Kills those that do not leave it in time; returns lines
         for the log."""
-        left = await self._survivors.wait_until_left(self._leaving)
-        late = [number for number in self._running if self._pid(number) in self._leaving - left]
+        numbers_left = await self._survivors.wait_until_left(self._leaving)
+        late = [number for number in self._running if self._pid(number) in self._leaving - numbers_left]
         for number in late:
             if self._server is not None and self._server.alive:
                 self._server.signal(number, signal.SIGKILL)
@@ -249,7 +249,7 @@ class Workers:
             for number in late
         ]
         for number, worker in list(self._running.items()):
-            if self._pid(number) not in left:
+            if self._pid(number) not in numbers_left:
                 await worker.dead.wait()
         return lines
 

@@ -44,17 +44,17 @@ def memory_use(group: Path) -> tuple[int, int]:
 def fill_memory(share: float, seconds: float, group: Path) -> None:
     """Hold memory so that the group uses `share` of its limit, until the time is over or the group is gone."""
     (group / "cgroup.procs").write_text(str(os.getpid()))
-    parent, until, held, told = os.getppid(), time.monotonic() + seconds, [], False
+    parent, until, blocks, is_reported = os.getppid(), time.monotonic() + seconds, [], False
     while time.monotonic() < until and os.getppid() == parent and _others(group):
         used, limit = memory_use(group)
         if used < share * limit - _STEP_BYTES:
-            held.append(_map_and_touch(_STEP_BYTES))
+            blocks.append(_map_and_touch(_STEP_BYTES))
             continue
-        if not told:
-            told = True
+        if not is_reported:
+            is_reported = True
             print(f"{used} of {limit}", flush=True)
-        if held and used > share * limit + _STEP_BYTES:
-            held.pop().close()
+        if blocks and used > share * limit + _STEP_BYTES:
+            blocks.pop().close()
         time.sleep(_PERIOD_S)
 
 
@@ -64,10 +64,10 @@ def _others(group: Path) -> bool:
 
 
 def _map_and_touch(size: int) -> mmap.mmap:
-    held = mmap.mmap(-1, size)
+    block = mmap.mmap(-1, size)
     for page in range(0, size, mmap.PAGESIZE):
-        held[page] = 1
-    return held
+        block[page] = 1
+    return block
 
 
 def connect(host: str, port: int) -> None:

@@ -70,10 +70,10 @@ class ClusterInjector:
         """(node, its pod): the named one, or one that trains. Raises NotFiredError."""
         pods = await self._pods()
         names = [fault.node] if fault.node else self._progress.training_nodes()
-        found = sorted(name for name in names if name in pods)
-        if not found:
+        candidates = sorted(name for name in names if name in pods)
+        if not candidates:
             raise NotFiredError(f"{fault.node or 'no node that trains'} has no pod")
-        name = self._chance.choice(found)
+        name = self._chance.choice(candidates)
         return name, pods[name]
 
     async def _delete(self, pods: list[Pod], grace_s: int) -> float:
@@ -116,14 +116,14 @@ class ClusterInjector:
     async def _step_pods(self) -> list[Pod]:
         """The train step's own running pod. Raises NotFiredError."""
         pods, _ = await self._api.list("pods", STEPS)
-        found = []
+        step_pods = []
         for pod in pods:
             _, _, task = pod["metadata"].get("annotations", {}).get(ARGO_NODE, "").partition(".")
             if task.partition("(")[0] == self._step and pod["status"].get("phase") == "Running":
-                found.append(pod)
-        if not found:
+                step_pods.append(pod)
+        if not step_pods:
             raise NotFiredError(f"no pod of the step {self._step} runs")
-        return found
+        return step_pods
 
     async def _delete_step(self, fault: Fault) -> FiredFault:
         pods = await self._step_pods()
@@ -137,14 +137,14 @@ class ClusterInjector:
         name, moment = object_name(self._progress.job), time.time()
         sizes = parse_sizes(await self._api.get("configmaps", name))
         role, before = next(iter(sizes.items()))
-        seen = [before]
+        sizes_seen = [before]
         for target in (before + 1, before):
             await self._api.patch("configmaps", name, {"data": {KEY: format_sizes({**sizes, role: target})}})
             await self._progress.wait(
                 lambda target=target: self._world(role) == target, f"{target} nodes train", SEEN_S
             )
-            seen.append(target)
-        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, seen))} nodes")
+            sizes_seen.append(target)
+        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes_seen))} nodes")
 
     def _world(self, role: str) -> int:
         """Nodes of that role in the newest round."""

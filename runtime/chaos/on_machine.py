@@ -103,30 +103,30 @@ class MachineInjector:
 
     async def _victim(self, fault: Fault) -> Registration:
         """The named node, or one that trains. Raises NotFiredError."""
-        found: list[Registration] = []
+        candidates: list[Registration] = []
 
         def find_live() -> bool:
             names = [fault.node] if fault.node else self._progress.training_nodes()
-            found[:] = [one for one in self._nodes() if one.name in names]
-            return bool(found)
+            candidates[:] = [one for one in self._nodes() if one.name in names]
+            return bool(candidates)
 
         await self._progress.wait(find_live, f"{fault.node or 'any node'} is alive and trains", SEEN_S)
-        return self._chance.choice(sorted(found, key=lambda one: one.name))
+        return self._chance.choice(sorted(candidates, key=lambda one: one.name))
 
     async def _workers(self, entry: Registration) -> list[psutil.Process]:
         """The node's training processes: its fork server's children. Raises NotFiredError."""
-        found: list[psutil.Process] = []
+        workers: list[psutil.Process] = []
 
         def find_workers() -> bool:
-            found[:] = [
+            workers[:] = [
                 worker
                 for server in victims.children_running(entry, AGENT_SERVER)
                 for worker in victims.children_of(server)
             ]
-            return bool(found)
+            return bool(workers)
 
         await self._progress.wait(find_workers, f"{entry.name} has a training process", SEEN_S)
-        return found
+        return workers
 
     async def _crash(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
@@ -154,16 +154,16 @@ class MachineInjector:
 
     def _train_step(self) -> list[psutil.Process]:
         """The job's master. Raises NotFiredError."""
-        wanted, found = f"EVERSTEP_RUN_DIR={self._run_dir}".encode(), []
-        for pid in find_processes({wanted}.issubset):
+        marker, processes = f"EVERSTEP_RUN_DIR={self._run_dir}".encode(), []
+        for pid in find_processes({marker}.issubset):
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 line = process.cmdline()
                 if TRAIN_STEP in line and f"--job={self._progress.job}" in line and Path(line[0]).name != "sh":
-                    found.append(process)
-        if not found:
+                    processes.append(process)
+        if not processes:
             raise NotFiredError("the train step's process is not there")
-        return found
+        return processes
 
     async def _preempt(self, fault: Fault) -> FiredFault:
         entry, moment = await self._victim(fault), time.time()
@@ -174,8 +174,8 @@ class MachineInjector:
         """The fault, once the journal has a record of these types about the node. Raises NotFiredError."""
 
         def find_record() -> Record | None:
-            found = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
-            return next((one for one in found if getattr(one, "node", "") == node), None)
+            records = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
+            return next((one for one in records if getattr(one, "node", "") == node), None)
 
         await self._progress.wait(find_record, f"the journal tells of {node}", SEEN_S)
         record = find_record()
@@ -222,28 +222,28 @@ class MachineInjector:
         )
 
     async def _fail_check(self, fault: Fault) -> FiredFault:
-        chosen: list[str] = [fault.node] if fault.node else []
+        check_victims: list[str] = [fault.node] if fault.node else []
         killed, moment = 0, 0.0
 
         def find_judgement() -> FaultJudged | NodeLost | None:
             types = (FaultJudged, NodeLost)
-            return next((r for r in self._progress.records() if isinstance(r, types) and r.node in chosen), None)
+            return next((r for r in self._progress.records() if isinstance(r, types) and r.node in check_victims), None)
 
         deadline = time.time() + 10 * SEEN_S
         while not (record := find_judgement()):
             if time.time() > deadline or self._progress.has_ended():
                 raise NotFiredError(f"{killed} measurements were killed, and no node was found faulty")
             for entry in self._nodes():
-                chosen = chosen or [entry.name]
-                for process in victims.children_running(entry, MEASUREMENTS) if entry.name in chosen else ():
+                check_victims = check_victims or [entry.name]
+                for process in victims.children_running(entry, MEASUREMENTS) if entry.name in check_victims else ():
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                         killed, moment = killed + 1, moment or time.time()
             await asyncio.sleep(0.05)
         if not killed:
-            raise NotFiredError(f"{chosen[0]} was lost before it was checked ({record.reason})")
+            raise NotFiredError(f"{check_victims[0]} was lost before it was checked ({record.reason})")
         return FiredFault(
-            fault.kind, chosen[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}"
+            fault.kind, check_victims[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}"
         )
 
     async def _cut_off(self, fault: Fault) -> FiredFault:
@@ -340,12 +340,12 @@ class MachineInjector:
         """As a user asks for it. Raises NotFiredError."""
         name, runs = self._run_dir.name + (f"/{self._step}" if self._step else ""), str(self._run_dir.parent)
         words = ["-m", "everstep", "scale", name, "--nodes", str(nodes), "--runs", runs]
-        asked = await asyncio.create_subprocess_exec(
+        scaling = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
-        _, said = await asked.communicate()
-        if asked.returncode:
-            raise NotFiredError(said.decode().strip())
+        _, error_output = await scaling.communicate()
+        if scaling.returncode:
+            raise NotFiredError(error_output.decode().strip())
 
     async def _lose_store(self, fault: Fault) -> FiredFault:
         path = Path(self._progress.store.uri) / "jobs" / self._progress.job

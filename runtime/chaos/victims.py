@@ -23,13 +23,13 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
 
 def children_running(entry: Registration, module: str) -> list[psutil.Process]:
     """The node's child processes that run that module."""
-    found = []
+    processes = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(entry.pid).children():
             with suppress(psutil.NoSuchProcess):
                 if module in child.cmdline():
-                    found.append(child)
-    return found
+                    processes.append(child)
+    return processes
 
 
 def stands_still(process: psutil.Process) -> bool:
@@ -56,9 +56,9 @@ async def kill(kind: Kind, node: str, processes: list[psutil.Process]) -> FiredF
             if not number:
                 raise
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 10)
-    left = [process.pid for process in alive if is_running(process)]
-    if left:
-        raise NotFiredError(f"SIGKILL, and {left} still run")
+    still_running = [process.pid for process in alive if is_running(process)]
+    if still_running:
+        raise NotFiredError(f"SIGKILL, and {still_running} still run")
     what = f"process {processes[0].pid}" if len(processes) == 1 else f"{len(processes)} processes"
     return FiredFault(kind, node, moment, f"SIGKILL of {what}; ended")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from everstep.runtime.protocol.messages import Flaw, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Refusal
 
 
 class StateError(TypeError):

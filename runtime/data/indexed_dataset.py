@@ -165,8 +165,8 @@ def _open_tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
     if size is None:
         raise _missing_error(data)
     if size != count * dtype.itemsize:
-        wanted = count * dtype.itemsize
-        raise DatasetError(f"{data}: {size} bytes where its .idx says {wanted}; the dataset is half-written")
+        expected_bytes = count * dtype.itemsize
+        raise DatasetError(f"{data}: {size} bytes where its .idx says {expected_bytes}; the dataset is half-written")
     if store:
         return RangedTokens(store, name, count, dtype)
     return np.memmap(data, dtype=dtype, mode="r") if size else np.empty(0, dtype)
@@ -182,9 +182,9 @@ def _read_header(path: str, raw: np.ndarray) -> tuple[int, int, int]:
     _, version, code, count, documents = HEADER.unpack(bytes(raw[: HEADER.size]))
     if version != VERSION or code not in DTYPES:
         raise DatasetError(f"{path}: version {version} with dtype code {code} is not one of Megatron's")
-    wanted = HEADER.size + 12 * count + 8 * documents
-    if len(raw) != wanted:
-        raise DatasetError(f"{path}: {len(raw)} bytes where its header says {wanted}; the index is cut off")
+    expected_bytes = HEADER.size + 12 * count + 8 * documents
+    if len(raw) != expected_bytes:
+        raise DatasetError(f"{path}: {len(raw)} bytes where its header says {expected_bytes}; the index is cut off")
     return code, count, documents
 
 

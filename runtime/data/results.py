@@ -46,20 +46,20 @@ def write_results(store: Store, job: str, values: Mapping[str, Value | Scalar | 
     Raises ResultsError, StoreError.
     """
     before = read_results(store, job)
-    named: dict[str, Value] = {**before}
+    results: dict[str, Value] = {**before}
     for name, value in values.items():
-        named[name] = (
+        results[name] = (
             f"{store.uri}/{_copy(store, job, name, value)}" if isinstance(value, Path) else _plain_value(name, value)
         )
-    text = json.dumps(named).encode()
+    text = json.dumps(results).encode()
     if len(text) > MOST_BYTES:
         raise ResultsError(
             f"results of {len(text)} bytes, at most {MOST_BYTES} are kept: write long ones to a file, give its Path"
         )
     store.put(results_key(job), text)
     for name in values:
-        _remove(store, job, name, keep=named[name])
-    return named
+        _remove(store, job, name, keep=results[name])
+    return results
 
 
 def read_results(store: Store, job: str) -> dict[str, Value]:

@@ -58,7 +58,9 @@ class Sampler:
 
     def _epoch(self, epoch: int) -> np.ndarray:
         if epoch not in self._epochs:
-            self._epochs = {known: order for known, order in self._epochs.items() if known == epoch - 1}
+            self._epochs = {
+                epoch_before: order for epoch_before, order in self._epochs.items() if epoch_before == epoch - 1
+            }
             order = permutation(self.samples, self.seed, epoch) if self._shuffle else np.arange(self.samples)
             self._epochs[epoch] = order
         return self._epochs[epoch]

@@ -73,10 +73,10 @@ class Gate:
         """Record the verdicts of a check. A partner that turned out to be unfit, or is gone, is no longer used as a
         partner; it goes on training."""
         for one in verdicts:
-            known = one.node in self._judged
-            if one.health in (Health.FAULTY, Health.UNDECIDED) if known else one.avoid:
+            was_judged = one.node in self._judged
+            if one.health in (Health.FAULTY, Health.UNDECIDED) if was_judged else one.avoid:
                 self._healthy.discard(one.node)
-            elif not known:
+            elif not was_judged:
                 self._healthy.add(one.node)
             self._judged.add(one.node)
         self._fresh_since = None

@@ -58,8 +58,8 @@ class Coordinator:
         """Wait for these nodes, or for more than `more_than` of them. Returns those that have not arrived."""
 
         def missing() -> set[str]:
-            left = set(nodes) - self._arrived.keys()
-            return set() if more_than is not None and len(nodes) - len(left) > more_than else left
+            absent = set(nodes) - self._arrived.keys()
+            return set() if more_than is not None and len(nodes) - len(absent) > more_than else absent
 
         await self._wait_until_empty(missing, timeout_s)
         return set(nodes) - self._arrived.keys()
@@ -79,13 +79,13 @@ class Coordinator:
         self._sessions.update(dict.fromkeys(nodes, session))
         self._dismissed.difference_update(nodes)
         session.begin(self._clock())
-        known = 0
+        rounds_judged = 0
         while True:
             self._mark_silent_lost()
             self._wake(*session.take_ordered_nodes())
-            for round_ in session.past[known:]:
+            for round_ in session.past[rounds_judged:]:
                 self._on_round(round_)
-            known = len(session.past)
+            rounds_judged = len(session.past)
             if session.verdicts is not None:
                 return session.verdicts
             look = self._clock() + self._silence_s / 6
@@ -140,9 +140,9 @@ class Coordinator:
         """A node is ready. Raises TakenNameError if another living node has this name."""
         session = self._sessions.get(arrive.node)
         checking = session is not None and session.verdicts is None
-        known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
-        if known is not None and known != arrive and (checking or self.is_waiting(arrive.node)):
-            raise TakenNameError(f"node {arrive.node} is here already, on {known.host}; give each its own rank")
+        member = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
+        if member is not None and member != arrive and (checking or self.is_waiting(arrive.node)):
+            raise TakenNameError(f"node {arrive.node} is here already, on {member.host}; give each its own rank")
         self._note_contact(arrive.node)
         if not checking:
             self._arrived[arrive.node] = arrive
@@ -199,6 +199,6 @@ class Coordinator:
 
     async def _wait_until_empty(self, missing: Callable[[], set[str]], timeout_s: float) -> set[str]:
         deadline = self._clock() + timeout_s
-        while (left := missing()) and self._clock() < deadline:
+        while (absent := missing()) and self._clock() < deadline:
             await self._wait_for_event(_ANY_EVENT, deadline)
-        return left
+        return absent

@@ -103,18 +103,18 @@ def _time_products(device: int) -> float:
     import torch
 
     place = torch.device(f"cuda:{device}")
-    left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE, device=place) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
+    factor_a = (torch.arange(MATRIX_SIZE * MATRIX_SIZE, device=place) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
     right = (torch.arange(MATRIX_SIZE * MATRIX_SIZE, device=place) % 5).float().view(MATRIX_SIZE, MATRIX_SIZE)
-    wanted = (left.double().sum(0) @ right.double()).sum().item()
-    product = torch.mm(left, right)
+    expected_sum = (factor_a.double().sum(0) @ right.double()).sum().item()
+    product = torch.mm(factor_a, right)
 
     def multiply() -> None:
         for _ in range(PRODUCTS):
-            torch.mm(left, right, out=product)
+            torch.mm(factor_a, right, out=product)
 
     seconds = _seconds_on(device, multiply)
     # The factors are integers below 8, exact in TF32, and the sums below 2^24, exact in float32.
-    if product.double().sum().item() != wanted:
+    if product.double().sum().item() != expected_sum:
         raise DeviceError("the product is wrong")
     return seconds
 
@@ -128,9 +128,9 @@ def _time_collectives(count: int) -> float:
     with _blaming("between the devices of this machine: NCCL"):
         values = [torch.full((REDUCED_BYTES // 4,), float(one + 1), device=f"cuda:{one}") for one in range(count)]
         seconds += _seconds_on(0, lambda: nccl.all_reduce(values))
-        wanted = count * (count + 1) / 2
+        expected_sum = count * (count + 1) / 2
         for device, value in enumerate(values):
-            if value.min().item() != wanted or value.max().item() != wanted:
+            if value.min().item() != expected_sum or value.max().item() != expected_sum:
                 raise DeviceError(f"cuda:{device} has a wrong sum")
         parts = [torch.full((1 << 20,), float(one), device=f"cuda:{one}") for one in range(count)]
         gathered = [torch.empty(count << 20, device=f"cuda:{one}") for one in range(count)]
@@ -159,8 +159,8 @@ def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: floa
     for _ in range(times):
         values.fill_(rank + 1)
         seconds += _seconds_on(0, lambda: group.allreduce([values]).wait())
-    wanted = world * (world + 1) / 2
-    if values.min().item() != wanted or values.max().item() != wanted:
+    expected_sum = world * (world + 1) / 2
+    if values.min().item() != expected_sum or values.max().item() != expected_sum:
         raise DeviceError("cuda:0: all-reduce gave a wrong sum: a broken link or memory")
     return seconds
 
@@ -170,12 +170,12 @@ def _seconds_on(device: int, work: Callable[[], object]) -> float:
 
     with torch.cuda.device(device):
         torch.cuda.synchronize(device)
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         began.record()
         work()
-        ended.record()
-        ended.synchronize()
-    return began.elapsed_time(ended) / 1000
+        end_event.record()
+        end_event.synchronize()
+    return began.elapsed_time(end_event) / 1000
 
 
 @contextmanager

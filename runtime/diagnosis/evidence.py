@@ -109,8 +109,8 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
     passed = [(round_, group) for round_, group in tried if not round_.has_failed(group)]
     healthy = (set(trusted) | {node for _, group in passed for node in group}) - broken.keys()
     faulty = {**_identify_faulty(failed, healthy), **broken}
-    left = {node for node in nodes if node not in healthy and node not in faulty}
-    undecided = left & {node for group in failed for node in group}
+    undecided_nodes = {node for node in nodes if node not in healthy and node not in faulty}
+    undecided = undecided_nodes & {node for group in failed for node in group}
     best = _best_times(nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed for node in group))
     own = _best_times(nodes, ((node, one.matmul_s) for round_ in past for node, one in round_.measured.items()))
     best = {node: seconds for node, seconds in best.items() if node not in broken}
@@ -119,7 +119,7 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
     return Evidence(
         healthy=frozenset(healthy),
         faulty=faulty,
-        untried=frozenset(left - undecided),
+        untried=frozenset(undecided_nodes - undecided),
         undecided=frozenset(undecided),
         best_s=best,
         own_s=own,
@@ -144,10 +144,10 @@ def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict
 
 
 def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for node, seconds in times:
-        found[node] = min(seconds, found.get(node, seconds))
-    return {node: found[node] for node in nodes if node in found}
+        best[node] = min(seconds, best.get(node, seconds))
+    return {node: best[node] for node in nodes if node in best}
 
 
 def _possibly_slow(

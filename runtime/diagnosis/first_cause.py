@@ -32,8 +32,8 @@ class ProcessEnd:
         """What it died of; the kernel knows better."""
         if self.oom:
             return OOM_KILLED
-        known = kind_of("\n".join(self.kernel), 0) if self.kernel else None
-        return known if known is not None and known.words else kind_of(self.error, self.exit_code)
+        kernel_kind = kind_of("\n".join(self.kernel), 0) if self.kernel else None
+        return kernel_kind if kernel_kind is not None and kernel_kind.words else kind_of(self.error, self.exit_code)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Attribution:
             sentences.append(f"The kernel: “{first.kernel[-1]}”.")
         if self.echoes:
             kinds = Counter(echo.kind.name for echo in self.echoes)
-            told = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
+            echo_text = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
             count = len(self.echoes)
-            sentences.append(f"{count} other end{' is an echo' if count == 1 else 's are echoes'} of it: {told}.")
+            sentences.append(f"{count} other end{' is an echo' if count == 1 else 's are echoes'} of it: {echo_text}.")
         sentences.append(f"A restart {kind.hope.value}." + (f" To mend it: {kind.mend}." if kind.mend else ""))
         if what_was_done:
             sentences.append(f"Done: {what_was_done}.")

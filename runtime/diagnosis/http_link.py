@@ -47,8 +47,8 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
         return _json_response({})
 
     async def order(request: web.Request) -> web.Response:
-        given = await coordinator.order(await _decode_body(request, Ask))
-        return web.Response(status=204) if given is None else _json_response(given)
+        order_given_out = await coordinator.order(await _decode_body(request, Ask))
+        return web.Response(status=204) if order_given_out is None else _json_response(order_given_out)
 
     async def report(request: web.Request) -> web.Response:
         await coordinator.report(await _decode_body(request, StageResult))

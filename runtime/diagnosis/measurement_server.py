@@ -227,18 +227,18 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
         os.write(says, msgspec.json.encode(StageResult(begin.node, begin.round, stage, measurement, store)) + b"\n")
 
-    measured = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box)
+    own_measurement = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box)
     listener, store = None, ""
     if begin.opens_store:
         listener = socket.create_server((begin.address, 0), family=_address_family(begin.address))
         port = listener.getsockname()[1]
         store = f"{begin.address}:{port}"
-    tell(Stage.ALONE, measured, store)
+    tell(Stage.ALONE, own_measurement, store)
     with os.fdopen(hears, "rb") as lines:
         line = lines.readline()
     if line:
         order = msgspec.json.decode(line, type=Together)
-        tell(Stage.TOGETHER, work_together(measured, order, begin.address, listener))
+        tell(Stage.TOGETHER, work_together(own_measurement, order, begin.address, listener))
     os._exit(0)
 
 

@@ -205,15 +205,15 @@ async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
         await asyncio.sleep(1.0)
     if ipaddress.ip_address(address).is_loopback and not endpoint.bind_host:
         with suppress(socket.gaierror):
-            found = await loop.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
-            return str(found[0][4][0])
+            addresses = await loop.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
+            return str(addresses[0][4][0])
     return address
 
 
 async def _source_address(host: str, port: int) -> str:
     """Connecting a UDP socket sends nothing, and shows which source address the system would use."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, place = found[0]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, place = addresses[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)
         return str(probe.getsockname()[0])

@@ -55,12 +55,12 @@ async def _report_results(link: Link, node: str, measuring: MeasurementProcess) 
 
 
 async def _follow_orders(link: Link, me: Arrive, measuring: MeasurementProcess, box: SwitchboxSpec | None) -> Over:
-    seen = 0
+    last_number = 0
     while True:
-        order = await link.order(Ask(me.node, seen))
+        order = await link.order(Ask(me.node, last_number))
         if order is None:
             continue
-        seen = order.number
+        last_number = order.number
         match order:
             case Work():
                 measuring.start_alone(me.node, me.host, me.address, order, box)

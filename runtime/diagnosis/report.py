@@ -30,8 +30,8 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
     unfit = [one for one in verdicts if one.health is not Health.HEALTHY]
     lines = [f"{one.node} is {'a ' * (one.health is Health.STRAGGLER)}{one.health}: {one.reason}" for one in unfit]
     kinds = {"faulty": Health.FAULTY, "stragglers": Health.STRAGGLER, "undecided": Health.UNDECIDED}
-    found = (f"{word}: {', '.join(nodes_with(verdicts, health)) or 'none'}" for word, health in kinds.items())
-    return [*lines, "  ".join(found)]
+    kind_words = (f"{word}: {', '.join(nodes_with(verdicts, health)) or 'none'}" for word, health in kinds.items())
+    return [*lines, "  ".join(kind_words)]
 
 
 def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
@@ -72,8 +72,8 @@ def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
     best = _best_times(rounds)
     for label, field in (("matmul", "matmul_s"), ("all-reduce", "all_reduce_s")):
         times = [best[node][field] for node in healthy if node in best]
-        if known := [seconds for seconds in times if 0 < seconds < FAILED_S]:
-            words.append(f"{label} {max(known):.2f} s")
+        if measured_s := [seconds for seconds in times if 0 < seconds < FAILED_S]:
+            words.append(f"{label} {max(measured_s):.2f} s")
     if stragglers := nodes_with(verdicts, Health.STRAGGLER):
         words.append(f"slow {', '.join(stragglers)}")
     if avoided := avoided_hosts(verdicts):
@@ -136,7 +136,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    best_by_node: dict[str, dict[str, float]] = {}
     for round_ in rounds:
         for node, one in round_.measured.items():
             times = {
@@ -144,14 +144,14 @@ def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
                 "all_reduce_alone_s": one.self_reduce_s,
                 "all_reduce_s": one.all_reduce_s,
             }
-            known = found.setdefault(node, times)
-            found[node] = {field: min(seconds, known[field]) for field, seconds in times.items()}
-    return found
+            times_before = best_by_node.setdefault(node, times)
+            best_by_node[node] = {field: min(seconds, times_before[field]) for field, seconds in times.items()}
+    return best_by_node
 
 
 def _first_measurements(rounds: Sequence[Round]) -> Mapping[str, Measurement]:
-    found: dict[str, Measurement] = {}
+    first_ones: dict[str, Measurement] = {}
     for round_ in rounds:
         for node, one in round_.measured.items():
-            found.setdefault(node, one)
-    return found
+            first_ones.setdefault(node, one)
+    return first_ones

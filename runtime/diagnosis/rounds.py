@@ -38,16 +38,16 @@ def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[st
         past: the rounds so far.
         trusted: those of `nodes` that are known to be healthy and only serve as partners.
     """
-    known = frozenset(trusted)
-    if not past and not known:
+    trusted_nodes = frozenset(trusted)
+    if not past and not trusted_nodes:
         return Plan(tuple(pair_adjacent(nodes)), "adjacent pairs")
-    evidence = weigh(nodes, past, known)
-    sought = _open_nodes(evidence, past) - known  # A trusted partner may be slow because it is training.
+    evidence = weigh(nodes, past, trusted_nodes)
+    sought = _open_nodes(evidence, past) - trusted_nodes  # A trusted partner may be slow because it is training.
     if not sought:
         return Plan((), "every node is decided")
     if len(past) >= (ROUNDS_OF_THREE if len(nodes) == 3 else ROUNDS):
         return Plan((), f"{len(past)} rounds leave nodes undecided")
-    all_again = len(past) == 1 and not known
+    all_again = len(past) == 1 and not trusted_nodes
     able = [node for node in _sort_by_time(nodes, evidence) if node not in evidence.faulty]
     pool = able if all_again else _add_partners(able, sought)
     groups = pair_fastest_with_slowest(pool, evidence.tried_groups)
@@ -71,20 +71,20 @@ def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[st
     Nodes that have been with every other are paired last. An odd node joins the last group, or rests if that group of
     three was tried before.
     """
-    left = list(pool)
+    unpaired = list(pool)
     groups: list[tuple[str, ...]] = []
-    known: list[str] = []
-    while left:
-        slowest = left.pop()
-        at = next((at for at, other in enumerate(left) if frozenset((slowest, other)) not in tried), None)
+    ranked: list[str] = []
+    while unpaired:
+        slowest = unpaired.pop()
+        at = next((at for at, other in enumerate(unpaired) if frozenset((slowest, other)) not in tried), None)
         if at is None:
-            known.insert(0, slowest)
+            ranked.insert(0, slowest)
         else:
-            groups.append((left.pop(at), slowest))
-    while len(known) > 1:
-        groups.append((known.pop(0), known.pop()))
-    if known and groups and frozenset((*groups[-1], known[0])) not in tried:
-        groups[-1] += (known[0],)
+            groups.append((unpaired.pop(at), slowest))
+    while len(ranked) > 1:
+        groups.append((ranked.pop(0), ranked.pop()))
+    if ranked and groups and frozenset((*groups[-1], ranked[0])) not in tried:
+        groups[-1] += (ranked[0],)
     return groups
 
 

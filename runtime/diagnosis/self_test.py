@@ -45,8 +45,8 @@ def main() -> None:
     torch.set_num_threads(usable_cpus())
     began = time.monotonic()
     node = os.environ.get("EVERSTEP_NODE", "")
-    measured = work_alone(Measurement(node, node), 0, short=True)
-    sys.stdout.write(msgspec.json.encode(Result(time.monotonic() - began, measured.error)).decode() + "\n")
+    measurement = work_alone(Measurement(node, node), 0, short=True)
+    sys.stdout.write(msgspec.json.encode(Result(time.monotonic() - began, measurement.error)).decode() + "\n")
     sys.stdout.flush()
     os._exit(0)  # torch's cleanup takes a second.
 

@@ -67,10 +67,10 @@ class Session:
         """Order the first round."""
         self._advance_rounds(now)
 
-    def order(self, node: str, seen: int) -> Order | None:
+    def order(self, node: str, last_number: int) -> Order | None:
         """The newest order of a node, if it is newer than `seen`. Older orders need not be carried out."""
         order = self._orders.get(node)
-        return order if order is not None and order.number > seen else None
+        return order if order is not None and order.number > last_number else None
 
     def take_ordered_nodes(self) -> set[str]:
         """The nodes with new orders since the last call."""
@@ -119,8 +119,8 @@ class Session:
         """While all groups are done, close the round and open the next; at the end, make the verdicts."""
         while self.verdicts is None and all(group.done for group in self._groups):
             if self._groups:
-                measured = {node: one for group in self._groups for node, one in group.measurements.items()}
-                self.past.append(Round(self._round_number, self._plan.groups, self._plan.reason, measured))
+                measurements = {node: one for group in self._groups for node, one in group.measurements.items()}
+                self.past.append(Round(self._round_number, self._plan.groups, self._plan.reason, measurements))
             self._plan = next_round(list(self.members), self.past, self._trusted)
             self.reason = self._plan.reason
             self._groups, self._group_of = [], {}
@@ -205,14 +205,14 @@ class Session:
         self.verdicts = judge(
             list(self.members), hosts, self.past, trusted=self._trusted, exclude_straggler=self._exclude_straggler
         )
-        found = {health: tuple(nodes_with(self.verdicts, health)) for health in Health}
+        nodes_by_health = {health: tuple(nodes_with(self.verdicts, health)) for health in Health}
         for verdict in self.verdicts:
             over = Over(
                 self._next_number(verdict.node),
                 verdict,
-                faulty=found[Health.FAULTY],
-                stragglers=found[Health.STRAGGLER],
-                undecided=found[Health.UNDECIDED],
+                faulty=nodes_by_health[Health.FAULTY],
+                stragglers=nodes_by_health[Health.STRAGGLER],
+                undecided=nodes_by_health[Health.UNDECIDED],
                 usable=usable_count(self.verdicts),
             )
             self._issue(over, verdict.node)

@@ -47,25 +47,27 @@ class LinkProbe(Protocol):
 
 def parse_switchbox(pairs: str, min_bandwidth: float, min_channels: int) -> SwitchboxSpec:
     """Parse `--box-pairs "0:1 2:4 3:5 6:7"`. Raises SwitchboxError with the word that is wrong."""
-    found: list[tuple[int, int]] = []
-    seen: set[int] = set()
+    device_pairs: list[tuple[int, int]] = []
+    devices_seen: set[int] = set()
     for word in pairs.split():
         match = _PAIR.fullmatch(word)
         if match is None:
             raise SwitchboxError(f"--box-pairs: {word!r} is not DEVICE:DEVICE, as in '0:1 2:4'")
         pair = int(match[1]), int(match[2])
         for device in pair:
-            if device in seen:
+            if device in devices_seen:
                 raise SwitchboxError(f"--box-pairs: device {device} of {word!r} is named twice; each has one partner")
-            seen.add(device)
-        found.append(pair)
-    if not found:
+            devices_seen.add(device)
+        device_pairs.append(pair)
+    if not device_pairs:
         raise SwitchboxError("--box-pairs: no pairs; write DEVICE:DEVICE, as in '0:1 2:4'")
     if not 0 < min_bandwidth < math.inf:
         raise SwitchboxError(f"--min-bandwidth {min_bandwidth:g}: must be above 0 (MB/s)")
-    if not 1 <= min_channels <= len(found):
-        raise SwitchboxError(f"--min-channels {min_channels}: must be from 1 to {len(found)}, the --box-pairs given")
-    return SwitchboxSpec(tuple(found), min_bandwidth, min_channels)
+    if not 1 <= min_channels <= len(device_pairs):
+        raise SwitchboxError(
+            f"--min-channels {min_channels}: must be from 1 to {len(device_pairs)}, the --box-pairs given"
+        )
+    return SwitchboxSpec(tuple(device_pairs), min_bandwidth, min_channels)
 
 
 def box_flags(pairs: str, min_bandwidth: float, min_channels: int) -> list[str]:
@@ -95,28 +97,28 @@ def missing_devices(box: SwitchboxSpec, there: int) -> str:
 
 def measure(box: SwitchboxSpec, links: LinkProbe) -> tuple[dict[str, float], str]:
     """MB/s of each pair (`0:1`; 0 if the copy failed), and why the machine is faulty: empty if it is not."""
-    found: dict[str, float] = {}
+    bandwidths: dict[str, float] = {}
     for first, second in box.pairs:
         try:
-            found[f"{first}:{second}"] = links.bandwidth(first, second)
+            bandwidths[f"{first}:{second}"] = links.bandwidth(first, second)
         except RuntimeError:
-            found[f"{first}:{second}"] = 0.0
-    return found, fault_reason(box, found)
+            bandwidths[f"{first}:{second}"] = 0.0
+    return bandwidths, fault_reason(box, bandwidths)
 
 
-def fault_reason(box: SwitchboxSpec, found: Mapping[str, float]) -> str:
+def fault_reason(box: SwitchboxSpec, bandwidths: Mapping[str, float]) -> str:
     """Why a machine with these bandwidths is faulty; empty if it is not. Pure."""
-    slow = slow_pairs(box.min_bandwidth, found)
-    working = len(found) - len(slow)
+    slow = slow_pairs(box.min_bandwidth, bandwidths)
+    working = len(bandwidths) - len(slow)
     if working >= box.min_channels:
         return ""
-    worst = ", ".join(f"{pair} {found[pair]:.0f} MB/s" for pair in slow)
-    return f"switchbox: {working} of {len(found)} pairs work, {box.min_channels} needed ({worst})"
+    worst = ", ".join(f"{pair} {bandwidths[pair]:.0f} MB/s" for pair in slow)
+    return f"switchbox: {working} of {len(bandwidths)} pairs work, {box.min_channels} needed ({worst})"
 
 
-def slow_pairs(min_bandwidth: float, found: Mapping[str, float]) -> list[str]:
+def slow_pairs(min_bandwidth: float, bandwidths: Mapping[str, float]) -> list[str]:
     """The pairs below the minimum bandwidth: faulty links."""
-    return [pair for pair, bandwidth in found.items() if bandwidth < min_bandwidth]
+    return [pair for pair, bandwidth in bandwidths.items() if bandwidth < min_bandwidth]
 
 
 class CudaLinkProbe:
@@ -137,12 +139,12 @@ class CudaLinkProbe:
             torch.cuda.synchronize(source)
             torch.cuda.synchronize(target)
             for _ in range(COPIES):
-                began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                began, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 began.record()
                 here.copy_(there, non_blocking=True)
-                ended.record()
-                ended.synchronize()
-                best_s = min(best_s, began.elapsed_time(ended) / 1000)
+                end_event.record()
+                end_event.synchronize()
+                best_s = min(best_s, began.elapsed_time(end_event) / 1000)
         torch.cuda.synchronize(target)
         if int(here.min()) != 7 or int(here.max()) != 7:
             raise RuntimeError(f"the bytes copied from device {source} arrived wrong at device {target}")

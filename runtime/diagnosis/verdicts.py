@@ -68,12 +68,12 @@ Failures = Mapping[tuple[str, ...], str]
 def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
     tried = [(round_, group, round_.has_failed(group)) for round_ in past for group in round_.groups]
     worked = {frozenset(group) for _, group, failed in tried if not failed}
-    found: dict[str, dict[tuple[str, ...], str]] = {}
+    failures: dict[str, dict[tuple[str, ...], str]] = {}
     for round_, group, failed in tried:
         if failed and frozenset(group) not in worked:
             for node in group:
-                found.setdefault(node, {}).setdefault(group, round_.measured[node].error)
-    return found
+                failures.setdefault(node, {}).setdefault(group, round_.measured[node].error)
+    return failures
 
 
 def _judge_node(node: str, failures: Failures, evidence: Evidence) -> tuple[Health, str]:

@@ -109,16 +109,16 @@ def time_matmul(node: str, host: str, round_number: int, products: int = PRODUCT
     """Seconds for so many products of MATRIX_SIZE squared. All values are integers below 2^24: float32 is exact."""
     import torch
 
-    left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
+    factor_a = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
     right = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 5).float().view(MATRIX_SIZE, MATRIX_SIZE)
-    wanted = (left.double().sum(0) @ right.double()).sum().item()
-    product = torch.mm(left, right)
+    expected_sum = (factor_a.double().sum(0) @ right.double()).sum().item()
+    product = torch.mm(factor_a, right)
     started = time.perf_counter()
     faults.point("check.matmul", node=node, host=host, round=round_number)
     for _ in range(products):
-        torch.mm(left, right, out=product)
+        torch.mm(factor_a, right, out=product)
     seconds = time.perf_counter() - started
-    if product.double().sum().item() != wanted:
+    if product.double().sum().item() != expected_sum:
         raise WrongResultError("matrix product is wrong: a broken processor or memory")
     return seconds
 
@@ -154,8 +154,8 @@ def time_all_reduce(
             first()
         group.allreduce([values]).wait()
         seconds += time.perf_counter() - started
-    wanted = world * (world + 1) / 2
-    if values.min().item() != wanted or values.max().item() != wanted:
+    expected_sum = world * (world + 1) / 2
+    if values.min().item() != expected_sum or values.max().item() != expected_sum:
         raise WrongResultError("all-reduce gave a wrong sum: a broken link or memory")
     return seconds
 

@@ -64,8 +64,8 @@ class Flags(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
-def did_you_mean(words: Iterable[str], known: Iterable[str]) -> str:
+def did_you_mean(words: Iterable[str], words_allowed: Iterable[str]) -> str:
     """`; did you mean --nodes?` for words of which some are nearly known ones, else empty."""
-    names = [*known]
-    meant = [found[0] for word in words if (found := difflib.get_close_matches(word, names, 1))]
+    names = [*words_allowed]
+    meant = [matches[0] for word in words if (matches := difflib.get_close_matches(word, names, 1))]
     return f"; did you mean {', '.join(dict.fromkeys(meant))}?" if meant else ""

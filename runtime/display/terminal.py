@@ -11,4 +11,4 @@ _CONTROL = re.compile(
 
 def as_text(text: str) -> str:
     r"""One line for a terminal: `\x1b[2J` where there was an escape."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -57,21 +57,21 @@ def point(name: str, **facts: object) -> None:
 
 def parse_rules(text: str) -> Iterator[Rule]:
     """The rules in the text of EVERSTEP_FAULT. Raises ValueError for an unreadable rule."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for part in filter(None, (part.strip() for part in text.split(";"))):
         head, equals, action = part.rpartition("=")
         name, *conditions = head.split(",")
         pairs = tuple((key, value) for key, _, value in (condition.partition("=") for condition in conditions))
         if not equals or not name or not _ACTION.fullmatch(action) or not all(key and value for key, value in pairs):
             raise ValueError(f"{FAULT_VARIABLE}: cannot read {part!r}; write POINT[,FACT=VALUE]...=ACTION{_ACTIONS}")
-        seen[name] += 1
-        yield Rule(name, pairs, action, name if seen[name] == 1 else f"{name}.{seen[name]}")
+        occurrences[name] += 1
+        yield Rule(name, pairs, action, name if occurrences[name] == 1 else f"{name}.{occurrences[name]}")
 
 
 def _matches(rule: Rule, facts: Mapping[str, object], environment: Mapping[str, str]) -> bool:
-    for key, wanted in rule.conditions:
-        found = facts[key] if key in facts else environment.get(_CONDITION_VARIABLES.get(key, ""))
-        if found is None or str(found) != wanted:
+    for key, expected_value in rule.conditions:
+        fact = facts[key] if key in facts else environment.get(_CONDITION_VARIABLES.get(key, ""))
+        if fact is None or str(fact) != expected_value:
             return False
     return True
 

@@ -3,7 +3,8 @@
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Action, Directive, Framework, Join, Neighbour, Round, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join
+from everstep.runtime.protocol.rounds import Framework, Neighbour, Round, Seat
 
 MOST_NEIGHBOURS = 8
 _TOLD_TO_JOIN = (NodePhase.REJOINING, NodePhase.SUSPECTED, NodePhase.LOST)

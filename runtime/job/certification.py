@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from everstep.runtime.protocol.messages import Evidence, Round
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Round
 
 KEPT_CERTIFIED = 256
 """Certified states that a job's state remembers."""
@@ -51,14 +52,14 @@ def judge(evidence: Iterable[Evidence]) -> Verdict:
     if not differing:
         most = max(map(len, replicas.values()))
         return Verdict(True, f"{most} replicas agree" if most > 1 else "nothing speaks against it; it has no replica")
-    wrong = dict.fromkeys(node for same in differing for node in _outvoted(same))
+    wrong = dict.fromkeys(node for same in differing for node in _outvoted_nodes(same))
     everybody = ", ".join(dict.fromkeys(one.node for same in differing for one in same))
     if wrong:
         return Verdict(False, f"{', '.join(wrong)} differs from the majority of {everybody}", tuple(wrong))
     return Verdict(False, f"the replicas of {everybody} differ, and none has a majority")
 
 
-def _outvoted(same: list[Evidence]) -> list[str]:
+def _outvoted_nodes(same: list[Evidence]) -> list[str]:
     (digest, votes), *_ = Counter(one.digest for one in same).most_common()
     if len(same) < MAJORITY_OF or 2 * votes <= len(same):
         return []

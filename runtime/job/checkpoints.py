@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.job.records import Stored
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 MAX_LISTED = 4
 """Checkpoints, and reasons for each, that one line lists."""
@@ -122,7 +122,11 @@ def drop_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> Che
     def is_refused(checkpoint: Checkpoint) -> bool:
         return any(refusal.covers(shard) for shard in checkpoint.shards for refusal in refusals)
 
-    return {place: kept for place, kept in checkpoints.items() if place not in places or not is_refused(kept)}
+    return {
+        place: checkpoint
+        for place, checkpoint in checkpoints.items()
+        if place not in places or not is_refused(checkpoint)
+    }
 
 
 def refusal_summary(refusals: Iterable[Refusal]) -> str:

@@ -11,20 +11,19 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.runtime.job.nodes import JOINED, NodePhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     DesiredChanged,
     JobEnded,
     JobReopened,
-    JobResult,
     MasterClaimed,
     NodeJoined,
     NodeRequested,
-    Reason,
     RoundBroken,
     RoundFormed,
 )
 from everstep.runtime.job.roster import Roster
-from everstep.runtime.protocol.messages import Round
+from everstep.runtime.protocol.rounds import Round
 
 KEPT_CONDITIONS = 50
 """Conditions that the state remembers."""
@@ -90,8 +89,10 @@ def next_conditions(state: Facts, record: object) -> tuple[Condition, ...]:
     last = conditions[-1] if conditions else None
     if last and last.type is kind and last.holds:
         return (*conditions[:-1], replace(last, reason=reason, message=message, seen=state.time))
-    ended = [replace(last, holds=False)] if last else []
-    return (*conditions[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
+    closed_condition = [replace(last, holds=False)] if last else []
+    return (*conditions[:-1], *closed_condition, Condition(kind, reason, message, state.time, state.time))[
+        -KEPT_CONDITIONS:
+    ]
 
 
 def _after_master_claimed(state: Facts, record: MasterClaimed) -> _Update:

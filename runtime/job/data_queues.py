@@ -112,18 +112,18 @@ def worker_name(request: ShardRequest) -> str:
 
 def is_late(queue: DataQueue, request: ShardRequest) -> bool:
     """Whether the request was answered before: it is a copy."""
-    known = queue.leases.get(worker_name(request))
-    if known is None:
+    lease = queue.leases.get(worker_name(request))
+    if lease is None:
         return False
-    answered = known.number > request.number or (known.number == request.number and known.position != NOTHING)
-    return known.round > request.round or (known.round == request.round and answered)
+    answered = lease.number > request.number or (lease.number == request.number and lease.position != NOTHING)
+    return lease.round > request.round or (lease.round == request.round and answered)
 
 
 def answered_position(queue: DataQueue, request: ShardRequest) -> int | None:
     """The position that the request has got, NOTHING if all is done or it wants none; None: it has to wait."""
-    known = queue.leases.get(worker_name(request))
-    if known and (known.round, known.number) == (request.round, request.number) and known.position != NOTHING:
-        return known.position
+    lease = queue.leases.get(worker_name(request))
+    if lease and (lease.round, lease.number) == (request.round, request.number) and lease.position != NOTHING:
+        return lease.position
     return NOTHING if queue.is_over or not request.wants else None
 
 
@@ -156,9 +156,9 @@ def with_given_back(queue: DataQueue, worker: str, lease: Lease, position: int) 
 
 def without_node(queue: DataQueue, node: str) -> DataQueue:
     """The queue when that node's workers have ended: they do nothing any more."""
-    left = [name for name in queue.leases if name.rpartition("/")[0] == node]
-    queue = _return_positions(queue, [queue.leases[name].position for name in left])
-    return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in left})
+    names_left = [name for name in queue.leases if name.rpartition("/")[0] == node]
+    queue = _return_positions(queue, [queue.leases[name].position for name in names_left])
+    return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in names_left})
 
 
 def in_next_round(queue: DataQueue, restored: int) -> DataQueue:
@@ -178,9 +178,9 @@ def settle_positions(queue: DataQueue, oldest: int) -> DataQueue:
     settled = [iteration for iteration, _ in queue.unsettled if iteration <= oldest]
     if not settled:
         return queue
-    left = DoneLog(entry for entry in queue.unsettled if entry[0] > oldest)
+    entries_left = DoneLog(entry for entry in queue.unsettled if entry[0] > oldest)
     at = max(queue.settled_at, *settled)
-    return replace(queue, unsettled=left, settled=queue.settled + len(settled), settled_at=at)
+    return replace(queue, unsettled=entries_left, settled=queue.settled + len(settled), settled_at=at)
 
 
 def _return_positions(queue: DataQueue, positions: list[int]) -> DataQueue:

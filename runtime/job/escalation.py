@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from everstep.runtime.job import fault_policy
 from everstep.runtime.job.nodes import LIVE
-from everstep.runtime.job.records import Decision, WorkerFaulted
+from everstep.runtime.job.reasons import Decision
+from everstep.runtime.job.records import WorkerFaulted
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.state import State, round_number
 
@@ -96,8 +97,8 @@ def _most_blamed(exceeded: Exceeded) -> str:
 
 def _repeated_elsewhere(errors: Sequence[WorkerFaulted], state: State) -> Exceeded | None:
     """The newest error, if it has moved a node before."""
-    known = {error_signature(fault): fault for fault in state.moved_for}
-    before = known.get(error_signature(errors[-1])) if errors else None
+    faults_by_signature = {error_signature(fault): fault for fault in state.moved_for}
+    before = faults_by_signature.get(error_signature(errors[-1])) if errors else None
     if before is None:
         return None
     last, hosts = errors[-1], _hosts((before, errors[-1]), state)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from everstep.runtime.job.records import Stored
+from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
     Dumped,
     Evidence,
@@ -11,7 +12,6 @@ from everstep.runtime.protocol.messages import (
     Join,
     Leaving,
     Persisted,
-    Refusal,
     SelfTest,
     ShardRequest,
     Unrestored,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.nodes import NodeState
-from everstep.runtime.job.records import Decision, Reason, WorkerFaulted
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import WorkerFaulted
 from everstep.runtime.job.spec import (
     FaultRule,
     JobSpec,
@@ -138,10 +139,12 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
     role = spec.roles[node.role]
     code = None if exit_code is None else shell_exit_code(exit_code)
     rule = _matching_rule(role, reason, code)
-    chosen, scope = (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
+    restart_policy, scope = (
+        (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
+    )
     avoid = DECISIONS[reason] is Decision.EXCLUDE
-    if not _covers(role, chosen, reason, code):
-        why = f"the restart policy {chosen.value} of {node.role} does not cover it"
+    if not _covers(role, restart_policy, reason, code):
+        why = f"the restart policy {restart_policy.value} of {node.role} does not cover it"
         return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     memory = memory_of(node, role)
     if reason is Reason.OOM and memory >= spec.oom.limit_bytes and spec.placement is Placement.PLATFORM:
@@ -210,7 +213,6 @@ def _gib(memory: int) -> str:
 
 def render() -> str:
     """The table as Markdown."""
-    patience, oom, moves = Patience(), Oom(), "the node moves, then the job fails"
     hardware = ", ".join(map(str, JobSpec("", {}).hardware_exit_codes))
     lines = [
         "# What follows from a fault",
@@ -232,7 +234,7 @@ def render() -> str:
         "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
         "If a fault has ended a round, later errors in that round are its echoes and count against nothing.",
         "",
-        f"Survivors that test themselves take at most {patience.check_s:g} s (`check`): matrix products on all cores",
+        f"Survivors that test themselves take at most {Patience().check_s:g} s (`check`): matrix products on all cores",
         "or each device, memory, an all-reduce. A node that fails is replaced on another host; this counts against",
         "nothing.",
         "",
@@ -241,16 +243,7 @@ def render() -> str:
         "iteration, or has occurred on two machines before, it is the script's own: the job fails at once and says so.",
         "If all nodes are on one machine, or join by themselves, the job fails without a move.",
         "",
-        "| limit | default | then |",
-        "|---|---|---|",
-        f"| rounds that errors may end (`max_restarts`) | {patience.max_restarts} | {moves} |",
-        f"| the same error at the same iteration (`same_error`) | {patience.same_error} | {moves} |",
-        f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
-        "| restarts of a role (`restart_limit`) | none | the node is given up |",
-        f"| consecutive rounds that a fault ends without a new iteration (`no_progress`) | {patience.no_progress} |"
-        " the job fails |",
-        f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
-        f" up to {_gib(oom.limit_bytes)} | the job fails |",
+        *_render_limits(Patience(), Oom(), "the node moves, then the job fails"),
         "",
         "Giving up a node ends the job only if fewer than the minimum remain (exit code 3), or if the `fail_policy` of",
         "its role says so.",
@@ -269,6 +262,22 @@ def render() -> str:
     for event, reasons in EVENT_REASONS.items():
         lines.append(f"| {event.value} | {', '.join(row.reason.value for row in TABLE if row.reason in reasons)} |")
     return "\n".join(lines) + "\n"
+
+
+def _render_limits(patience: Patience, oom: Oom, moves: str) -> list[str]:
+    """The limits of retries, as lines of Markdown."""
+    return [
+        "| limit | default | then |",
+        "|---|---|---|",
+        f"| rounds that errors may end (`max_restarts`) | {patience.max_restarts} | {moves} |",
+        f"| the same error at the same iteration (`same_error`) | {patience.same_error} | {moves} |",
+        f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
+        "| restarts of a role (`restart_limit`) | none | the node is given up |",
+        f"| consecutive rounds that a fault ends without a new iteration (`no_progress`) | {patience.no_progress} |"
+        " the job fails |",
+        f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
+        f" up to {_gib(oom.limit_bytes)} | the job fails |",
+    ]
 
 
 def _covered_faults(policy: RestartPolicy) -> str:

@@ -19,10 +19,10 @@ from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.peers import copy_keepers
 from everstep.runtime.job.phases import JOB_TRANSITIONS
+from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
-    Decision,
     DesiredChanged,
     FaultJudged,
     HangExplained,
@@ -42,7 +42,6 @@ from everstep.runtime.job.records import (
     NodeStrayed,
     NodeSuspected,
     NodeTested,
-    Reason,
     Record,
     RoundBroken,
     RoundFormed,
@@ -50,7 +49,8 @@ from everstep.runtime.job.records import (
     WorkerFaulted,
 )
 from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
-from everstep.runtime.protocol.messages import Action, Flaw
+from everstep.runtime.protocol.holdings import Flaw
+from everstep.runtime.protocol.messages import Action
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""
@@ -93,9 +93,14 @@ def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
     # What could not be read before may be readable by now, or by this version of Everstep.
-    refused = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
+    damaged_refusals = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
     return replace(
-        state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since, refused=refused
+        state,
+        epoch=record.epoch,
+        address=record.address,
+        awake_since=record.time,
+        since=since,
+        refused=damaged_refusals,
     )
 
 
@@ -215,7 +220,9 @@ def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
     round_ = state.round
     if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
         doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
-        state = replace(state, doubted=(*(known for known in state.doubted if known != doubt), doubt))
+        state = replace(
+            state, doubted=(*(doubt_before for doubt_before in state.doubted if doubt_before != doubt), doubt)
+        )
     if record.reason is not Reason.USER_ERROR:
         return replace(state, excused=state.excused | {record.round})
     first = state.blamed.get(record.round)

@@ -68,7 +68,7 @@ def _with_certified(state: State, *places: tuple[int, int]) -> State:
 
 def _apply_state_rejected(state: State, record: StateRejected) -> State:
     place = record.round, record.iteration
-    certified = tuple(known for known in state.certified if known < place)
+    certified = tuple(place_certified for place_certified in state.certified if place_certified < place)
     rejections = dict(state.rejections)
     if not record.nodes:
         rejections[record.iteration] = rejections.get(record.iteration, 0) + 1
@@ -89,7 +89,7 @@ def _apply_committed(state: State, record: Committed) -> State:
 
 def _settled_queues(queues: dict[str, DataQueue], checkpoints: Checkpoints) -> dict[str, DataQueue]:
     """The queues when these checkpoints are kept: no round goes back behind the oldest that is committed."""
-    oldest = min((iteration for (_, iteration), known in checkpoints.items() if known.manifest), default=0)
+    oldest = min((iteration for (_, iteration), checkpoint in checkpoints.items() if checkpoint.manifest), default=0)
     return {name: data_queues.settle_positions(queue, oldest) for name, queue in queues.items()}
 
 
@@ -103,7 +103,7 @@ def _apply_forgotten(state: State, record: Forgotten) -> State:
 def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
     checkpoints = with_survey(state.checkpoints, record.found)
     state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
-    sound = [found.shards[0] for found in record.found if found.is_certified]
+    sound = [checkpoint.shards[0] for checkpoint in record.found if checkpoint.is_certified]
     state = _with_certified(state, *((shard.round, shard.iteration) for shard in sound))
     if not record.found:
         return state
@@ -113,11 +113,15 @@ def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
 
 
 def _apply_passed_over(state: State, record: PassedOver) -> State:
-    refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
+    refusals = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
     checkpoints = drop_refused(state.checkpoints, record.refusals)
     excused = state.excused | {record.round} if record.round else state.excused
     return replace(
-        state, refused=refused, checkpoints=checkpoints, excused=excused, reason=stored.refusal_summary(record.refusals)
+        state,
+        refused=refusals,
+        checkpoints=checkpoints,
+        excused=excused,
+        reason=stored.refusal_summary(record.refusals),
     )
 
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.slow_nodes import SlowNodes
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
 from everstep.runtime.job.state import State, round_number

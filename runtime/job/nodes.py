@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
@@ -24,12 +25,12 @@ from everstep.runtime.job.records import (
     NodeStrayed,
     NodeSuspected,
     NodeTested,
-    Reason,
     RoundBroken,
     RoundFormed,
     WorkerFaulted,
 )
-from everstep.runtime.protocol.messages import Action, Holding
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action
 
 
 class NodePhase(StrEnum):

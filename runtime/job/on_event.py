@@ -33,6 +33,7 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
 from everstep.runtime.job.on_evidence import handle_evidence
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     Committed,
     DataShardEnded,
@@ -40,7 +41,6 @@ from everstep.runtime.job.records import (
     DesiredChanged,
     Forgotten,
     JobReopened,
-    JobResult,
     NodeAppeared,
     NodeFinished,
     NodeJoined,
@@ -48,7 +48,6 @@ from everstep.runtime.job.records import (
     NodeStrayed,
     NodeTested,
     PassedOver,
-    Reason,
     ShardPersisted,
     StoreSurveyed,
     WorkerFaulted,
@@ -69,28 +68,28 @@ def handle_event(tx: Transaction, event: object) -> None:
 
 
 def _on_opened(tx: Transaction, event: Opened) -> None:
-    ended = tx.state.ended
-    if ended and ended.result is not JobResult.SUCCEEDED:
+    termination = tx.state.ended
+    if termination and termination.result is not JobResult.SUCCEEDED:
         tx.record(JobReopened(time=tx.now))
     if tx.state.phase is not JobPhase.ENDED:
         _record_survey(tx, event.survey)
 
 
-def _record_survey(tx: Transaction, seen: Survey) -> None:
+def _record_survey(tx: Transaction, survey: Survey) -> None:
     """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
     state = tx.state
-    known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
-    refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
+    manifests = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
+    new_refusals = [refusal for refusal in survey.refusals if refusal not in state.refused]
     unjournaled = tuple(
         stored
-        for stored in seen.unjournaled
-        if stored.key not in known
-        and not any(r.covers(shard) for r in (*state.refused, *refused) for shard in stored.shards)
+        for stored in survey.unjournaled
+        if stored.key not in manifests
+        and not any(r.covers(shard) for r in (*state.refused, *new_refusals) for shard in stored.shards)
     )
-    if unjournaled or seen.rounds > max(round_number(state), state.rounds_before):
-        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=seen.rounds))
-    if refused:
-        tx.record(PassedOver(time=tx.now, refusals=tuple(refused)))
+    if unjournaled or survey.rounds > max(round_number(state), state.rounds_before):
+        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=survey.rounds))
+    if new_refusals:
+        tx.record(PassedOver(time=tx.now, refusals=tuple(new_refusals)))
 
 
 def _on_restore_failed(tx: Transaction, event: RestoreFailed) -> None:
@@ -253,11 +252,11 @@ def _on_data_shard_asked(tx: Transaction, event: DataShardAsked) -> None:
     if request.size != queue.size or data_queues.is_late(queue, request):
         return
     worker = data_queues.worker_name(request)
-    if (known := queue.leases.get(worker)) and known.position != data_queues.NOTHING:
+    if (lease := queue.leases.get(worker)) and lease.position != data_queues.NOTHING:
         tx.record(
             DataShardEnded(
                 time=tx.now, queue=request.queue, worker=worker, round=request.round, number=request.number,
-                position=known.position, is_done=known.position == request.done, iteration=request.iteration,
+                position=lease.position, is_done=lease.position == request.done, iteration=request.iteration,
             )
         )  # fmt: skip
         queue = tx.state.queues[request.queue]

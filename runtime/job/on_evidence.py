@@ -3,7 +3,8 @@
 from everstep.runtime.job import certification
 from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import BatchSkipped, JobResult, Reason, StateCertified, StateRejected
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import BatchSkipped, StateCertified, StateRejected
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence
@@ -15,46 +16,50 @@ the hardware's."""
 
 def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
     """Compare the state once all nodes have told what they know of it; at once if it cannot be sound."""
-    given = event.evidence
-    node, current, place = tx.require_node(given.node), tx.state.round, (given.round, given.iteration)
-    tx.mark_alive(given.node)
-    if not 0 <= given.shard < given.shards:
-        raise Refused(f"{given.node} tells of shard {given.shard} of {given.shards}")
+    evidence = event.evidence
+    node, current, place = tx.require_node(evidence.node), tx.state.round, (evidence.round, evidence.iteration)
+    tx.mark_alive(evidence.node)
+    if not 0 <= evidence.shard < evidence.shards:
+        raise Refused(f"{evidence.node} tells of shard {evidence.shard} of {evidence.shards}")
     if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
         return
-    if current is None or not given.round == node.round == current.number:
+    if current is None or not evidence.round == node.round == current.number:
         return
-    if place in tx.state.certified and not given.doubt:
+    if place in tx.state.certified and not evidence.doubt:
         return
-    known = tx.evidence.setdefault(place, {})
-    known[given.node, given.shard] = given
+    evidence_of_place = tx.evidence.setdefault(place, {})
+    evidence_of_place[evidence.node, evidence.shard] = evidence
     for late in sorted(tx.evidence)[: -certification.KEPT_EVIDENCE]:
         del tx.evidence[late]
-    if not given.doubt and not certification.is_complete(known.values(), current):
+    if not evidence.doubt and not certification.is_complete(evidence_of_place.values(), current):
         return
-    verdict = certification.judge(known.values())
-    tx.evidence = {later: kept for later, kept in tx.evidence.items() if later > place}
+    verdict = certification.judge(evidence_of_place.values())
+    tx.evidence = {later: evidence_kept for later, evidence_kept in tx.evidence.items() if later > place}
     if verdict.is_sound:
-        tx.record(StateCertified(time=tx.now, round=given.round, iteration=given.iteration, detail=verdict.detail))
+        tx.record(
+            StateCertified(time=tx.now, round=evidence.round, iteration=evidence.iteration, detail=verdict.detail)
+        )
     else:
-        _reject(tx, given, verdict)
+        _reject(tx, evidence, verdict)
 
 
-def _reject(tx: Transaction, given: Evidence, verdict: certification.Verdict) -> None:
+def _reject(tx: Transaction, evidence: Evidence, verdict: certification.Verdict) -> None:
     """Step back; if the same iteration is unsound again, skip its batch or end the job."""
-    iteration = given.iteration
+    iteration = evidence.iteration
     tx.record(
-        StateRejected(time=tx.now, round=given.round, iteration=iteration, detail=verdict.detail, nodes=verdict.nodes)
+        StateRejected(
+            time=tx.now, round=evidence.round, iteration=iteration, detail=verdict.detail, nodes=verdict.nodes
+        )
     )
     detail = f"the state of iteration {iteration} is unsound: {verdict.detail}"
     tx.break_round(Reason.UNSOUND, detail, verdict.nodes[0] if verdict.nodes else "")
     for name in verdict.nodes:
-        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, given.round)
+        tx.judge_fault(tx.state.nodes[name], Reason.UNSOUND, None, evidence.round)
     times, most = tx.state.rejections.get(iteration, 0), tx.spec.patience.same_error
     if times < (most or REPEATED):
         return
     again, skipped = f"{detail}; it is so for the {times}. time", tx.state.skipped
-    if given.doubt and iteration not in skipped and len(skipped) < tx.spec.skip_batches:
+    if evidence.doubt and iteration not in skipped and len(skipped) < tx.spec.skip_batches:
         what = f"{again}: its batch is skipped ({len(skipped) + 1} of at most {tx.spec.skip_batches})"
         tx.record(BatchSkipped(time=tx.now, iteration=iteration, detail=what))
     elif most:

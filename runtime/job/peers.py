@@ -6,7 +6,7 @@ power cut never takes both.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from everstep.runtime.protocol.messages import Member
+from everstep.runtime.protocol.rounds import Member
 
 
 def copy_keepers(members: Sequence[Member]) -> list[int | None]:
@@ -17,8 +17,8 @@ def copy_keepers(members: Sequence[Member]) -> list[int | None]:
     """
     zones = _groups(members, lambda member: member.zone or "?")
     if len(zones) > 1 and "?" not in zones and 2 * max(map(len, zones.values())) <= len(members):
-        return _shifted(zones.values(), len(members))
-    return _shifted(_groups(members, lambda member: member.host).values(), len(members))
+        return _shift_keepers(zones.values(), len(members))
+    return _shift_keepers(_groups(members, lambda member: member.host).values(), len(members))
 
 
 def _groups(members: Sequence[Member], key: Callable[[Member], str]) -> dict[str, list[int]]:
@@ -29,7 +29,7 @@ def _groups(members: Sequence[Member], key: Callable[[Member], str]) -> dict[str
     return {name: sorted(group, key=lambda index: (members[index].host, index)) for name, group in groups.items()}
 
 
-def _shifted(groups: Iterable[list[int]], count: int) -> list[int | None]:
+def _shift_keepers(groups: Iterable[list[int]], count: int) -> list[int | None]:
     """A keeper from another group for each of `count` indices.
 
     All indices are put in a row, group by group. Shifting it by the size of the largest group leads every index out of

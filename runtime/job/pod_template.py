@@ -55,12 +55,14 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
                 yield f"spec.containers[0].{name}: texts are needed; put numbers in quotes"
 
 
-def _unknown(fields: Mapping[str, Any], known: Mapping[str, type], ignored: set[str], place: str) -> Iterator[str]:
+def _unknown(
+    fields: Mapping[str, Any], allowed_fields: Mapping[str, type], ignored: set[str], place: str
+) -> Iterator[str]:
     for key, value in fields.items():
-        if key in known and value is not None and not isinstance(value, known[key]):
-            yield f"{place}{key}: {_KINDS[known[key]]} is needed"
-        elif key not in known and key not in ignored:
-            yield f"{place}{key}: unknown; known are {', '.join(known)}"
+        if key in allowed_fields and value is not None and not isinstance(value, allowed_fields[key]):
+            yield f"{place}{key}: {_KINDS[allowed_fields[key]]} is needed"
+        elif key not in allowed_fields and key not in ignored:
+            yield f"{place}{key}: unknown; known are {', '.join(allowed_fields)}"
 
 
 def container_of(template: Mapping[str, Any]) -> Mapping[str, Any]:

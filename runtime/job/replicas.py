@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from everstep.runtime.job.fault_policy import DECISIONS, memory_of, more_memory
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Decision, NodeRequested, Reason
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
 from everstep.runtime.job.state import State
 
@@ -57,14 +58,14 @@ def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
     """
     if spec.placement is Placement.JOINED:
         return []
-    ended = state.phase is JobPhase.ENDED
+    termination = state.phase is JobPhase.ENDED
     spared = {CleanPodPolicy.ALL: (), CleanPodPolicy.RUNNING: (NodePhase.LOST,)}.get(
         spec.clean_pod_policy, (NodePhase.LOST, NodePhase.RELEASED)
     )
     desired = []
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
-        if node.phase in LIVE or leaving or (ended and node.phase in spared):
+        if node.phase in LIVE or leaving or (termination and node.phase in spared):
             desired.append(_desired_node(node, state, spec))
     return sorted(desired, key=lambda node: (node.extra, -node.priority))
 
@@ -96,10 +97,10 @@ def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested
     if not short:
         return []
     places = _Allocator(state, spec)
-    chosen = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
+    places_chosen = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
     roles = spec.roles
-    chosen.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
-    return [places.allocate(role, index, now) for role, index in chosen]
+    places_chosen.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
+    return [places.allocate(role, index, now) for role, index in places_chosen]
 
 
 def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
@@ -188,12 +189,12 @@ class _Allocator:
         self._last: dict[tuple[str, int], NodeState] = {}
         self._used = set(state.avoided) | set(spec.avoid_hosts)
         self._number = 0
-        gone = ((LIVE, True), (_GONE_PHASES, False), (_GONE_PHASES, True))
+        gone_phases = ((LIVE, True), (_GONE_PHASES, False), (_GONE_PHASES, True))
         for role in spec.roles:
-            for phases, leaving in gone:
+            for phases, leaving in gone_phases:
                 for node in state.nodes.select(role, phases, leaving):
-                    known = self._last.get(node.replica)
-                    if known is None or node.launch > known.launch:
+                    latest = self._last.get(node.replica)
+                    if latest is None or node.launch > latest.launch:
                         self._last[node.replica] = node
         if spec.hosts:
             self._used |= {node.host for node in state.nodes.values() if node.phase in LIVE}

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal, Restore
 
 MAX_LISTED = 8
 """Runs of shards that the reason of a choice lists."""
@@ -24,13 +24,13 @@ def holdings(state: State) -> list[Holding]:
     waiting.sort(key=lambda node: (node.is_leaving, node.name))
     memory = [holding for node in waiting for holding in node.holdings if holding.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
-    refused: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
+    refusals_by_place: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
     for refusal in state.refused:
-        refused[refusal.round, refusal.iteration].append(refusal)
+        refusals_by_place[refusal.round, refusal.iteration].append(refusal)
     return [
         holding
         for holding in memory + stored
-        if not any(refusal.covers(holding) for refusal in refused.get((holding.round, holding.iteration), ()))
+        if not any(refusal.covers(holding) for refusal in refusals_by_place.get((holding.round, holding.iteration), ()))
     ]
 
 
@@ -87,9 +87,9 @@ def _location_summary(in_memory: list[bool]) -> str:
         return "in the store"
     edges = [n for n in range(len(in_memory)) if not n or in_memory[n] != in_memory[n - 1]]
     runs = [(a, b - 1) for a, b in zip(edges, [*edges[1:], len(in_memory)], strict=True) if not in_memory[a]]
-    named = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:MAX_LISTED])
+    named_runs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:MAX_LISTED])
     more = f" and {len(runs) - MAX_LISTED} more runs" if len(runs) > MAX_LISTED else ""
-    return f"in memory but for shards {named}{more}, which only the store has"
+    return f"in memory but for shards {named_runs}{more}, which only the store has"
 
 
 def _best_sources(group: list[Holding]) -> list[Holding]:

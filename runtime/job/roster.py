@@ -68,8 +68,8 @@ class Roster(Mapping[str, NodeState]):
                 size += 1
             number = at // CHUNK
             if number not in touched:
-                known = self._chunks[number] if number < len(self._chunks) else _Chunk((), {})
-                touched[number] = list(known.nodes), dict(known.counts)
+                chunk_before = self._chunks[number] if number < len(self._chunks) else _Chunk((), {})
+                touched[number] = list(chunk_before.nodes), dict(chunk_before.counts)
             inside, tally = touched[number]
             kind = _kind(node)
             if at % CHUNK < len(inside):
@@ -130,8 +130,8 @@ class Roster(Mapping[str, NodeState]):
         """Names of the nodes that are new or changed since the version `before`."""
         names = []
         for number, chunk in enumerate(self._chunks):
-            known = before._chunks[number] if number < len(before._chunks) else None
-            if chunk is known:
+            chunk_before = before._chunks[number] if number < len(before._chunks) else None
+            if chunk is chunk_before:
                 continue
             names += [node.name for node in chunk.nodes if before.get(node.name) is not node]
         return names

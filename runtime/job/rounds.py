@@ -17,12 +17,12 @@ import msgspec
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.state import State, next_round, round_number
 from everstep.runtime.job.topology import order_by_place, switches
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 
 MAX_LISTED = 16
 """Hosts that a round's reason lists; the round itself has all of them."""
@@ -86,11 +86,11 @@ def usable_count(nodes: int, role: RoleSpec) -> int:
 
 def can_do_without(state: State, spec: JobSpec, names: Collection[str]) -> bool:
     """Whether a round of the other nodes, without those on their way, would have the minimum of each role."""
-    for role, asked in spec.roles.items():
-        left = state.nodes.count(role, (P.WAITING, P.RUNNING)) - sum(
+    for role, role_spec in spec.roles.items():
+        usable = state.nodes.count(role, (P.WAITING, P.RUNNING)) - sum(
             state.nodes[name].role == role and not state.nodes[name].is_leaving for name in names
         )
-        if usable_count(min(left, desired_size(state, spec, role)), asked) < asked.least:
+        if usable_count(min(usable, desired_size(state, spec, role)), role_spec) < role_spec.least:
             return False
     return True
 
@@ -105,7 +105,9 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
         return Verdict(Step.WAIT, f"{testing} nodes test themselves", deadline=check_deadline(state, spec))
     waiting = {role: state.nodes.count(role, (P.WAITING,)) for role in spec.roles}
     sizes = {role: desired_size(state, spec, role) for role in spec.roles}
-    short = [r for r, asked in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), asked) < asked.least]
+    short = [
+        r for r, role_spec in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), role_spec) < role_spec.least
+    ]
     if short:
         return _decide_below_minimum(now, state, spec, waiting, short)
     summary = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
@@ -140,9 +142,9 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
         if spec.placement is Placement.JOINED and state.round is None:
             waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
-            lost = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
-            if lost and waiting[role] < state.members.get(role, 0):
-                waits.append((began + patience.replacement_wait_s, f"{', '.join(lost[:3])} or another"))
+            lost_names = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
+            if lost_names and waiting[role] < state.members.get(role, 0):
+                waits.append((began + patience.replacement_wait_s, f"{', '.join(lost_names[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
             waits.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
@@ -166,14 +168,14 @@ def _decide_below_minimum(
 
 
 def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
-    chosen = choose_members(state, spec)
-    first = next(node for nodes in chosen.values() for node in nodes)
+    members_by_role = choose_members(state, spec)
+    first = next(node for nodes in members_by_role.values() for node in nodes)
     members = {
         role: tuple(
             Member(node.name, node.host, node.address, node.slots, node.ip, node.zone, node.master_port)
             for node in nodes
         )
-        for role, nodes in chosen.items()
+        for role, nodes in members_by_role.items()
     }
     round_ = Round(
         number=next_round(state),
@@ -207,15 +209,15 @@ def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]
         return (node.zone, switch, node.host) if is_placed else (switch,)
 
     first: tuple[str, ...] | None = None
-    chosen: dict[str, Sequence[NodeState]] = {}
-    for role, asked in spec.roles.items():
+    members_by_role: dict[str, Sequence[NodeState]] = {}
+    for role, role_spec in spec.roles.items():
         waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
-        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
+        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), role_spec)]
         members = sorted(members, key=lambda node: turn.get(node.host, len(turn))) if turn else members
         if first is None:
             first = place_of(members[0]) if members else None
-        chosen[role] = order_by_place(members, place_of, first)
-    return chosen
+        members_by_role[role] = order_by_place(members, place_of, first)
+    return members_by_role
 
 
 def _decide_leaving(now: float, state: State, spec: JobSpec) -> Verdict | None:
@@ -247,13 +249,13 @@ def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
         return Verdict(Step.WAIT, f"{running}; {sum(state.finished.values())} have finished")
     if state.hang:
         return Verdict(Step.WAIT, f"{running}; all ranks stand still")
-    for role, asked in spec.roles.items():
+    for role, role_spec in spec.roles.items():
         waiting = state.nodes.count(role, (P.WAITING,))
         inside = state.nodes.count(role, (P.RUNNING,))
         if inside > desired_size(state, spec, role):
             why = f"scaled down: {role} nodes {inside} -> {desired_size(state, spec, role)}"
             return Verdict(Step.BREAK, why, cause=Reason.SCALED)
-        larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), asked)
+        larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), role_spec)
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at

@@ -9,6 +9,7 @@ from dataclasses import replace
 from everstep.runtime.job import escalation, fault_policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
@@ -16,11 +17,9 @@ from everstep.runtime.job.records import (
     HangExplained,
     HangOver,
     HangSeen,
-    JobResult,
     NodeLeaving,
     NodeReleased,
     NodeSuspected,
-    Reason,
     RoundFormed,
     SlowSeen,
 )
@@ -174,7 +173,7 @@ def _handle_slow(tx: Transaction) -> None:
         if state.phase is not JobPhase.RUNNING or state.hang or slow.node not in state.nodes:
             return
         number, node = round_number(state), state.nodes[slow.node]
-        if not any((seen.node, seen.part) == (slow.node, verdict.part) for seen in state.slow):
+        if not any((slow_node.node, slow_node.part) == (slow.node, verdict.part) for slow_node in state.slow):
             tx.record(
                 SlowSeen(
                     time=tx.now, round=number, node=slow.node, ranks=verdict.ranks[:_MOST_SLOW], part=verdict.part,
@@ -309,8 +308,8 @@ def _exclude_stragglers(tx: Transaction) -> bool:
     any."""
     if tx.spec.stragglers is StragglerPolicy.REPORT:
         return False
-    chosen = [node for nodes in rounds.choose_members(tx.state, tx.spec).values() for node in nodes]
-    slow = stragglers(chosen)
+    members = [node for nodes in rounds.choose_members(tx.state, tx.spec).values() for node in nodes]
+    slow = stragglers(members)
     for node in slow:
         tx.judge_fault(node, Reason.STRAGGLER, None, 0)
     return bool(slow)

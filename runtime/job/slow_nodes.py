@@ -1,7 +1,8 @@
 """Which node the others wait for, from the paces of all ranks, and whether it is replaced. Pure.
 
 A node that is slow in `SEEN_WINDOWS` windows in a row is reported, one that is in `REPLACED_WINDOWS` may be replaced.
-Slow connections have two ends, so another node's window goes on with the first one's. A window counts once every node of the role has sent its own, so a node that is silent delays the verdict, no more.
+Slow connections have two ends, so another node's window goes on with the first one's. A window counts once every node
+of the role has sent its own, so a node that is silent delays the verdict, no more.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from everstep.runtime.job import fault_policy, rounds
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import Decision, Reason
+from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.spec import JobSpec, StragglerPolicy
 from everstep.runtime.job.state import State
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart, SlowVerdict, judge_paces
@@ -49,14 +50,14 @@ class SlowNodes:
 
     def record(self, state: State, node: NodeState, paces: tuple[Pace, ...]) -> None:
         """Take in a window of a member of the running round."""
-        known = self._paces.setdefault(node.role, {})
-        known[node.name] = paces
+        paces_of_role = self._paces.setdefault(node.role, {})
+        paces_of_role[node.name] = paces
         training = sum(state.nodes.count(node.role, (NodePhase.RUNNING,), leaving) for leaving in (False, True))
-        if len(known) < training:
+        if len(paces_of_role) < training:
             return
-        there = {name: some for name, some in known.items() if state.nodes[name].phase is NodePhase.RUNNING}
+        there = {name: some for name, some in paces_of_role.items() if state.nodes[name].phase is NodePhase.RUNNING}
         if len(there) >= training:
-            known.clear()
+            paces_of_role.clear()
             self._judge(node.role, there)
 
     def _judge(self, role: str, paces: Mapping[str, tuple[Pace, ...]]) -> None:

@@ -10,7 +10,7 @@ from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import FaultJudged
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 SCHEMA = 6
 """Rises when a field of the state is added, removed or changes its meaning."""
@@ -56,7 +56,7 @@ def encode_snapshot(state: State) -> bytes:
         places.setdefault((role, index), _Replica(role, index)).given_up = judged
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
     checkpoints = [
-        _KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()
+        _KeptCheckpoint(round_, iteration, checkpoint) for (round_, iteration), checkpoint in state.checkpoints.items()
     ]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest), enc_hook=list))
     encoded = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)

@@ -19,8 +19,9 @@ import yaml
 from msgspec.structs import FieldInfo, replace
 
 from everstep.runtime.job import pod_template, spec_values
-from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec, problems
+from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec
 from everstep.runtime.job.spec_fields import fields, spelling_of
+from everstep.runtime.job.spec_problems import problems
 
 Path = tuple[str | int, ...]
 """Where something stands, as the file spells it: `("replicaSpecs", "worker", "faultTolerantPolicy", 0)`."""
@@ -65,7 +66,7 @@ def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", flags: Iterab
     for problem in () if reading.wrong else problems(spec):
         reading.refuse_contradiction(problem)
     if reading.wrong:
-        raise SpecError([problem for _, problem in sorted(reading.wrong, key=lambda found: found[0])])
+        raise SpecError([problem for _, problem in sorted(reading.wrong, key=lambda match: match[0])])
     return spec
 
 
@@ -98,7 +99,8 @@ class _Reading:
         self.wrong.append((line, f"{self._name} line {line}: {at}: {what}" if line else f"{self._name}: {at}: {what}"))
 
     def refuse_contradiction(self, problem: str) -> None:
-        """One of `spec.problems`, told with the names and lines of the file, of what stands around it if need be."""
+        """Refuse one of `spec_problems.problems`, by the names and lines of the file; by the line of the field around
+        it, if need be."""
         field, _, what = problem.partition(": ")
         inside: Any = self.top
         path: Path = ()
@@ -136,35 +138,37 @@ class _Reading:
         """The spec, whose roles without a restart policy have Never if the job is not `faultTolerant`."""
         if spec.fault_tolerant or self.wrong:
             return spec
-        given = self.top["replicaSpecs"]
+        role_texts = self.top["replicaSpecs"]
         never = {
-            name: role if "restartPolicy" in given[name] else replace(role, restart_policy=RestartPolicy.NEVER)
+            name: role if "restartPolicy" in role_texts[name] else replace(role, restart_policy=RestartPolicy.NEVER)
             for name, role in spec.roles.items()
         }
         return replace(spec, roles=never)
 
-    def struct(self, kind: Any, given: Any, path: Path) -> Any:
+    def struct(self, kind: Any, raw: Any, path: Path) -> Any:
         """Of that kind; where something is wrong, any of that kind."""
-        if not isinstance(given, dict):
-            known = f"with {', '.join(fields(kind))}" if kind is not Resources else "like {cpu: 2, memory: 4Gi}"
-            self.refuse(path, f"a mapping is needed, {known}")
-            given = {}
+        if not isinstance(raw, dict):
+            fields_hint = f"with {', '.join(fields(kind))}" if kind is not Resources else "like {cpu: 2, memory: 4Gi}"
+            self.refuse(path, f"a mapping is needed, {fields_hint}")
+            raw = {}
         if kind is Resources:
-            return self._resources(given, path)
-        found = dict[str, Any]()
-        for key, value in given.items():
+            return self._resources(raw, path)
+        values_by_field = dict[str, Any]()
+        for key, value in raw.items():
             if (field := fields(kind).get(key)) is None:
                 self.refuse((*path, key), _unknown(key, kind))
             elif (value := self._value(field, value, (*path, key))) is not None:
-                found[field.name] = value
+                values_by_field[field.name] = value
         for key in _NEEDED.get(kind, ()):
-            if key not in given and (given or not path):
+            if key not in raw and (raw or not path):
                 self.refuse(path, "missing", key)
         if kind is RoleSpec:
-            found = {"nodes": 1, "min_nodes": found.get("nodes", 1), **found}
-            if (amounts := pod_template.amounts_of(found.get("template", {}))) and "resources" not in found:
-                found["resources"] = self._resources(amounts, (*path, "template"))
-        return kind(**found)
+            values_by_field = {"nodes": 1, "min_nodes": values_by_field.get("nodes", 1), **values_by_field}
+            if (
+                amounts := pod_template.amounts_of(values_by_field.get("template", {}))
+            ) and "resources" not in values_by_field:
+                values_by_field["resources"] = self._resources(amounts, (*path, "template"))
+        return kind(**values_by_field)
 
     def _value(self, field: FieldInfo, value: Any, path: Path) -> Any:
         """What the field has; None where that is wrong."""
@@ -185,9 +189,9 @@ class _Reading:
             self.refuse(path, f"{lacks} is needed")
         return None
 
-    def _resources(self, given: Mapping[str, Any], path: Path) -> Resources:
+    def _resources(self, raw: Mapping[str, Any], path: Path) -> Resources:
         amounts = dict[str, float]()
-        for key, value in given.items():
+        for key, value in raw.items():
             try:
                 amounts[key] = spec_values.quantity(value)
             except spec_values.Wrong as error:
@@ -206,8 +210,8 @@ def _path_text(path: Path) -> str:
 
 def _parts(field: str, roles: Iterable[str]) -> list[str]:
     """Of a path of the spec; a role's name is one, whatever it has in it."""
-    named = [f"roles.{role}" for role in roles if re.match(rf"roles\.{re.escape(role)}(?![^.[])", field)]
-    role = max(named, key=len, default="")
+    role_paths = [f"roles.{role}" for role in roles if re.match(rf"roles\.{re.escape(role)}(?![^.[])", field)]
+    role = max(role_paths, key=len, default="")
     return [*role.split(".", 1)[: 2 if role else 0], *re.findall(r"[^.\[\]]+", field.removeprefix(role))]
 
 
@@ -222,11 +226,11 @@ def _differ(field: FieldInfo, one: Any, other: Any) -> bool:
 def _unknown(key: str, kind: type[msgspec.Struct]) -> str:
     if key in _ELSEWHERE:
         return _ELSEWHERE[key]
-    known = fields(kind)
-    names = {name.lower(): name for name in known}
-    names |= {info.name.replace("_", "").removesuffix("s"): name for name, info in known.items()}
+    field_names = fields(kind)
+    names = {name.lower(): name for name in field_names}
+    names |= {info.name.replace("_", "").removesuffix("s"): name for name, info in field_names.items()}
     close = difflib.get_close_matches(key.replace("_", "").lower(), names, 1, 0.5)
-    return "unknown; " + (f"did you mean {names[close[0]]}?" if close else f"known are {', '.join(known)}")
+    return "unknown; " + (f"did you mean {names[close[0]]}?" if close else f"known are {', '.join(field_names)}")
 
 
 def _parse_yaml(text: str, name: str, lines: dict[Path, int]) -> Any:
@@ -250,15 +254,15 @@ def _load_node(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int],
         return [_load_node(loader, value, lines, (*path, number)) for number, value in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return loader.construct_object(node)
-    found = dict[str, Any]()
+    fields = dict[str, Any]()
     for key, value in node.value:
         name = loader.construct_object(key)
-        if not isinstance(name, str) or name in found:
+        if not isinstance(name, str) or name in fields:
             what = "appears twice" if isinstance(name, str) else "is not a valid field name"
             raise yaml.MarkedYAMLError(problem=f"{name}: {what}", problem_mark=key.start_mark)
         lines[(*path, name)] = key.start_mark.line + 1
-        found[name] = _load_node(loader, value, lines, (*path, name))
-    return found
+        fields[name] = _load_node(loader, value, lines, (*path, name))
+    return fields
 
 
 def _plain(value: Any) -> Any:

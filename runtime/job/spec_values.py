@@ -32,10 +32,10 @@ def read(field: FieldInfo, value: Any) -> Any:
 
 def quantity(value: Any) -> float:
     """`4Gi`, `500m`, `1.5`, as Kubernetes writes amounts."""
-    found = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
-    if not found:
+    match = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
+    if not match:
         raise Wrong("an amount like 8, 0.5, 500m, 4Gi")
-    return float(found[1]) * _UNITS.get(found[2], 1)
+    return float(match[1]) * _UNITS.get(match[2], 1)
 
 
 def _as(kind: Any, what: str) -> Reader:
@@ -53,21 +53,21 @@ def _texts(what: str, split: Callable[[str], list[str]]) -> Reader:
     read_list = _as(tuple[str, ...], what)
 
     def convert(value: Any) -> tuple[str, ...]:
-        found = read_list(split(value) if isinstance(value, str) else value)
-        return tuple(part.strip() for part in found if part.strip())
+        items = read_list(split(value) if isinstance(value, str) else value)
+        return tuple(part.strip() for part in items if part.strip())
 
     return convert
 
 
 def _codes(value: Any) -> tuple[int, ...]:
     """`129,101` or `1-3,7` or a list."""
-    found: list[int] = []
+    codes: list[int] = []
     for part in value if isinstance(value, list) else str(value).split(","):
         first, dash, last = str(part).strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or not int(first) <= int(last or first) < 256:
             raise Wrong('exit codes from 0 to 255, like "129,101" or "1-3"')
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        codes += range(int(first), int(last or first) + 1)
+    return tuple(codes)
 
 
 def _events(value: Any) -> tuple[NodeEvent, ...]:

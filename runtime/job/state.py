@@ -12,17 +12,11 @@ from everstep.runtime.job.checkpoints import (
 from everstep.runtime.job.conditions import Condition
 from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import (
-    Decision,
-    FaultJudged,
-    HangSeen,
-    JobEnded,
-    Reason,
-    SlowSeen,
-    WorkerFaulted,
-)
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
 from everstep.runtime.job.roster import Roster
-from everstep.runtime.protocol.messages import Refusal, Round
+from everstep.runtime.protocol.holdings import Refusal
+from everstep.runtime.protocol.rounds import Round
 
 RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
 """Decisions after which another node replaces the faulty one."""

@@ -12,7 +12,7 @@ from everstep.runtime.job.state import State
 def job_status(state: State) -> dict[str, Any]:
     """Conditions and restart counts as AITrainingJob spells them, the round, the newest checkpoint, the nodes."""
     round_ = state.round
-    committed = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+    committed = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
     live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
     slow = {node.name for node in stragglers(live)} | {one.node for one in state.slow}
     return {

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job import escalation
 from everstep.runtime.job.checkpoints import refusal_summary
-from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import WorkerFaulted
 from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.restore import unread_checkpoints
 from everstep.runtime.job.spec import EndingPolicy, JobSpec
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw
+from everstep.runtime.protocol.holdings import Flaw
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
     """Success, once enough members of the running round have finished."""
     if not state.finished:
         return None
-    done = {
+    completed_roles = {
         role: _is_enough(
             role_spec.complete_policy,
             state.finished.get(role, 0),
@@ -38,7 +39,10 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
         if role_spec.complete_policy is not EndingPolicy.NONE
     }
     if not _is_enough(
-        spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
+        spec.complete_policy,
+        sum(completed_roles.values()),
+        len(completed_roles),
+        _first_node_finished(state, next(iter(spec.roles))),
     ):
         return None
     summary = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())

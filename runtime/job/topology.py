@@ -44,8 +44,10 @@ def order_by_place(
     Places follow each other as their first nodes do, those of `first` (default: the first node's) before all others.
     Nodes of an unknown place ("") form a place of their own.
     """
-    seen: dict[tuple[str, ...], int] = {}
+    first_positions: dict[tuple[str, ...], int] = {}
     for place in [*([first] if first is not None else []), *map(place_of, nodes)]:
         for level in range(len(place)):
-            seen.setdefault(place[: level + 1], len(seen))
-    return sorted(nodes, key=lambda node: [seen[place_of(node)[: level + 1]] for level in range(len(place_of(node)))])
+            first_positions.setdefault(place[: level + 1], len(first_positions))
+    return sorted(
+        nodes, key=lambda node: [first_positions[place_of(node)[: level + 1]] for level in range(len(place_of(node)))]
+    )

@@ -11,22 +11,13 @@ from everstep.runtime.job.fold import apply
 from everstep.runtime.job.liveness import Liveness
 from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import (
-    Decision,
-    FaultJudged,
-    JobEnded,
-    JobResult,
-    NodeLeaving,
-    NodeLost,
-    NodeReleased,
-    Reason,
-    Record,
-    RoundBroken,
-)
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, JobEnded, NodeLeaving, NodeLost, NodeReleased, Record, RoundBroken
 from everstep.runtime.job.spec import JobSpec, Placement, RestartScope
 from everstep.runtime.job.state import RELAUNCHES, State, round_number
 from everstep.runtime.job.termination import End
-from everstep.runtime.protocol.messages import Evidence, Holding
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Evidence
 
 
 @dataclass(frozen=True)

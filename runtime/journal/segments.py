@@ -38,9 +38,9 @@ class JournalError(RuntimeError):
 class MissingError(JournalError):
     """Segments are missing or their block is damaged; `found` is the number of the next segment that exists."""
 
-    def __init__(self, text: str, found: int) -> None:
+    def __init__(self, text: str, segments_count: int) -> None:
         super().__init__(text)
-        self.found = found
+        self.found = segments_count
 
 
 class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
@@ -80,38 +80,38 @@ def listed_numbers(store: Store, job: str) -> list[int]:
 
 def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
     """All segments after that number in order, archived or not, even while a master archives. Raises MissingError."""
-    wanted, lacking = after + 1, 0
+    next_number, lacking = after + 1, 0
     while True:
         # Blocks are read by name: a listing would grow with the job, and a takeover needs no block.
-        while (data := _read_block(store, job, wanted)) is not None:
-            before = wanted
-            for body in _unpack(job, _block_start(wanted), data):
-                if body.number == wanted:
+        while (data := _read_block(store, job, next_number)) is not None:
+            before = next_number
+            for body in _unpack(job, _block_start(next_number), data):
+                if body.number == next_number:
                     yield body
-                    wanted += 1
-            if wanted == before:
+                    next_number += 1
+            if next_number == before:
                 break
-        listed = [number for number in listed_numbers(store, job) if number >= wanted]
+        listed = [number for number in listed_numbers(store, job) if number >= next_number]
         for at in range(0, len(listed), BLOCK):
-            some = _read_consecutive(store, job, wanted, listed[at : at + BLOCK])
-            if some and is_archived(store, job, wanted):
+            some = _read_consecutive(store, job, next_number, listed[at : at + BLOCK])
+            if some and is_archived(store, job, next_number):
                 break  # Archived since the listing; a listed object of this number may be a late claim that is void.
             yield from some
-            wanted += len(some)
-        if not listed or wanted > listed[-1]:
+            next_number += len(some)
+        if not listed or next_number > listed[-1]:
             return
-        if wanted == lacking:
+        if next_number == lacking:
             there = (*_block_starts(store, job), *listed)
-            following = min((number for number in there if number > wanted), default=wanted + 1)
-            raise MissingError(f"{key(job, wanted)} is missing, {key(job, following)} is there", following)
-        lacking = wanted
+            following = min((number for number in there if number > next_number), default=next_number + 1)
+            raise MissingError(f"{key(job, next_number)} is missing, {key(job, following)} is there", following)
+        lacking = next_number
 
 
-def _read_consecutive(store: Store, job: str, wanted: int, listed: list[int]) -> list[StoredSegment]:
+def _read_consecutive(store: Store, job: str, next_number: int, listed: list[int]) -> list[StoredSegment]:
     """The segments from `wanted` on, up to the first that is missing."""
     bodies: list[StoredSegment] = []
     for number in listed:
-        if number != wanted + len(bodies):
+        if number != next_number + len(bodies):
             break
         try:
             bodies.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
@@ -146,12 +146,12 @@ def archive(store: Store, job: str, before: int) -> None:
     blocks, listed = _block_starts(store, job), listed_numbers(store, job)
     if blocks:
         first = blocks[-1]
-        if left := [number for number in listed if first <= number < first + BLOCK]:
+        if undeleted := [number for number in listed if first <= number < first + BLOCK]:
             try:
                 bodies = {body.number: body.data for body in _unpack(job, first, store.get(_block_key(job, first)))}
-                _delete_archived(store, job, {number: bodies[number] for number in left})
+                _delete_archived(store, job, {number: bodies[number] for number in undeleted})
             except MissingError as error:
-                _log.warning("archived segments %s are not deleted: %s", left, error)
+                _log.warning("archived segments %s are not deleted: %s", undeleted, error)
     first = blocks[-1] + BLOCK if blocks else 1
     if first + BLOCK > before:
         return

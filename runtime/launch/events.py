@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.runtime.agent.workers import WorkerEnd
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 AGENT, WORKER = "AGENT", "WORKER"
 

@@ -33,10 +33,10 @@ class Parser(Flags):
             epilog=EXAMPLES,
         )
         torchrun.add_flags(self, environment)
-        known = set(self._option_string_actions)
+        actions_before = set(self._option_string_actions)
         _add_check_flags(self, environment)
         _add_everstep_flags(self)
-        self._added = frozenset(self._option_string_actions) - known
+        self._added = frozenset(self._option_string_actions) - actions_before
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         matches = super()._get_option_tuples(option_string)

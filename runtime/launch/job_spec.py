@@ -34,15 +34,15 @@ def read_spec(flags: argparse.Namespace, nodes: tuple[int, int], slots: int) -> 
         raise ValueError("; ".join(error.problems)) from None
 
 
-def _role(role: str, known: list[str], name: str) -> str:
+def _role(role: str, role_names: list[str], name: str) -> str:
     """The node's role: torchrun's --role, which is optional if the job has a single role."""
-    if role in known or not known:
+    if role in role_names or not role_names:
         return role
-    if role == "default" and len(known) == 1:
-        return known[0]
+    if role == "default" and len(role_names) == 1:
+        return role_names[0]
     if role == "default":
-        raise ValueError(f"--role: {name} has the roles {', '.join(known)}; choose this node's role")
-    raise ValueError(f"--role {role}: {name} has no such role, only {', '.join(known)}")
+        raise ValueError(f"--role: {name} has the roles {', '.join(role_names)}; choose this node's role")
+    raise ValueError(f"--role {role}: {name} has no such role, only {', '.join(role_names)}")
 
 
 def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[FlagValue]":

@@ -32,10 +32,10 @@ class LocalState:
         """Register this process as a node. Raises ValueError when another process here is that node."""
         registry = Registry(self._nodes / job)
         with self._lock():
-            known = registry.get(node)
-            if known is not None and known.is_alive():
+            registered = registry.get(node)
+            if registered is not None and registered.is_alive():
                 raise ValueError(
-                    f"{node} of job {job} already runs here, as process {known.pid}; give each its own NODE_RANK"
+                    f"{node} of job {job} already runs here, as process {registered.pid}; give each its own NODE_RANK"
                 )
             began = processes.start_time(os.getpid()) or 0
             entry = Registration(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))

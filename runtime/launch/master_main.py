@@ -26,7 +26,7 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.launch.end_notice import EndNotice
 from everstep.runtime.launch.local_state import add_owner, remove_store
-from everstep.runtime.master import Outcome, Progress, find_master, run
+from everstep.runtime.master import AgentCommand, Control, ListenAddress, Outcome, Progress, find_master, run
 from everstep.runtime.master.master import CannotListen, open_listener
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.self_joining import JoinedPlatform
@@ -121,13 +121,10 @@ async def _run_master(
             config.spec,
             store,
             JoinedPlatform(),
-            credentials=credentials,
-            agent_arguments=(),
-            agent_environment={},
-            stop=stop,
-            on_progress=lines.show,
-            host=config.host,
-            listener=listener,
+            credentials,
+            AgentCommand(),
+            Control(stop, on_progress=lines.show),
+            ListenAddress(config.host, listener=listener),
         )
 
 

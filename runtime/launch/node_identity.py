@@ -64,8 +64,8 @@ def identify_node(
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         newest_host, _, at = moved.address.rpartition(":")
-        found = probe_endpoint(newest_host, int(at), credentials, job)
-        if found.answer in (Answer.MASTER, Answer.SILENT):  # A takeover moved the master there.
+        answer = probe_endpoint(newest_host, int(at), credentials, job)
+        if answer.answer in (Answer.MASTER, Answer.SILENT):  # A takeover moved the master there.
             ip, port, hosts = newest_host, int(at), False
     if hosts:
         ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on our own.
@@ -76,11 +76,11 @@ def identify_node(
 
 def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> bool:
     """Is this machine's endpoint free? False: this job's master is there. Raises ValueError otherwise. Blocks 3 s."""
-    answer, seen = probe_endpoint(ip, port, credentials, job)
+    answer, probed_answer = probe_endpoint(ip, port, credentials, job)
     process = listening_process(ip, port) if answer in (Answer.OTHER, Answer.SILENT) else None
     if answer is Answer.OTHER or (process is not None and not is_master(process)):
         who = process_text(process) if process else "something"
-        raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {seen}; choose another port")
+        raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {probed_answer}; choose another port")
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(
             f"{ip}:{port}: the master there refuses this token; set {TOKEN_VARIABLE} to the one that it has"

@@ -293,10 +293,10 @@ def _hang_policy(flags: argparse.Namespace) -> HangPolicy:
 def _parse_signals(text: str) -> tuple[signal.Signals, ...]:
     signals = []
     for name in (part.strip() for part in text.split(",")):
-        known = signal.Signals.__members__.get(name)
-        if known is None or known in (signal.SIGKILL, signal.SIGSTOP):
+        signal_member = signal.Signals.__members__.get(name)
+        if signal_member is None or signal_member in (signal.SIGKILL, signal.SIGSTOP):
             raise ValueError(f"--signals-to-handle {text}: {name!r} is not a signal that a process can handle")
-        signals.append(known)
+        signals.append(signal_member)
     return tuple(signals)
 
 

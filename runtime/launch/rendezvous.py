@@ -51,9 +51,9 @@ def split_endpoint(endpoint: str, default_port: int, what: str) -> tuple[str, in
 def parse_conf(text: str, static: bool) -> Rendezvous:
     """`KEY=VALUE,...` -> patience. Raises ValueError for an unknown key or an invalid value."""
     conf = _pairs(text)
-    known = {*_SECONDS, *_NUMBERS, *_BOUNDS, "is_host", "store_type", "rank"}
-    if unknown := sorted(set(conf) - known):
-        raise ValueError(f"--rdzv-conf: {unknown[0]} is unknown; known are {', '.join(sorted(known))}")
+    conf_keys = {*_SECONDS, *_NUMBERS, *_BOUNDS, "is_host", "store_type", "rank"}
+    if unknown := sorted(set(conf) - conf_keys):
+        raise ValueError(f"--rdzv-conf: {unknown[0]} is unknown; known are {', '.join(sorted(conf_keys))}")
     if conf.get("store_type", "tcp") != "tcp":
         raise ValueError(f"--rdzv-conf store_type={conf['store_type']}: only tcp is supported")
     seconds = {key: _positive(key, conf[key]) for key in (*_SECONDS, *_NUMBERS) if key in conf}

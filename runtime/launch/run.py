@@ -25,7 +25,7 @@ from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_chec
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.job.records import JobResult, Reason
+from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch.events import EventLog, LaunchMetadata, logger_of
 from everstep.runtime.launch.failure import copy_error_file, failure_lines
@@ -36,7 +36,8 @@ from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
 from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
 from everstep.runtime.launch.probe import Answer, probe_endpoint
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.system.own_folder import own_folder
 
 if TYPE_CHECKING:
@@ -209,14 +210,14 @@ class _Node:
         place, answers = self._identity, set[Answer]()
         await asyncio.sleep(_PROBE_AFTER_S)
         while not self._agent.client.met:
-            found = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
-            if found.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
+            answer = await asyncio.to_thread(probe_endpoint, place.host, place.port, place.credentials, place.job)
+            if answer.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
                 return  # The agent says what is wrong with a master.
-            if found.answer not in answers:
-                what = "nothing listens there yet" if found.answer is Answer.NOBODY else f"what is there {found.seen}"
+            if answer.answer not in answers:
+                what = "nothing listens there yet" if answer.answer is Answer.NOBODY else f"what is there {answer.seen}"
                 limit_s = self._options.rendezvous.connect_s
                 say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
-            answers.add(found.answer)
+            answers.add(answer.answer)
             await asyncio.sleep(_CHECK_EVERY_S)
 
     async def _host_master(self, host: str, port: int) -> None:
@@ -225,11 +226,11 @@ class _Node:
         self._hosting = asyncio.create_task(self._master.run())
         await asyncio.shield(self._hosting)
 
-    async def _check_another_hosts(self, refused: str) -> None:
+    async def _check_another_hosts(self, refusal: str) -> None:
         """Raise ValueError unless another node's master took the address from ours at the same moment."""
         place = self._identity
         if await asyncio.to_thread(is_endpoint_free, place.host, place.port, place.credentials, place.job):
-            raise ValueError(refused)
+            raise ValueError(refusal)
 
     async def _finish(self, ending: Ending) -> int:
         """The agent is done: let the master end too, or leave it to the other nodes."""

@@ -5,7 +5,18 @@ the new state to the others: `endpoints` (the HTTP API), `reconcile` (the nodes)
 """
 
 from everstep.runtime.journal.journal import JournalError, find_master, read_journal
-from everstep.runtime.master.master import CannotListen, Outcome, run
+from everstep.runtime.master.master import AgentCommand, CannotListen, Control, ListenAddress, Outcome, run
 from everstep.runtime.master.progress import Progress
 
-__all__ = ["CannotListen", "JournalError", "Outcome", "Progress", "find_master", "read_journal", "run"]
+__all__ = [
+    "AgentCommand",
+    "CannotListen",
+    "Control",
+    "JournalError",
+    "ListenAddress",
+    "Outcome",
+    "Progress",
+    "find_master",
+    "read_journal",
+    "run",
+]

@@ -272,7 +272,7 @@ class Endpoints:
 
     def _get_status(self) -> Reply:
         state, spec = self._brain.state, self._brain.spec
-        newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+        newest = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
         return _json_reply(
             {
                 "job": spec.job,

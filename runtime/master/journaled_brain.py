@@ -245,7 +245,9 @@ class JournaledBrain:
     def _is_overtaken(self, request: WriteManifest) -> bool:
         """Whether a newer checkpoint is complete in the store, so that this one may be deleted."""
         place = request.round, request.iteration
-        return any(newer > place and known.shards.is_complete for newer, known in self.state.checkpoints.items())
+        return any(
+            newer > place and checkpoint.shards.is_complete for newer, checkpoint in self.state.checkpoints.items()
+        )
 
     async def _commit(self, request: WriteManifest) -> str:
         """Write the manifest, return its key; "" if an object of the checkpoint was deleted before all were there."""

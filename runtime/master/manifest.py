@@ -4,7 +4,7 @@ from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import manifest_key
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import NoSuchKey, Store
 
 

@@ -9,6 +9,7 @@ import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -18,7 +19,8 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.events import Opened, ScaleRequested, StopRequested, Survey
 from everstep.runtime.job.pod_template import variables_of
 from everstep.runtime.job.replicas import DesiredNode
-from everstep.runtime.job.spec import JobSpec, problems
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.transaction import Refused
 from everstep.runtime.journal import journal
 from everstep.runtime.master.endpoints import Endpoints
@@ -43,7 +45,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """How the job, or this master's part in it, ended."""
 
     state: Literal["succeeded", "failed", "stopped", "no_quorum", "fenced"]
-    """`stopped`: by `stop`; the nodes were removed or left training as `remove_nodes` said."""
+    """`stopped`: by `Control.stop`; the nodes were removed or left training as `Control.remove_nodes` said."""
     reason: str
     error: str
     """The first failing rank's traceback; empty if there is none."""
@@ -58,39 +60,65 @@ class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
     """Cannot listen at the address, or cannot open a connection per node. One line: why, and how to mend it."""
 
 
+@dataclass(frozen=True)
+class AgentCommand:
+    """How the platform starts an agent."""
+
+    arguments: Sequence[str] = ()
+    """They follow each node's `--node --role --host --slots`."""
+    role_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Instead of `arguments`, for the roles named here."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Besides EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE."""
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where the master's server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port."""
+    listener: socket.socket | None = None
+    """A socket that is already bound to `host`; it is closed at the end."""
+
+    def open(self) -> socket.socket:
+        """The listening socket. Raises CannotListen."""
+        return self.listener or open_listener(self.host, self.port)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the caller asks of a running master, and hears from it."""
+
+    stop: asyncio.Event
+    remove_nodes: Callable[[], bool] = lambda: True
+    """Called once `stop` is set. True: the nodes end; False: they train on without a master."""
+    sizes: AsyncIterator[tuple[str, int]] | None = None
+    """Yields (role, nodes) whenever the job is scaled by other means than its HTTP API."""
+    on_progress: Callable[[Progress], None] | None = None
+
+
 async def run(
     spec: JobSpec,
     store: Store,
     platform: Platform,
-    *,
     credentials: Credentials,
-    agent_arguments: Sequence[str],
-    role_arguments: Mapping[str, Sequence[str]] = {},
-    agent_environment: Mapping[str, str],
-    stop: asyncio.Event,
-    remove_nodes: Callable[[], bool] = lambda: True,
-    on_progress: Callable[[Progress], None] | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    listener: socket.socket | None = None,
-    sizes: AsyncIterator[tuple[str, int]] | None = None,
+    agents: AgentCommand,
+    control: Control,
+    at: ListenAddress = ListenAddress(),
 ) -> Outcome:
-    """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
+    """Run the job to its end, or until `control.stop` is set.
 
-    `agent_arguments` are appended to each node's `--node --role --host --slots`, instead of them `role_arguments` to
-    those of a role that has its own; `agent_environment` to its EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE.
-    `port` 0 takes a free one. `listener` is already bound to `host`; it is closed at the end. `sizes` yields (role,
-    nodes) whenever the job is scaled by other means than its HTTP API. A job that has succeeded returns at once; one
-    that ended otherwise is reopened.
-    Raises ValueError for a spec that contradicts itself, CannotListen if host and port are not available or the job has
-    more nodes than this process may open files, StoreError and journal.JournalError if the journal cannot be written or
-    read.
+    A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
+    contradicts itself, CannotListen if host and port are not available or the job has more nodes than this process may
+    open files, StoreError and journal.JournalError if the journal cannot be written or read.
     """
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _rare_garbage_collection(), listener or open_listener(host, port) as bound:
-        address = f"{host}:{bound.getsockname()[1]}"
+    with _rare_garbage_collection(), at.open() as bound:
+        address = f"{at.host}:{bound.getsockname()[1]}"
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
@@ -99,16 +127,16 @@ async def run(
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         survey = await asyncio.to_thread(survey_store, store, spec.job, fresh)
         brain = JournaledBrain(spec, store, claimed, state)
-        environment = {**agent_environment, **_job_variables(brain, store, credentials, address)}
-        reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments, role_arguments))
+        environment = {**agents.environment, **_job_variables(brain, store, credentials, address)}
+        reconciler = Reconciler(brain, platform, _request_factory(brain, agents, environment))
         telemetry = Telemetry(store, spec.job, state.epoch)
-        reporter = Reporter(on_progress, state)
+        reporter = Reporter(control.on_progress, state)
         brain.on_state.append(reporter.on_state)
 
         endpoints = Endpoints(brain, credentials, _telemetry_handler(brain, telemetry, reporter))
         async with serving(endpoints, bound, nodes=_max_nodes(spec)):
             try:
-                return await _run_parts(brain, survey, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _run_parts(brain, survey, reconciler, telemetry, control)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, brain.state.iteration, ExitCode.TRY_AGAIN)
             finally:
@@ -182,10 +210,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def _request_factory(
-    brain: JournaledBrain,
-    environment: Mapping[str, str],
-    agent_arguments: Sequence[str],
-    role_arguments: Mapping[str, Sequence[str]],
+    brain: JournaledBrain, agents: AgentCommand, environment: Mapping[str, str]
 ) -> Callable[[DesiredNode], NodeRequest]:
     """A function that makes the platform's request for a desired node."""
 
@@ -195,7 +220,7 @@ def _request_factory(
         counts = dict.fromkeys(("NODE_NUM", "WORKER_NUM"), str(role.nodes))
         variables = {**counts, **variables_of(role.template), **environment, "EVERSTEP_NODE": node.name}
         avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
-        arguments = [*own, *role_arguments.get(node.role, agent_arguments)]
+        arguments = [*own, *agents.role_arguments.get(node.role, agents.arguments)]
         return NodeRequest(
             node.name,
             node.role,
@@ -219,20 +244,18 @@ async def _run_parts(
     survey: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
-    stop: asyncio.Event,
-    remove_nodes: Callable[[], bool],
-    sizes: AsyncIterator[tuple[str, int]] | None,
+    control: Control,
 ) -> Outcome:
-    """Run all tasks until the job has ended and its nodes are gone, or until `stop` is set."""
-    main = asyncio.create_task(_run_to_the_end(brain, survey, reconciler, stop, remove_nodes))
+    """Run all tasks until the job has ended and its nodes are gone, or until `control.stop` is set."""
+    main = asyncio.create_task(_run_to_the_end(brain, survey, reconciler, control))
     parts = (*brain.background_parts, reconciler.watch_nodes, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
-    if sizes:
-        tasks.add(asyncio.create_task(_apply_scaling(brain, sizes)))
+    if control.sizes:
+        tasks.add(asyncio.create_task(_apply_scaling(brain, control.sizes)))
     try:
         while not main.done():
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
         return main.result()
     finally:
@@ -250,18 +273,16 @@ async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, 
             _log.warning("not scaled: %s", error)
 
 
-async def _run_to_the_end(
-    brain: JournaledBrain, survey: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
-) -> Outcome:
-    ended = asyncio.Event()
-    brain.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+async def _run_to_the_end(brain: JournaledBrain, survey: Survey, reconciler: Reconciler, control: Control) -> Outcome:
+    end_event = asyncio.Event()
+    brain.on_state.append(lambda state: end_event.set() if state.ended else end_event.clear())
     await reconciler.reconcile_once()  # Finds nodes that died while no master ran.
     brain.feed(Opened(survey))
     await brain.wait_until_durable()
     loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(brain.delete_unneeded())
     try:
-        if not brain.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
-            if not remove_nodes():
+        if not brain.state.ended and await _wait_for_first(end_event, control.stop, failing=loop) is control.stop:
+            if not control.remove_nodes():
                 await brain.wait_until_durable()
                 why = "asked to stop; its nodes continue training"
                 return Outcome("stopped", why, "", _newest_checkpoint(brain), brain.state.iteration, TERMINATED)
@@ -279,10 +300,10 @@ async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -
     """Wait for the first of these events and return it; raises what `failing` raises meanwhile."""
     tasks = {asyncio.create_task(event.wait()): event for event in events}
     try:
-        done, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
-        if failing in done:
+        finished_tasks, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing in finished_tasks:
             failing.result()
-        return next(tasks[task] for task in tasks if task in done)
+        return next(tasks[task] for task in tasks if task in finished_tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -298,7 +319,7 @@ async def _wait_until_empty(brain: JournaledBrain, reconciler: Reconciler) -> No
 
 
 def _newest_checkpoint(brain: JournaledBrain) -> str | None:
-    committed = [key for key, known in brain.state.checkpoints.items() if known.manifest]
+    committed = [key for key, checkpoint in brain.state.checkpoints.items() if checkpoint.manifest]
     return checkpoint_folder(brain.spec.job, max(committed)) if committed else None
 
 

@@ -91,13 +91,13 @@ class Metrics:
             if isinstance(loss := line.get("loss"), int | float):
                 self._loss = float(loss)
 
-    def text(self, state: State, spec: JobSpec, refused: Mapping[str, int]) -> bytes:
+    def text(self, state: State, spec: JobSpec, refusal_counts: Mapping[str, int]) -> bytes:
         """All metrics of that state as OpenMetrics."""
-        samples = self._samples(state, spec, refused)
+        samples = self._samples(state, spec, refusal_counts)
         return "".join([*(_family_text(one, samples.get(one.name, ())) for one in FAMILIES), "# EOF\n"]).encode()
 
-    def _samples(self, state: State, spec: JobSpec, refused: Mapping[str, int]) -> dict[str, Iterable[Sample]]:
-        newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+    def _samples(self, state: State, spec: JobSpec, refusal_counts: Mapping[str, int]) -> dict[str, Iterable[Sample]]:
+        newest = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
         condition = state.conditions[-1].type.value if state.conditions else "Pending"
         phases = Counter((node.role, node.phase.value) for node in state.nodes.values())
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
@@ -128,7 +128,7 @@ class Metrics:
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
             "everstep_rank_own_seconds": [(labels, one.own_s) for labels, one in paces],
             "everstep_rank_waiting_ratio": [(labels, one.waited) for labels, one in paces],
-            "everstep_requests_refused": [((reason,), count) for reason, count in refused.items()],
+            "everstep_requests_refused": [((reason,), count) for reason, count in refusal_counts.items()],
         }
 
 

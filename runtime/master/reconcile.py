@@ -72,8 +72,8 @@ class Reconciler:
             for extra in (False, True):
                 await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
             await asyncio.gather(*(self._platform.delete(node.name, node.uid) for node in delete))
-        left = [name for name in observed if name in state.nodes]
-        (self.empty.clear if left or any(node.create for node in want.values()) else self.empty.set)()
+        known_nodes = [name for name in observed if name in state.nodes]
+        (self.empty.clear if known_nodes or any(node.create for node in want.values()) else self.empty.set)()
 
     async def _create(self, node: DesiredNode) -> None:
         try:
@@ -98,9 +98,9 @@ class Reconciler:
 
     async def watch_nodes(self) -> None:
         """Report nodes that are gone to the brain at once, until cancelled."""
-        async for gone in self._platform.node_ends():
-            self._report_gone(gone)
+        async for node_end in self._platform.node_ends():
+            self._report_gone(node_end)
 
-    def _report_gone(self, gone: NodeEnd) -> None:
-        self._brain.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
+    def _report_gone(self, node_end: NodeEnd) -> None:
+        self._brain.feed(NodeGone(node_end.name, node_end.reason, node_end.exit_code, node_end.gave_way))
         self._brain.changed.set()

@@ -11,7 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from everstep.runtime.job.brain import Refused
-from everstep.runtime.protocol.messages import PROTOCOL, Evidence, Holding, Join, ShardRequest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import PROTOCOL, Evidence, Join, ShardRequest, WorkerExit
 
 LARGEST_BODY = 1 << 20
 """Bytes."""

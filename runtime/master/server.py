@@ -26,10 +26,10 @@ async def serving(
             except BadBody as error:
                 raise Refused(str(error)) from error
 
-        known = gate.admits(request)
+        is_admitted = gate.admits(request)
         reply = await endpoints.answer(request.method, request.path, request.headers, read)
         response = web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
-        if not known:
+        if not is_admitted:
             response.force_close()
         return response
 

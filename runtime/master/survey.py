@@ -22,7 +22,7 @@ from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
 _PARALLEL_READS = 8
@@ -39,15 +39,15 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
         if (place := parse_folder(key))
     }
     refusals = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
-    refused = {(one.round, one.iteration) for one in state.refused if not one.node}
-    left = [
+    refused_places = {(one.round, one.iteration) for one in state.refused if not one.node}
+    places_left = [
         place
         for place in sorted(folders, reverse=True)
-        if folders[place].committed and place not in refused and place not in refusals
+        if folders[place].committed and place not in refused_places and place not in refusals
     ]
     intact: dict[CheckpointId, Stored] = {}
-    while left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
-        some, left = left[:_PARALLEL_READS], left[_PARALLEL_READS:]
+    while places_left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in places_left)):
+        some, places_left = places_left[:_PARALLEL_READS], places_left[_PARALLEL_READS:]
         with ThreadPoolExecutor(_PARALLEL_READS, "everstep-survey") as threads:
             for place, commit in zip(
                 some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
@@ -72,12 +72,12 @@ def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreErro
         return error
 
 
-def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
+def _differs(checkpoint: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
     in_manifest = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
     return any(
         in_manifest.get(journaled.shard) != (journaled.shards, journaled.size, journaled.digest)
-        for journaled in known.shards
+        for journaled in checkpoint.shards
     )
 
 
@@ -85,15 +85,15 @@ def _damaged_checkpoints(
     job: str, folders: dict[CheckpointId, CheckpointFolder], state: State
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Checkpoints that are complete in the journal but not in the store, and why."""
-    for place, known in state.checkpoints.items():
-        if not known.shards.is_complete:
+    for place, checkpoint in state.checkpoints.items():
+        if not checkpoint.shards.is_complete:
             continue
         folder = folders.get(place)
         if folder is None:
             yield place, f"{checkpoint_folder(job, place)} is gone"
-        elif known.manifest and not folder.committed:
+        elif checkpoint.manifest and not folder.committed:
             yield place, "its manifest is gone"
-        elif wrong := next(_shard_flaws(folder, known.shards), None):
+        elif wrong := next(_shard_flaws(folder, checkpoint.shards), None):
             yield place, wrong
 
 

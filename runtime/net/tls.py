@@ -165,11 +165,11 @@ def _server_context(authority: "EllipticCurvePrivateKey") -> ssl.SSLContext:
 class _Pinned(ssl.SSLContext):
     """Expects the job's name from every server, whatever its address."""
 
-    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
-        return super().wrap_socket(*arguments, **{**named, "server_hostname": NAME})
+    def wrap_socket(self, *arguments: Any, **keywords: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*arguments, **{**keywords, "server_hostname": NAME})
 
-    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        return super().wrap_bio(*arguments, **{**named, "server_hostname": NAME})
+    def wrap_bio(self, *arguments: Any, **keywords: Any) -> ssl.SSLObject:
+        return super().wrap_bio(*arguments, **{**keywords, "server_hostname": NAME})
 
 
 def _client_context(authority: str) -> ssl.SSLContext:

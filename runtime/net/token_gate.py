@@ -257,8 +257,10 @@ class TokenGate:
 class _Connection(asyncio.Protocol):
     """Passes everything on to the server's own protocol, and notices its end."""
 
-    def __init__(self, inner: asyncio.Protocol, accepted: socket.socket, known: dict[object, "_Connection"]) -> None:
-        self._inner, self._accepted, self._known = inner, accepted, known
+    def __init__(
+        self, inner: asyncio.Protocol, accepted: socket.socket, admitted_connections: dict[object, "_Connection"]
+    ) -> None:
+        self._inner, self._accepted, self._known = inner, accepted, admitted_connections
         self._transport: asyncio.BaseTransport | None = None
         self.task: asyncio.Task[None] | None = None
         self.on_end: Callable[[], object] = lambda: None

@@ -30,7 +30,7 @@ def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev"))
         names = [name.strip() for name in listed.split(",")]
         # CUDA ignores what follows a name that is none, such as -1.
         return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
-    numbers = (found.group(1) for path in folder.glob("nvidia*") if (found := _FILE.fullmatch(path.name)))
+    numbers = (match.group(1) for path in folder.glob("nvidia*") if (match := _FILE.fullmatch(path.name)))
     return tuple(sorted(numbers, key=int))
 
 
@@ -55,18 +55,19 @@ def fit_to_devices(spec: JobSpec, devices: Sequence[str]) -> tuple[JobSpec, list
     """
     if not devices:
         return spec, []
-    roles, lines, left = {}, [], len(devices)
+    roles, lines, devices_left = {}, [], len(devices)
     for name, role in spec.roles.items():
-        most = min(role.most, left // role.slots)
+        most = min(role.most, devices_left // role.slots)
         most -= most % role.node_unit
         if not most:
             raise TooFewDevices(
-                f"{name}: {role.slots} workers a node, {left} of this machine's {len(devices)} devices are left; "
+                f"{name}: {role.slots} workers a node, {devices_left} of this machine's {len(devices)} devices "
+                "are left; "
                 f"use fewer workers, or hide the devices ({VARIABLE}=)"
             )
         if most < role.nodes:
             lines.append(f"{name}: {most} of {role.nodes} nodes, as this machine has {len(devices)} devices")
         cap = {"nodes": min(role.nodes, most), "min_nodes": min(role.min_nodes, most)}
         roles[name] = replace(role, **cap, max_nodes=min(role.max_nodes, most))
-        left -= most * role.slots
+        devices_left -= most * role.slots
     return replace(spec, roles=roles), lines

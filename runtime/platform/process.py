@@ -81,12 +81,12 @@ class ProcessPlatform:
 
     async def create(self, request: NodeRequest) -> Node:
         """Start the node detached, or return the live one of that name. Raises OSError if it cannot be started."""
-        known = self._registry.get(request.name)
-        if known is not None and known.is_alive():
-            self._watch(known)
-            return known.node()
-        if known is not None:
-            await self._clean(known)
+        entry_before = self._registry.get(request.name)
+        if entry_before is not None and entry_before.is_alive():
+            self._watch(entry_before)
+            return entry_before.node()
+        if entry_before is not None:
+            await self._clean(entry_before)
         entry, process = self._start(request)
         self._children[entry.uid] = process
         self._watch(entry)
@@ -185,22 +185,22 @@ class ProcessPlatform:
 async def remove_groups_when_empty(groups: Sequence[Path], pause_s: float = _GROUP_PAUSE_S) -> None:
     """Remove a dead node's control groups, of which something may still run: for a minute at the most."""
     for _ in range(_GROUP_TRIES):
-        left = [group for group in groups if group.exists()]
-        if not left:
+        nonempty_groups = [group for group in groups if group.exists()]
+        if not nonempty_groups:
             return
-        limits.remove_groups(left)
+        limits.remove_groups(nonempty_groups)
         await asyncio.sleep(pause_s)
 
 
 def end_nodes(run_dir: Path) -> list[str]:
     """End every registered node of a run, with all it started and held; returns the names of those that were alive."""
-    registry, ended = Registry(run_dir / "nodes"), []
+    registry, removed_names = Registry(run_dir / "nodes"), []
     for entry in list(registry.all()):
         if _kill(entry, _DEATH_S):
-            ended.append(entry.name)
+            removed_names.append(entry.name)
         _clean(entry)
         registry.remove(entry)
-    return ended
+    return removed_names
 
 
 def _clean(entry: Registration, shared_memory: Path = debris.SHARED_MEMORY) -> None:

@@ -69,8 +69,8 @@ class Registry:
 
     def remove(self, entry: Registration) -> None:
         """Forget this incarnation; a later one of that name stays."""
-        known = self.get(entry.name)
-        if known is not None and known.uid == entry.uid:
+        base_resources = self.get(entry.name)
+        if base_resources is not None and base_resources.uid == entry.uid:
             self.path(entry.name).unlink(missing_ok=True)
 
     def all(self) -> Iterator[Registration]:

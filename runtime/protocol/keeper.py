@@ -4,7 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from everstep.runtime.protocol.messages import Evidence, Holding, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 
 

@@ -19,124 +19,13 @@ from enum import StrEnum
 
 import msgspec
 
+from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.slow_ranks import Pace
 
 PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"
 """The master of another job answers 409 to every request that carries it."""
-
-
-class Framework(StrEnum):
-    """Which framework's variables the workers find, besides those of torchrun."""
-
-    PYTORCH = "pytorch"
-    """Those of torchrun alone."""
-    TENSORFLOW = "tensorflow"
-    """TF_CONFIG: roles chief, worker and ps are TensorFlow's cluster; evaluator is a task beside it."""
-    HOROVOD = "horovod"
-    """EVERSTEP_DISCOVERY_SCRIPT, which lists the hosts of all roles but launcher; EVERSTEP_SSH, the job's own keys."""
-    PADDLE = "paddle"
-    """PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS, PADDLE_CURRENT_ENDPOINT..."""
-
-
-class Holding(msgspec.Struct, frozen=True):
-    """A complete shard and where it can be read: from a node's memory (`node`) or from the store (`key`)."""
-
-    round: int
-    iteration: int
-    shard: int = 0
-    shards: int = 1
-    size: int = 0
-    """Bytes of the safetensors file."""
-    node: str = ""
-    address: str = ""
-    """host:port of the agent that serves it from memory."""
-    index: int = 0
-    """The local rank, on that node, whose segment holds it."""
-    key: str = ""
-    """Object in the store."""
-    digest: str = ""
-    """xxh3_128 of its header, as 32 hex digits; the header holds the digests of the data."""
-
-
-class Flaw(StrEnum):
-    """What is wrong with a source of a restore."""
-
-    DAMAGED = "damaged"
-    """Proven: its bytes have changed or are gone."""
-    NEWER = "newer"
-    """A later version of Everstep wrote it."""
-    UNREACHABLE = "unreachable"
-    """It does not answer; it may be intact."""
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Sources that no later round restores from: objects, one node's memory, or, with neither named, all sources."""
-
-    round: int
-    iteration: int
-    why: str
-    flaw: Flaw = Flaw.DAMAGED
-    key: str = ""
-    """Prefix of the objects' keys in the store."""
-    node: str = ""
-    """The node whose memory is meant."""
-    shard: int = 0
-    """The shard in that node's memory."""
-
-    def covers(self, source: Holding) -> bool:
-        """Whether this refusal covers that source."""
-        if (source.round, source.iteration) != (self.round, self.iteration):
-            return False
-        if self.key:
-            return bool(source.key) and source.key.startswith(self.key)
-        return not self.node or (source.node, source.shard) == (self.node, self.shard)
-
-
-class Restore(msgspec.Struct, frozen=True):
-    """The state that a round starts from. `sources` lists where each shard can be read, best first.
-
-    Every node gets the same `sources`; a node that holds a shard itself reads its own memory first.
-    """
-
-    round: int
-    iteration: int
-    sources: tuple[Holding, ...]
-    reason: str
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A node's place in a round."""
-
-    node: str
-    host: str
-    address: str
-    slots: int
-    ip: str = ""
-    """As the agent reported it; empty if it reported none."""
-    zone: str = ""
-    """The failure domain of its machine, as the agent reported it; empty: unknown."""
-    port: int = 0
-    """A free port on its host, for a framework's own server."""
-
-
-class Round(msgspec.Struct, frozen=True):
-    """One rendezvous round: its members per role, in rank order. A new round restarts the workers."""
-
-    number: int
-    members: dict[str, tuple[Member, ...]]
-    master_addr: str
-    master_port: int
-    restore: Restore | None
-    reason: str
-    certifies: int = 0
-    """Iterations between two states that are compared across the nodes; 0: none is."""
-    loss_spike: float = 0.0
-    """A loss above so many times the median of those before is unsound; 0: none is for that."""
-    skips: tuple[int, ...] = ()
-    """Iterations that are not done: their losses were unsound each time."""
-    framework: Framework = Framework.PYTORCH
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -167,48 +56,6 @@ class Join(msgspec.Struct, frozen=True):
     started, or a higher number if the master already knew a higher one."""
     number: int = 1
     """Counts this agent's joins, from 1."""
-
-
-class Neighbour(msgspec.Struct, frozen=True):
-    """A member of the same round, and where its agent answers."""
-
-    node: str
-    address: str
-
-
-class Seat(msgspec.Struct, frozen=True):
-    """A node's position in a round: all it needs to start its workers."""
-
-    epoch: int
-    round: int
-    role: str
-    group_rank: int
-    group_world_size: int
-    first_rank: int
-    """Global rank of this node's first worker; the others follow."""
-    world_size: int
-    role_first_rank: int
-    role_world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int
-    """Rounds of this job before this one."""
-    restore: Restore | None
-    persists: bool
-    """This node persists replicated state. Of sharded state, each node persists its own shards."""
-    peer: str = ""
-    """host:port of the agent on another host that keeps copies of this node's shards; empty: there is none."""
-    neighbours: tuple[Neighbour, ...] = ()
-    """The members that this node asks for a sign of life while it stands still."""
-    certifies: int = 0
-    """Iterations between two states that are compared across the nodes; 0: none is."""
-    loss_spike: float = 0.0
-    """A loss above so many times the median of those before is unsound; 0: none is for that."""
-    skips: tuple[int, ...] = ()
-    """Iterations that are not done: their losses were unsound each time."""
-    framework: Framework = Framework.PYTORCH
-    members: dict[str, tuple[Member, ...]] = {}
-    """Those of the round, if the framework's variables name them all."""
 
 
 class Action(StrEnum):

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 AGENT_VARIABLE = "EVERSTEP_AGENT"
 LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"

@@ -8,6 +8,17 @@ compute the drawings, `page` fills `page.html`. The story begins in `read`.
 from everstep.runtime.report.history import History, Restart, history
 from everstep.runtime.report.ledger import Ledger, ledger
 from everstep.runtime.report.page import render
-from everstep.runtime.report.read import Run, read_job, read_run
+from everstep.runtime.report.read import Run, WorkflowFacts, read_job, read_run
 
-__all__ = ["History", "Ledger", "Restart", "Run", "history", "ledger", "read_job", "read_run", "render"]
+__all__ = [
+    "History",
+    "Ledger",
+    "Restart",
+    "Run",
+    "WorkflowFacts",
+    "history",
+    "ledger",
+    "read_job",
+    "read_run",
+    "render",
+]

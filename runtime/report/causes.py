@@ -46,23 +46,23 @@ class Causes:
 
     def judgement(self, number: int) -> str:
         """`restart in place`; with the reason, where it says more."""
-        told = {
+        sentences = {
             one.decision.value if one.detail == one.decision.value else f"{one.decision.value}: {one.detail}": None
             for one in self._judged.get(number, ())
         }
-        return "; ".join(told)
+        return "; ".join(sentences)
 
     def paragraph(self, broken: job.RoundBroken, decision: str) -> str:
         """Why that round ended, and what was done."""
-        done = "; ".join(part for part in (self.judgement(broken.round), decision) if part)
+        decision_text = "; ".join(part for part in (self.judgement(broken.round), decision) if part)
         attribution = attribute([_process_end(fault) for fault in self._faults.get(broken.round, ())])
         hang = self._hangs.get(broken.round)
         if attribution is not None and hang is None:
-            return attribution.paragraph(done)
+            return attribution.paragraph(decision_text)
         what = (hang.detail if hang else broken.detail).rstrip(". ")
         if broken.reason.value not in what:
             what = f"{broken.reason.value}: {what}" if what else broken.reason.value
-        return f"Round {broken.round} ended, {what}. Done: {done}."
+        return f"Round {broken.round} ended, {what}. Done: {decision_text}."
 
 
 def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:

@@ -69,14 +69,14 @@ def line_chart(
     """A chart of (iteration, value) pairs; None for fewer than two. `zero`: the y axis begins at 0."""
     if len(values) < 2:
         return None
-    left, right = values[0][0], values[-1][0]
+    first_x, right = values[0][0], values[-1][0]
     low, high = min(value for _, value in values), max(value for _, value in values)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     bottom, top = (0.0 if zero else low - room), high + room
-    width = max(right - left, 1)
+    width = max(right - first_x, 1)
 
     def x(iteration: float) -> float:
-        return round((iteration - left) / width * 100, 3)
+        return round((iteration - first_x) / width * 100, 3)
 
     def y(value: float) -> float:
         return round((top - value) / (top - bottom) * 100, 3)
@@ -98,7 +98,7 @@ def line_chart(
         description=description,
         unit=unit,
         path=path,
-        x_ticks=tuple(Tick(x(t), f"{t:.0f}") for t in nice_ticks(left, right) if t == int(t)),
+        x_ticks=tuple(Tick(x(t), f"{t:.0f}") for t in nice_ticks(first_x, right) if t == int(t)),
         y_ticks=tuple(Tick(y(t), short(t)) for t in nice_ticks(bottom, top, 4)),
         marks=merge_close(marks),
     )
@@ -108,10 +108,10 @@ def _thin_out(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]
     """Fewer points that look the same: the lowest and the highest value in each of COLUMNS columns."""
     if len(values) <= 2 * COLUMNS:
         return values
-    left, width = values[0][0], max(values[-1][0] - values[0][0], 1)
+    first_x, width = values[0][0], max(values[-1][0] - values[0][0], 1)
     columns: dict[int, list[tuple[int, float]]] = {}
     for value in values:
-        columns.setdefault((value[0] - left) * COLUMNS // width, []).append(value)
+        columns.setdefault((value[0] - first_x) * COLUMNS // width, []).append(value)
     few = ({min(some, key=lambda v: v[1]), max(some, key=lambda v: v[1])} for some in columns.values())
     return [value for some in few for value in sorted(some)]
 

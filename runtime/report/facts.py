@@ -31,9 +31,9 @@ class StepFacts:
     tables: tuple[FactTable, ...]
 
 
-def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
+def step_facts(name: str, summary: Mapping[str, Any]) -> StepFacts:
     """Facts in the step's order; a text of several lines or more than 80 characters is long."""
-    facts = written.get("facts")
+    facts = summary.get("facts")
     items, tables = list[tuple[str, str]](), list[FactTable]()
     for key, value in _flat(facts if isinstance(facts, dict) else {}):
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
@@ -44,7 +44,7 @@ def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
             items.append((key, words(value)))
     return StepFacts(
         name=name,
-        summary=str(written.get("summary") or ""),
+        summary=str(summary.get("summary") or ""),
         short=tuple(item for item in items if not _is_long(item[1])),
         long=tuple(item for item in items if _is_long(item[1])),
         tables=tuple(tables),
@@ -53,15 +53,15 @@ def step_facts(name: str, written: Mapping[str, Any]) -> StepFacts:
 
 def outcome(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(name, value) of what the run achieved: perplexities, and what scripts named as results."""
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     for facts in _facts_of(steps):
-        if isinstance(named := facts.get("results"), dict):
-            found |= named
+        if isinstance(results := facts.get("results"), dict):
+            outcome |= results
         if "perplexity" in facts:
-            found["perplexity"] = facts["perplexity"]
+            outcome["perplexity"] = facts["perplexity"]
             if "untrained_perplexity" in facts:
-                found["perplexity before training"] = facts["untrained_perplexity"]
-    return [(_name(key), text) for key, value in found.items() if not _is_long(text := words(value))]
+                outcome["perplexity before training"] = facts["untrained_perplexity"]
+    return [(_name(key), text) for key, value in outcome.items() if not _is_long(text := words(value))]
 
 
 def uses(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -72,17 +72,17 @@ def uses(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
         checkpoint = str(facts.get("checkpoint") or checkpoint)
         if "perplexity" in facts and facts.get("model"):
             model, is_exported = str(facts["model"]), True
-        elif isinstance(named := facts.get("results"), dict) and named.get("model"):
-            model = str(named["model"])
-    found = [("model", model)] if model else []
+        elif isinstance(results := facts.get("results"), dict) and results.get("model"):
+            model = str(results["model"])
+    parts = [("model", model)] if model else []
     if is_exported:
-        found += [
+        parts += [
             ("load it", f"AutoModelForCausalLM.from_pretrained({model!r})"),
             ("train it further", f"python pipelines/llama_finetune.py --model {model}"),
         ]
     if checkpoint:
-        found.append(("weights of the checkpoint", f"everstep checkpoint export {checkpoint} model.safetensors"))
-    return found
+        parts.append(("weights of the checkpoint", f"everstep checkpoint export {checkpoint} model.safetensors"))
+    return parts
 
 
 _SECRET = re.compile(r"(?i)secret|token$|password|credential|(access|api|private).?key")
@@ -93,15 +93,17 @@ def parameters(workflow: Mapping[str, Any]) -> list[tuple[str, str]]:
     spec = workflow.get("spec")
     arguments = spec.get("arguments") if isinstance(spec, dict) else None
     entries = arguments.get("parameters") if isinstance(arguments, dict) else None
-    named = [one for one in entries or [] if isinstance(one, dict)]
-    return [_shown(str(one.get("name")), one.get("value", one.get("default", ""))) for one in named]
+    parameter_entries = [one for one in entries or [] if isinstance(one, dict)]
+    return [_setting_row(str(one.get("name")), one.get("value", one.get("default", ""))) for one in parameter_entries]
 
 
 def settings(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
     """(step, its settings) as they were when it ran."""
-    written = ((name, step.get("settings")) for name, step in steps.items())
+    settings_by_step = ((name, step.get("settings")) for name, step in steps.items())
     return [
-        (name, [_shown(key, value) for key, value in some.items()]) for name, some in written if isinstance(some, dict)
+        (name, [_setting_row(key, value) for key, value in some.items()])
+        for name, some in settings_by_step
+        if isinstance(some, dict)
     ]
 
 
@@ -115,7 +117,7 @@ def environments(steps: Mapping[str, Mapping[str, Any]]) -> FactTable | None:
     return FactTable("environment", ("step", *map(_name, columns)), body)
 
 
-def _shown(name: str, value: object) -> tuple[str, str]:
+def _setting_row(name: str, value: object) -> tuple[str, str]:
     return name, "(not shown)" if _SECRET.search(name) and value else words(value)
 
 

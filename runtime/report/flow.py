@@ -138,18 +138,18 @@ def _with_node(
 
 def _without_workflow(run: Run) -> list[Step]:
     idle = "Omitted" if run.phase in ("Succeeded", "Failed", "Error") else "Pending"
-    found = {name: Step(name, "", idle, after) for name, after in run.graph.items()}
+    steps = {name: Step(name, "", idle, after) for name, after in run.graph.items()}
     for name, summary in sorted(run.steps.items(), key=lambda item: str(item[0])):
         seconds, end = _float_or_none(summary.get("seconds")), _float_or_none(summary.get("ended"))
         begin = None if end is None or seconds is None else end - seconds
-        after = found[name].after if name in found else ()
-        found[name] = Step(name, name, "Succeeded", after, begin, end, seconds)
+        after = steps[name].after if name in steps else ()
+        steps[name] = Step(name, name, "Succeeded", after, begin, end, seconds)
     for failed in _failed_steps(run):
-        found[failed.name] = replace(failed, after=found[failed.name].after if failed.name in found else ())
+        steps[failed.name] = replace(failed, after=steps[failed.name].after if failed.name in steps else ())
     if run.graph and run.own:
-        after = _leaves([step for name, step in found.items() if name != run.own])
-        found[run.own] = Step(run.own, run.own, "Succeeded", after)
-    return list(found.values())
+        after = _leaves([step for name, step in steps.items() if name != run.own])
+        steps[run.own] = Step(run.own, run.own, "Succeeded", after)
+    return list(steps.values())
 
 
 def _failed_steps(run: Run) -> Iterator[Step]:

@@ -183,23 +183,23 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
             formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
         elif isinstance(record, _NEEDED):
             needed.append(record)
-    ended = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
-    if ended is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(ended) :]):
-        ended = None
+    end_record = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
+    if end_record is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(end_record) :]):
+        end_record = None
     begins = [one.time for one in (*needed[:1], *formed[:1])]
     return History(
         rounds=tuple(_rounds(formed, needed)),
-        restarts=tuple(_restarts(needed, formed, points, ended)),
+        restarts=tuple(_restarts(needed, formed, points, end_record)),
         points=tuple(points),
         takeovers=tuple(_takeovers(needed)),
         attempts=tuple(_attempts(needed, formed, points)),
         commits=tuple(commits),
         intervals=tuple(_intervals(intervals)),
         begin=min(begins) if begins else (points[0].time - points[0].seconds if points else None),
-        end=ended.time if ended else None,
-        result=ended.result.value if ended else "",
-        reason=ended.reason if ended else "",
-        error=ended.error if ended else "",
+        end=end_record.time if end_record else None,
+        result=end_record.result.value if end_record else "",
+        reason=end_record.reason if end_record else "",
+        error=end_record.error if end_record else "",
         newest=newest,
         stored_bytes={iteration: size for (iteration, _), size in sorted(stored.items())},
         slow=tuple(slow),
@@ -292,17 +292,24 @@ def _takeovers(records: Iterable[job.Record]) -> Iterator[float]:
 def _attempts(
     records: Iterable[job.Record], formed: Sequence[_FormedRound], points: Sequence[Point]
 ) -> Iterator[Attempt]:
-    ended: job.JobEnded | None = None
+    end_record: job.JobEnded | None = None
     for record in records:
         if isinstance(record, job.JobEnded):
-            ended = record
-        elif isinstance(record, job.JobReopened) and ended is not None:
-            at = ended.time
-            done = max((point.iteration for point in points if point.time <= at), default=0)
+            end_record = record
+        elif isinstance(record, job.JobReopened) and end_record is not None:
+            at = end_record.time
+            iterations_done = max((point.iteration for point in points if point.time <= at), default=0)
             following = next((one for one in formed if one.time >= record.time), None)
             restored = None if following is None else following.restored or 0
-            yield Attempt(at, ended.result.value, ended.reason, max(done, restored or 0), record.time, restored)
-            ended = None
+            yield Attempt(
+                at,
+                end_record.result.value,
+                end_record.reason,
+                max(iterations_done, restored or 0),
+                record.time,
+                restored,
+            )
+            end_record = None
 
 
 def _rounds(formed: Sequence[_FormedRound], records: Sequence[job.Record]) -> Iterator[RoundSpan]:
@@ -320,7 +327,7 @@ def _restarts(
     records: Sequence[job.Record],
     formed: Sequence[_FormedRound],
     points: Iterable[Point],
-    ended: job.JobEnded | None,
+    end_record: job.JobEnded | None,
 ) -> list[Restart]:
     broken = [record for record in records if isinstance(record, job.RoundBroken)]
     causes = Causes(records)
@@ -334,8 +341,8 @@ def _restarts(
         following = formed[at] if at < len(formed) else None
         restored = following.restored or 0 if following else 0
         until = trained.time_passed(record.round, last)
-        if until is None and ended is not None and ended.result == job.JobResult.SUCCEEDED:
-            until = ended.time
+        if until is None and end_record is not None and end_record.result == job.JobResult.SUCCEEDED:
+            until = end_record.time
         if index + 1 < len(broken):
             until = min(until or math.inf, broken[index + 1].time)
         restarts.append(

@@ -162,11 +162,11 @@ def _rounds(history: History, end: float) -> dict[int, RoundSeconds]:
     by_round: dict[int, list[Point]] = {}
     for point in history.points:
         by_round.setdefault(point.round, []).append(point)
-    rounds, done = dict[int, RoundSeconds](), 0
+    rounds, iteration_before = dict[int, RoundSeconds](), 0
     for number, life in history.lives.rounds.items():
         points = by_round.get(number, [])
-        rounds[number] = RoundSeconds(life, points, done, end)
-        done = max([done, *(point.iteration for point in points)])
+        rounds[number] = RoundSeconds(life, points, iteration_before, end)
+        iteration_before = max([iteration_before, *(point.iteration for point in points)])
     return rounds
 
 

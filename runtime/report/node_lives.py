@@ -165,14 +165,14 @@ class LifeCollector:
             self._note(node, Event(record.time, Step.SEATED, record.round.number))
 
     def _end_round(self, time: float, reason: job.Reason | None) -> None:
-        ended, self._running = self._running, None
-        if ended is None:
+        round_before, self._running = self._running, None
+        if round_before is None:
             return
-        ended.end, ended.broken_by = time, reason
-        if ended.hangs and ended.hangs[-1][1] == math.inf:
-            ended.hangs[-1] = ended.hangs[-1][0], time
-        for node in ended.members:
-            self._note(node, Event(time, Step.UNSEATED, ended.number))
+        round_before.end, round_before.broken_by = time, reason
+        if round_before.hangs and round_before.hangs[-1][1] == math.inf:
+            round_before.hangs[-1] = round_before.hangs[-1][0], time
+        for node in round_before.members:
+            self._note(node, Event(time, Step.UNSEATED, round_before.number))
 
     def _note_fault(self, record: job.WorkerFaulted | job.FaultJudged | job.HangSeen | job.HangOver) -> None:
         life = self._rounds.get(record.round)

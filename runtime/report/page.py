@@ -57,8 +57,8 @@ def overview(run: Run, now: float) -> str:
         count = len(history.restarts)
         line = f"{count} restart{'' if count == 1 else 's'}"
         if job.ledger is not None:
-            lost = f", {format_seconds(job.restart_s)} lost" if count else ""
-            line += lost + _goodput(job.ledger)
+            lost_text = f", {format_seconds(job.restart_s)} lost" if count else ""
+            line += lost_text + _goodput(job.ledger)
         lines.append(line)
     return "; ".join(lines) or "no training"
 

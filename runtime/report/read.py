@@ -77,14 +77,21 @@ class Run:
     """What could not be read."""
 
 
+@dataclass(frozen=True)
+class WorkflowFacts:
+    """What the workflow's controller tells a step of the run."""
+
+    uid: str = ""
+    phase: str = ""
+    duration_s: float | None = None
+    failures: tuple[Mapping[str, Any], ...] = ()
+
+
 def read_run(
     store: Store,
     name: str,
     *,
-    uid: str = "",
-    phase: str = "",
-    duration_s: float | None = None,
-    failures: tuple[Mapping[str, Any], ...] = (),
+    facts: WorkflowFacts = WorkflowFacts(),
     folder: Path | None = None,
     own: str = "",
     graph: Mapping[str, tuple[str, ...]] = {},
@@ -95,8 +102,8 @@ def read_run(
     """
     notes: list[str] = []
     workflow = {} if graph and folder is None else _workflow(folder, notes)
-    steps, on_cluster = _steps(store, name, notes), folder is None and bool(uid and phase)
-    uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
+    steps, on_cluster = _steps(store, name, notes), folder is None and bool(facts.uid and facts.phase)
+    uid = facts.uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "") or _uid_in(steps)
     jobs: dict[str, History] = {}
     if uid:
         for name_of_job in _jobs(store, uid):
@@ -106,9 +113,9 @@ def read_run(
     return Run(
         name=name,
         uid=uid,
-        phase=phase or str(_dict_or_empty(workflow.get("status")).get("phase") or ""),
-        duration_s=duration_s,
-        failures=failures,
+        phase=facts.phase or str(_dict_or_empty(workflow.get("status")).get("phase") or ""),
+        duration_s=facts.duration_s,
+        failures=facts.failures,
         workflow=workflow,
         graph=graph,
         on_cluster=on_cluster,
@@ -125,18 +132,18 @@ def read_run(
 def read_job(store: Store, job_name: str) -> Run:
     """Read what the store has of one job; nothing else is known of its run."""
     notes: list[str] = []
-    told = _history(store, f"jobs/{job_name}", notes)
-    jobs = {job_name: told} if told.rounds or told.points or told.lives.nodes else {}
+    job_history = _history(store, f"jobs/{job_name}", notes)
+    jobs = {job_name: job_history} if job_history.rounds or job_history.points or job_history.lives.nodes else {}
     stacks = {job_name: tuple(_stacks(store, f"jobs/{job_name}/logs/"))}
-    return Run(job_name, phase=told.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
+    return Run(job_name, phase=job_history.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
 
 
 def _uid_in(steps: Mapping[str, Mapping[str, Any]]) -> str:
     """The workflow's uid, from the name of a training step's job: `<uid>-<step>`."""
     for name, step in steps.items():
-        named = str(_dict_or_empty(step.get("settings")).get("job") or "")
-        if named.endswith(f"-{name}"):
-            return named.removesuffix(f"-{name}")
+        job_name = str(_dict_or_empty(step.get("settings")).get("job") or "")
+        if job_name.endswith(f"-{name}"):
+            return job_name.removesuffix(f"-{name}")
     return ""
 
 
@@ -228,16 +235,16 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
 
 def newest_iteration(store: Store, job: str) -> int:
     """The newest iteration that a job has reported, seconds ago at most; 0: none. Raises StoreError."""
-    found = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
-    return max((number for number in found if isinstance(number, int)), default=0)
+    iterations = (line.get("iteration") for line in _telemetry(store, f"jobs/{job}", []))
+    return max((number for number in iterations if isinstance(number, int)), default=0)
 
 
 def _stacks(store: Store, prefix: str) -> Iterator[Stacks]:
     """Files that agents wrote as `[NODE/]stacks-ROUND-NUMBER.txt`."""
-    found = [(entry.key, named) for entry in store.list(prefix) if (named := _STACKS.search(entry.key))]
-    for key, named in found[-MOST_STACKS:]:
+    stack_files = [(entry.key, match) for entry in store.list(prefix) if (match := _STACKS.search(entry.key))]
+    for key, match in stack_files[-MOST_STACKS:]:
         try:
-            yield Stacks(int(named[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
+            yield Stacks(int(match[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
         except NoSuchKey:
             continue
 

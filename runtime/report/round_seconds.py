@@ -48,11 +48,11 @@ Sums = Mapping[Activity, float]
 class RoundSeconds:
     """The spells of a round: they begin with it, end with it, and have no gap and no overlap."""
 
-    def __init__(self, life: RoundLife, iterations: Sequence[Iteration], done: int, end: float) -> None:
+    def __init__(self, life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> None:
         """`iterations`: those of the round, by time. `done`: the newest iteration of the rounds before. `end`: when the
         window ends, for a round that has not."""
         end = max(min(life.end, end), life.begin)
-        self.spells = tuple(_with_hangs(_fill(life, iterations, done, end), life.hangs))
+        self.spells = tuple(_with_hangs(_fill(life, iterations, iteration_before, end), life.hangs))
         self._ends = [spell.end for spell in self.spells]
         self._begins = [spell.begin for spell in self.spells]
         lengths: dict[Activity, list[float]] = {}
@@ -105,7 +105,7 @@ class _Filler:
             self.at = time
 
 
-def _fill(life: RoundLife, iterations: Sequence[Iteration], done: int, end: float) -> list[Spell]:
+def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> list[Spell]:
     filler = _Filler(life.begin, end)
     usual = pace(iterations)
     for at, one in enumerate(iterations):
@@ -116,7 +116,7 @@ def _fill(life: RoundLife, iterations: Sequence[Iteration], done: int, end: floa
         trained = one.time - min(one.stall_s, one.seconds)
         if at == 0 and len(iterations) > 1:
             filler.until(min(filler.at + one.seconds - usual, trained), Activity.COMPILE)
-        work = Activity.RECOMPUTED if one.iteration <= done else Activity.PRODUCTIVE
+        work = Activity.RECOMPUTED if one.iteration <= iteration_before else Activity.PRODUCTIVE
         filler.until(trained - one.evaluation_s, work)
         filler.until(trained, Activity.EVALUATION)
         filler.until(one.time, Activity.SAVE)
@@ -146,12 +146,12 @@ def _fill_rest(filler: _Filler, life: RoundLife, iterations: Sequence[Iteration]
 
 def _with_hangs(spells: Sequence[Spell], hangs: Sequence[tuple[float, float]]) -> Iterator[Spell]:
     """The spells, hung while they hung, whatever else was reported of that time."""
-    left = [(begin, end) for begin, end in hangs if end > begin]
+    hang_spans = [(begin, end) for begin, end in hangs if end > begin]
     for spell in spells:
         at = spell.begin
-        while left and left[0][1] <= at:
-            left.pop(0)
-        for begin, end in left:
+        while hang_spans and hang_spans[0][1] <= at:
+            hang_spans.pop(0)
+        for begin, end in hang_spans:
             if begin >= spell.end:
                 break
             if begin > at:

@@ -70,14 +70,14 @@ def _fault(fault: FaultView) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def markdown(told: dict[str, Any]) -> str:
+def markdown(summary: dict[str, Any]) -> str:
     """The summary as Markdown."""
-    lines = [f"# {told['run']}: {told['phase']}", "", told["next"]]
-    lines += [f"- {name}: {value}" for name, value in told["outcome"].items()]
-    if told["steps"]:
-        rows = [[one["name"], one["phase"], format_seconds(one["seconds"]), one["message"]] for one in told["steps"]]
+    lines = [f"# {summary['run']}: {summary['phase']}", "", summary["next"]]
+    lines += [f"- {name}: {value}" for name, value in summary["outcome"].items()]
+    if summary["steps"]:
+        rows = [[one["name"], one["phase"], format_seconds(one["seconds"]), one["message"]] for one in summary["steps"]]
         lines += ["", "## Steps", "", *_table(["step", "phase", "time", "message"], rows)]
-    for job in told["jobs"]:
+    for job in summary["jobs"]:
         lines += ["", f"## {job['name']}", ""]
         good = "unknown" if job["goodput"] is None else f"{job['goodput'] * 100:.1f} %"
         lines.append(f"Iteration {job['iteration']}, goodput {good}. {job['reason']}".rstrip())
@@ -94,7 +94,7 @@ def markdown(told: dict[str, Any]) -> str:
             ]
             lines += ["", *_table(["fault", "reason", "decision", "cost"], rows)]
             lines += [line for one in job["faults"][-MOST_PARAGRAPHS:] for line in ("", _cell(one["cause"]))]
-    lines += ["", *(f"Note: {note}" for note in told["notes"])]
+    lines += ["", *(f"Note: {note}" for note in summary["notes"])]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -76,10 +76,10 @@ def timeline(history: History, ledger: Ledger) -> Timeline:
     for node in ledger.nodes[-MOST_NODES:]:
         groups.setdefault(tuple(_bars(node, ledger)), []).append(node)
     lanes = [_lane(bars, nodes) for bars, nodes in groups.items()]
-    kept = sorted(lanes, key=lambda lane: lane.goodput)[:LANES]
-    shown = [lane for lane in lanes if lane in kept] if len(kept) < len(lanes) else lanes
+    worst_lanes = sorted(lanes, key=lambda lane: lane.goodput)[:LANES]
+    lanes_drawn = [lane for lane in lanes if lane in worst_lanes] if len(worst_lanes) < len(lanes) else lanes
     return Timeline(
-        lanes=tuple(shown),
+        lanes=tuple(lanes_drawn),
         rounds=tuple(_rounds(history, ledger)),
         ticks=tuple(Tick(t / ledger.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, ledger.seconds)),
         marks=merge_close(
@@ -89,7 +89,7 @@ def timeline(history: History, ledger: Ledger) -> Timeline:
         activities=tuple(entry.activity for entry in ledger.entries),
         description=f"{len(ledger.nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} restarts "
         f"in {ledger.seconds:.1f} seconds.",
-        hidden=len(ledger.nodes) - sum(len(lane.nodes) for lane in shown),
+        hidden=len(ledger.nodes) - sum(len(lane.nodes) for lane in lanes_drawn),
     )
 
 
@@ -133,8 +133,8 @@ def _rounds(history: History, ledger: Ledger) -> Iterator[RoundBar]:
         some = list(group)
         first, last = some[0], some[-1]
         end = last.end if last.end is not None else ledger.end
-        left = _percent(first.begin, ledger)
+        left_percent = _percent(first.begin, ledger)
         label = f"{first.number}" if len(some) == 1 else f"{first.number}–{last.number}"
         size = f"{len(last.nodes)} node{'' if len(last.nodes) == 1 else 's'}"
         title = f"round {label}: {size}, {end - first.begin:.1f} s. {last.reason}"
-        yield RoundBar(left, max(_percent(end, ledger) - left, 0.2), label, title)
+        yield RoundBar(left_percent, max(_percent(end, ledger) - left_percent, 0.2), label, title)

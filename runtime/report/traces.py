@@ -20,13 +20,13 @@ _INTERNAL, _OK, _ERROR = 1, 1, 2
 def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
     """The run as of `now` (Unix seconds). `parent`: what TRACEPARENT says (W3C, "Trace Context"), as Argo sets it;
     what does not have that form is no parent."""
-    known = _TRACEPARENT.fullmatch(parent)
-    trace = known["trace"] if known else _digest(run.uid or run.name, 32)
+    trace_match = _TRACEPARENT.fullmatch(parent)
+    trace = trace_match["trace"] if trace_match else _digest(run.uid or run.name, 32)
     steps = flow.steps(run, now)
     root = _digest(f"{run.uid or run.name}/", 16)
     begins = [step.begin for step in steps if step.begin is not None]
     ends = [step.end or now for step in steps if step.begin is not None]
-    above, spans = known["span"] if known else "", list[dict[str, Any]]()
+    above, spans = trace_match["span"] if trace_match else "", list[dict[str, Any]]()
     if begins:
         spans.append(_span(trace, root, above, run.name, (min(begins), max(ends)), run.phase))
     for step in steps:
@@ -42,7 +42,7 @@ def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
 
 
 def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float, float], phase: str) -> dict[str, Any]:
-    failed, done = phase in ("Failed", "Error"), phase == "Succeeded"
+    failed, is_done = phase in ("Failed", "Error"), phase == "Succeeded"
     return {
         "traceId": trace,
         "spanId": identity,
@@ -52,7 +52,7 @@ def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float,
         "startTimeUnixNano": _nanoseconds(times[0]),
         "endTimeUnixNano": _nanoseconds(times[1]),
         "attributes": _attributes({"everstep.phase": phase}),
-        "status": {"code": _ERROR if failed else _OK} if failed or done else {},
+        "status": {"code": _ERROR if failed else _OK} if failed or is_done else {},
     }
 
 

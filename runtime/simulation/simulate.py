@@ -19,20 +19,21 @@ from everstep.runtime.job.events import (
 )
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import (
     JobEnded,
     MasterClaimed,
     NodeLost,
     NodeReleased,
     NodeRequested,
-    Reason,
     Record,
     RoundBroken,
     RoundFormed,
 )
 from everstep.runtime.job.spec import Hang, JobSpec, Patience, RoleSpec
 from everstep.runtime.job.state import round_number
-from everstep.runtime.protocol.messages import Holding, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Join, Persisted, WorkerExit
 from everstep.runtime.simulation.costs import Costs
 from everstep.runtime.simulation.outcome import Outcome
 from everstep.runtime.simulation.policy import Policy
@@ -160,8 +161,8 @@ class _World:
         placed = []
         while self._wanted and self._free:
             node, machine = self._wanted.popleft(), self._free.pop()
-            known = self.brain.state.nodes.get(node)
-            if known is None or known.phase is not NodePhase.REQUESTED:
+            node_state = self.brain.state.nodes.get(node)
+            if node_state is None or node_state.phase is not NodePhase.REQUESTED:
                 self._free.append(machine)
                 continue
             if self._finds(machine):
@@ -186,11 +187,15 @@ class _World:
         state, events = self.brain.state, []
         number = round_number(state)
         for name in names:
-            known, machine = state.nodes.get(name), self._machine.get(name)
-            if machine is None or known is None or known.phase not in (NodePhase.REQUESTED, NodePhase.REJOINING):
+            node_state, machine = state.nodes.get(name), self._machine.get(name)
+            if (
+                machine is None
+                or node_state is None
+                or node_state.phase not in (NodePhase.REQUESTED, NodePhase.REJOINING)
+            ):
                 continue
             holdings: tuple[Holding, ...] = ()
-            if known.phase is NodePhase.REJOINING and self._staged:
+            if node_state.phase is NodePhase.REJOINING and self._staged:
                 holdings = (Holding(number, self._staged, node=name, address=f"10.0.0.1:{machine}"),)
             count = self._joins[name] = self._joins.get(name, 0) + 1
             join = Join(name, ROLE, f"m{machine}", 8, f"10.0.0.1:{machine}", 29500, holdings, number, number=count)
@@ -253,16 +258,18 @@ class _World:
 
     def _staged_iteration(self) -> int:
         """The newest iteration that was copied; 0: none."""
-        done = int(self._work / self.costs.iteration_s)
-        return done - done % self.policy.stage
+        iterations_done = int(self._work / self.costs.iteration_s)
+        return iterations_done - iterations_done % self.policy.stage
 
     def _fail(self, failure: Failure) -> None:
         """Machines fail: those that train stop the round at once, though the master learns of it later."""
-        lost = [machine for machine in failure.machines if machine not in self._away]
-        lost = [machine for machine in lost if not (machine in self._good and machine in self.trace.bad)]
-        nodes = [self._node[machine] for machine in lost if machine in self._node]
+        lost_machines = [machine for machine in failure.machines if machine not in self._away]
+        lost_machines = [
+            machine for machine in lost_machines if not (machine in self._good and machine in self.trace.bad)
+        ]
+        nodes = [self._node[machine] for machine in lost_machines if machine in self._node]
         if not failure.process:
-            for machine in lost:
+            for machine in lost_machines:
                 self._repair(machine, failure.repair_s)
         training = [name for name in nodes if self.brain.state.nodes[name].phase is NodePhase.RUNNING]
         if not nodes:
@@ -271,26 +278,28 @@ class _World:
         if training:
             self._failed_at = self.now if self._failed_at is None else self._failed_at
             self._stop()
-            if not failure.process and self._copies_lost(lost):
+            if not failure.process and self._copies_lost(lost_machines):
                 self._staged = 0
         delay = self.costs.silent_s if failure.silent else self.costs.detect_s
         self._at(self.now + delay, self._report, tuple(nodes), failure.process)
 
-    def _copies_lost(self, lost: list[int]) -> bool:
+    def _copies_lost(self, lost_machines: list[int]) -> bool:
         """Is a state gone with both its holders? A node's copy is with the next node in rank order."""
         order = self.brain.state.round
-        if order is None or len(lost) < 2:
+        if order is None or len(lost_machines) < 2:
             return False
         names = [member.node for member in order.members[ROLE]]
-        gone = {self._node.get(machine, "") for machine in lost}
-        return any(one in gone and other in gone for one, other in zip(names, [*names[1:], names[0]], strict=True))
+        lost_nodes = {self._node.get(machine, "") for machine in lost_machines}
+        return any(
+            one in lost_nodes and other in lost_nodes for one, other in zip(names, [*names[1:], names[0]], strict=True)
+        )
 
     def _report(self, nodes: tuple[str, ...], process: bool) -> None:
         """The master learns of the failure."""
         there = [name for name in nodes if name in self._machine]
-        number, done = round_number(self.brain.state), int(self._work / self.costs.iteration_s)
+        number, iterations_done = round_number(self.brain.state), int(self._work / self.costs.iteration_s)
         if process:
-            self._feed(*(WorkerExited(WorkerExit(name, number, 0, 0, -9, done)) for name in there))
+            self._feed(*(WorkerExited(WorkerExit(name, number, 0, 0, -9, iterations_done)) for name in there))
         else:
             self._feed(*(NodeGone(name, "its machine failed") for name in there))
 

@@ -89,8 +89,10 @@ def _bursts(chance: random.Random, machines: int, seconds: float, rates: Rates) 
     failures, time = [], 0.0
     while (time := time + chance.expovariate(1 / (rates.burst_h * HOUR))) < seconds:
         first = chance.randrange(max(1, machines // rates.burst_machines)) * rates.burst_machines
-        lost = tuple(range(first, min(first + rates.burst_machines, machines)))
-        failures.append(Failure(time, lost, silent=True, repair_s=chance.expovariate(1 / (rates.repair_h * HOUR))))
+        lost_machines = tuple(range(first, min(first + rates.burst_machines, machines)))
+        failures.append(
+            Failure(time, lost_machines, silent=True, repair_s=chance.expovariate(1 / (rates.repair_h * HOUR)))
+        )
     return failures
 
 
@@ -111,10 +113,14 @@ def _parse_lines(lines: Iterable[str], machines: int) -> Iterator[Failure]:
         try:
             hours, who, kind, repair = words
             first, _, last = who.partition("-")
-            lost = tuple(range(int(first), int(last or first) + 1))
-            if kind not in ("node", "silent", "process") or not lost or not 0 <= lost[0] <= lost[-1] < machines:
+            lost_machines = tuple(range(int(first), int(last or first) + 1))
+            if (
+                kind not in ("node", "silent", "process")
+                or not lost_machines
+                or not 0 <= lost_machines[0] <= lost_machines[-1] < machines
+            ):
                 raise ValueError
-            yield Failure(float(hours) * HOUR, lost, kind == "silent", kind == "process", float(repair) * HOUR)
+            yield Failure(float(hours) * HOUR, lost_machines, kind == "silent", kind == "process", float(repair) * HOUR)
         except ValueError:
             form = f"HOURS MACHINE[-MACHINE] node|silent|process REPAIR_HOURS, machines 0 to {machines - 1}"
             raise ValueError(f"line {number}: {line.strip()!r}; write {form}") from None

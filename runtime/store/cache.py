@@ -70,10 +70,10 @@ class Cache:
         if size > self.limit:
             raise TooLarge(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
         sizes = {entry: _folder_bytes(entry) for entry in sorted(self.root.glob("*/"), key=_last_used_time)}
-        for entry, taken in sizes.items():
+        for entry, bytes_used in sizes.items():
             if sum(sizes.values()) + size <= self.limit:
                 return
-            if taken and _remove_unused(entry):
+            if bytes_used and _remove_unused(entry):
                 sizes[entry] = 0
         if sum(sizes.values()) + size > self.limit:
             raise StoreError(
@@ -83,14 +83,14 @@ class Cache:
 
     def _make_copy(self, place: Path, store: Store, manifest: str, without: str) -> None:
         last = store.get(manifest)
-        wanted = (entry for entry in store.list("") if not without or not entry.key.endswith(without))
-        found = [entry for entry in wanted if entry.key != manifest]
-        self.make_room(sum(entry.size for entry in found), store.uri)
+        needed_entries = (entry for entry in store.list("") if not without or not entry.key.endswith(without))
+        missing_entries = [entry for entry in needed_entries if entry.key != manifest]
+        self.make_room(sum(entry.size for entry in missing_entries), store.uri)
         fresh = place.with_name(f"~{place.name}")
         shutil.rmtree(fresh, ignore_errors=True)
         try:
             fresh.mkdir()
-            for entry in found:
+            for entry in missing_entries:
                 path = fresh / entry.key
                 path.parent.mkdir(parents=True, exist_ok=True)
                 download(store, entry.key, entry.size, path)

@@ -41,8 +41,8 @@ def open_direct(file: int, mode: int, size: int) -> Iterator[int]:
 
 def write_at(file: int, direct: int, data: memoryview, at: int) -> None:
     """Write all of `data` at byte `at`. Raises OSError."""
-    if (done := _transfer(file, direct, data, at, os.pwrite)) < len(data):
-        raise OSError(errno.EIO, f"{done} of {len(data)} bytes were taken")
+    if (bytes_written := _transfer(file, direct, data, at, os.pwrite)) < len(data):
+        raise OSError(errno.EIO, f"{bytes_written} of {len(data)} bytes were taken")
 
 
 def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:
@@ -52,12 +52,12 @@ def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:
 
 def _transfer(file: int, direct: int, data: memoryview, at: int, move: Callable[[int, memoryview, int], int]) -> int:
     """Move whole blocks by `direct` if they are aligned, and the rest by `file`."""
-    done, blocks = 0, len(data) // BLOCK * BLOCK if _is_aligned(data, at) else 0
-    while done < len(data):
-        past = done < blocks and done % BLOCK == 0
-        with data[done : blocks if past else len(data)] as rest:
+    bytes_written, blocks = 0, len(data) // BLOCK * BLOCK if _is_aligned(data, at) else 0
+    while bytes_written < len(data):
+        past = bytes_written < blocks and bytes_written % BLOCK == 0
+        with data[bytes_written : blocks if past else len(data)] as rest:
             try:
-                count = move(direct if past else file, rest, at + done)
+                count = move(direct if past else file, rest, at + bytes_written)
             except OSError as error:
                 if not past or error.errno not in _UNSUPPORTED:
                     raise
@@ -65,8 +65,8 @@ def _transfer(file: int, direct: int, data: memoryview, at: int, move: Callable[
                 continue
         if not count:
             break
-        done += count
-    return done
+        bytes_written += count
+    return bytes_written
 
 
 def _is_aligned(data: memoryview, at: int) -> bool:

@@ -120,8 +120,10 @@ class DirectoryStore:
         with suppress(FileNotFoundError, NotADirectoryError), self._open_folder(top) as at:
             for place, _, files, folder in os.fwalk(".", topdown=False, dir_fd=at):
                 here, before = top / place, os.stat(folder)
-                left = [name for name in files if _TEMPORARY.fullmatch(name) and not _has_living_writer(folder, name)]
-                for name in left:
+                temporary_files = [
+                    name for name in files if _TEMPORARY.fullmatch(name) and not _has_living_writer(folder, name)
+                ]
+                for name in temporary_files:
                     with _explain_errors(here / name, "remove"), suppress(FileNotFoundError):
                         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
                         yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
@@ -129,7 +131,7 @@ class DirectoryStore:
                             os.unlink(name, dir_fd=folder)
                 there = here != self._root and os.stat(folder).st_nlink  # 0: pruned with the last folder below it.
                 idle = before.st_mtime < time.time() - _FRESH_S
-                if there and idle and not set(os.listdir(folder)) - set(left if dry_run else ()):
+                if there and idle and not set(os.listdir(folder)) - set(temporary_files if dry_run else ()):
                     yield Entry(f"{here.relative_to(self._root)}/", 0, before.st_mtime)
                     if not dry_run:
                         self._prune(here)
@@ -225,13 +227,13 @@ class DirectoryStore:
                     self._pace.take(count)
             return
         with memoryview(source).cast("B") as data, open_direct(file, os.O_WRONLY, len(data)) as direct:
-            done = 0
+            bytes_copied = 0
             for piece in self._pace.slices(data, _CHUNK):
-                write_at(file, direct, piece, done)
-                done += len(piece)
+                write_at(file, direct, piece, bytes_copied)
+                bytes_copied += len(piece)
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
-        found: list[tuple[str, os.stat_result]] = []
+        entries_with_facts: list[tuple[str, os.stat_result]] = []
         with (
             suppress(FileNotFoundError, NotADirectoryError),
             self._open_folder(folder) as at,
@@ -240,8 +242,8 @@ class DirectoryStore:
             for entry in entries:
                 with suppress(FileNotFoundError):  # It was removed meanwhile.
                     facts = entry.stat(follow_symlinks=False)
-                    found.append((entry.name + "/" * stat.S_ISDIR(facts.st_mode), facts))
-        for name, facts in sorted(found, key=lambda one: one[0]):
+                    entries_with_facts.append((entry.name + "/" * stat.S_ISDIR(facts.st_mode), facts))
+        for name, facts in sorted(entries_with_facts, key=lambda one: one[0]):
             key = base + name
             if name.startswith("~"):
                 continue

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from everstep.runtime.store.pace import Pace
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
-from everstep.runtime.store.s3_requests import Answer, Requests
+from everstep.runtime.store.s3_requests import Answer, Requests, StreamedBody
 from everstep.runtime.store.s3_settings import Settings
 
 PART_BYTES = 16 << 20
@@ -52,7 +52,7 @@ class S3Objects:
         if start == 0 and length is None:
             return self.requests.send("GET", name).data
         last = "" if length is None else start + length - 1
-        answer = self.requests.send("GET", name, headers={"Range": f"bytes={start}-{last}"}, wanted=(416,))
+        answer = self.requests.send("GET", name, headers={"Range": f"bytes={start}-{last}"}, also_ok=(416,))
         return answer.data if answer.status == 206 else b""
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -84,11 +84,11 @@ class S3Store:
         name = self._object_name(key)
         with buffer.cast("B") as view:
             for _ in range(READ_ATTEMPTS):
-                found = self._requests.send("HEAD", name)
-                short = start + len(view) - int(found.headers["content-length"])
+                head = self._requests.send("HEAD", name)
+                short = start + len(view) - int(head.headers["content-length"])
                 if short > 0:
                     raise TooShort(f"{self.uri}/{key}: ends {short} bytes too early")
-                if self._read_ranges(name, start, view, found.headers["etag"]):
+                if self._read_ranges(name, start, view, head.headers["etag"]):
                     return
         raise StoreError(f"{self.uri}/{key}: was replaced during each of {READ_ATTEMPTS} attempts to read it")
 
@@ -118,8 +118,8 @@ class S3Store:
     def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
         check_prefix(prefix)
         below = self._base + prefix
-        found = [*self._requests.uploads(below)]
-        for upload in found or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
+        uploads = [*self._requests.uploads(below)]
+        for upload in uploads or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
             if upload.initiated < time.time() - ABANDONED_S:
                 with suppress(NoSuchKey):  # It has already ended.
                     size = self._requests.uploaded_bytes(upload)
@@ -128,7 +128,7 @@ class S3Store:
                         self._abort_upload(upload.name, upload.upload_id)
 
     def _abort_upload(self, name: str, upload: str) -> None:
-        self._requests.send("DELETE", name, query={"uploadId": upload}, wanted=(404,))
+        self._requests.send("DELETE", name, query={"uploadId": upload}, also_ok=(404,))
 
     def _object_name(self, key: str) -> str:
         check_key(key)
@@ -168,16 +168,15 @@ class S3Store:
         data: memoryview,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        wanted: tuple[int, ...] = (),
+        also_ok: tuple[int, ...] = (),
     ) -> Answer:
         return self._requests.send(
             method,
             name,
             query=query,
             headers=headers,
-            body=lambda: self._pace.slices(data, _CHUNK_BYTES),
-            length=len(data),
-            wanted=wanted,
+            body=StreamedBody(len(data), lambda: self._pace.slices(data, _CHUNK_BYTES)),
+            also_ok=also_ok,
         )
 
     def _put_in_parts(self, name: str, data: memoryview) -> None:
@@ -208,9 +207,11 @@ class S3Store:
             ElementTree.SubElement(part, "PartNumber").text = str(number)
             ElementTree.SubElement(part, "ETag").text = tag
         body = ElementTree.tostring(root)
-        done = self._requests.send("POST", name, query={"uploadId": upload}, body=body, wanted=(404,))
-        if (done.status == 404 or b"<Error>" in done.data) and not self._is_written_by(name, nonce):
-            raise StoreError(f"{self.uri}: {name}: the upload's parts were not joined to one object ({done.code})")
+        completion = self._requests.send("POST", name, query={"uploadId": upload}, body=body, also_ok=(404,))
+        if (completion.status == 404 or b"<Error>" in completion.data) and not self._is_written_by(name, nonce):
+            raise StoreError(
+                f"{self.uri}: {name}: the upload's parts were not joined to one object ({completion.code})"
+            )
 
     def _read_ranges(self, name: str, start: int, view: memoryview, tag: str) -> bool:
         """Fill `view` by ranges of the version `tag`. Returns False if the object has been replaced."""
@@ -218,9 +219,9 @@ class S3Store:
         def read(number: int) -> bool:
             first = number * PART_BYTES
             with view[first : first + PART_BYTES] as piece:
-                wanted = f"bytes={start + first}-{start + first + len(piece) - 1}"
-                headers = {"Range": wanted, "If-Match": tag}
-                answer = self._requests.send("GET", name, headers=headers, into=piece, wanted=(412,))
+                range_header = f"bytes={start + first}-{start + first + len(piece) - 1}"
+                headers = {"Range": range_header, "If-Match": tag}
+                answer = self._requests.send("GET", name, headers=headers, into=piece, also_ok=(412,))
                 if answer.status == 200:
                     raise StoreError(f"{self.uri}: the store ignores the Range of a GET; use one that honours it")
                 return answer.status == 206 and answer.filled == len(piece)
@@ -262,7 +263,7 @@ def _open_source(source: bytes | memoryview | Path) -> Iterator[memoryview]:
 
 def _xml_text(data: bytes, name: str) -> str:
     """The text of the first element `name` below the root, in any namespace."""
-    found = ElementTree.fromstring(data).findtext(f"{{*}}{name}")
-    if not found:
+    text = ElementTree.fromstring(data).findtext(f"{{*}}{name}")
+    if not text:
         raise StoreError(f"the store's answer has no {name}")
-    return found
+    return text

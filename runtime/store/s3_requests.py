@@ -42,7 +42,18 @@ _WRONG_REGION_CODES = ("AuthorizationQueryParametersError", "AuthorizationHeader
 """Codes of Amazon S3 and MinIO (the last one, for a PUT) for a request signed for another region."""
 _SIGNATURE_LIFETIME = timedelta(hours=1)
 
-Body = bytes | Callable[[], Generator[memoryview]]
+
+@dataclass(frozen=True)
+class StreamedBody:
+    """A body that is sent piece by piece."""
+
+    length: int
+    """Bytes, in total."""
+    pieces: Callable[[], Generator[memoryview]]
+    """Begins anew with each attempt."""
+
+
+Body = bytes | StreamedBody
 """A function makes the chunks anew for each attempt."""
 
 
@@ -116,17 +127,16 @@ class Requests:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Body = b"",
-        length: int | None = None,
         into: memoryview | None = None,
-        wanted: tuple[int, ...] = (),
+        also_ok: tuple[int, ...] = (),
     ) -> Answer:
         """Send the request, with as many attempts as needed, and return the answer if its status is 200, 204, 206 or in
-        `wanted`.
+        `also_ok`.
 
-        If `body` is a function, it yields `length` bytes in total. The body of a 200 or 206 is read into `into`; a
+        The body of a 200 or 206 is read into `into`; a
         longer one is cut. Raises NoSuchKey; StoreError for everything else.
         """
-        all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else body.length), **(headers or {})}
         pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
@@ -139,7 +149,7 @@ class Requests:
                     self._raise_unreachable(error)
                 self._wait(pauses, "")
                 continue
-            if answer.status in (200, 204, 206, *wanted):
+            if answer.status in (200, 204, 206, *also_ok):
                 return answer
             if attempt < ATTEMPTS and (answer.status in RETRIED_STATUSES or answer.code in RETRIED_CODES):
                 self._wait(pauses, answer.headers.get("retry-after", ""))
@@ -150,9 +160,9 @@ class Requests:
     def list(self, prefix: str) -> Iterator[Entry]:
         """The objects below `prefix`, in key order. Raises StoreError."""
         with self._explain_errors(prefix):
-            for found in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
-                modified = found.last_modified.timestamp() if found.last_modified else 0.0
-                yield Entry(str(found.object_name), found.size or 0, modified)
+            for item in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
+                modified = item.last_modified.timestamp() if item.last_modified else 0.0
+                yield Entry(str(item.object_name), item.size or 0, modified)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """The multi-part uploads below `prefix` that are neither completed nor aborted. Raises StoreError.
@@ -162,17 +172,17 @@ class Requests:
         marker, more = None, True
         while more:
             with self._explain_errors(prefix):
-                found = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
-            for one in found.uploads:
+                page = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
+            for one in page.uploads:
                 began = one.initiated_time.timestamp() if one.initiated_time else math.inf
                 yield Upload(str(one.object_name), str(one.upload_id), began)
-            marker, more = found.next_key_marker, found.is_truncated
+            marker, more = page.next_key_marker, page.is_truncated
 
     def uploaded_bytes(self, upload: Upload) -> int:
         """Bytes of its first 1,000 parts. Raises StoreError."""
         with self._explain_errors(upload.name):
-            found = self._minio._list_parts(self._settings.bucket, upload.name, upload.upload_id)
-        return sum(part.size or 0 for part in found.parts)
+            page = self._minio._list_parts(self._settings.bucket, upload.name, upload.upload_id)
+        return sum(part.size or 0 for part in page.parts)
 
     @contextmanager
     def _explain_errors(self, prefix: str) -> Iterator[None]:
@@ -209,7 +219,7 @@ class Requests:
         with self._connection(place.netloc) as connection:
             cut = False
             try:
-                with nullcontext(body) if isinstance(body, bytes) else closing(body()) as data:
+                with nullcontext(body) if isinstance(body, bytes) else closing(body.pieces()) as data:
                     connection.request(method, f"{place.path}?{place.query}", body=data, headers=dict(headers))
             except (BrokenPipeError, ConnectionResetError):
                 cut = True  # It may have answered before it closed; otherwise the next line raises.
@@ -293,16 +303,16 @@ class Requests:
 def _read_body(response: http.client.HTTPResponse, buffer: memoryview, promised: int) -> int:
     """Read the body straight into `buffer` and return the number of bytes. Raises IncompleteRead if there are fewer
     than promised."""
-    wanted, done = min(len(buffer), promised), 0
-    while done < wanted:
-        with buffer[done:wanted] as rest:
+    expected_bytes, bytes_read = min(len(buffer), promised), 0
+    while bytes_read < expected_bytes:
+        with buffer[bytes_read:expected_bytes] as rest:
             count = response.readinto(rest)
         if not count:
-            raise http.client.IncompleteRead(b"", wanted - done)
-        done += count
+            raise http.client.IncompleteRead(b"", expected_bytes - bytes_read)
+        bytes_read += count
     if promised <= len(buffer):
         response.read()  # The body is consumed, so the connection can be reused.
-    return done
+    return bytes_read
 
 
 def _parse_error(data: bytes) -> tuple[str, str]:

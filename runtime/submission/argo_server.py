@@ -185,9 +185,9 @@ def _unreachable_text(where: str, why: str) -> str:
 
 def _innermost_reason(error: BaseException) -> str:
     """The reason at the bottom, without the objects that requests and urllib3 wrap around it."""
-    seen: set[int] = set()
-    while (below := error.__cause__ or error.__context__) is not None and id(below) not in seen:
-        seen.add(id(error))
+    errors_visited: set[int] = set()
+    while (below := error.__cause__ or error.__context__) is not None and id(below) not in errors_visited:
+        errors_visited.add(id(error))
         error = below
     return str(getattr(error, "strerror", None) or error)
 

@@ -120,9 +120,9 @@ class KubeConfig:
 
 def config_files(environment: Mapping[str, str]) -> list[Path]:
     """Those that KUBECONFIG names and that are there, else ~/.kube/config, as kubectl searches."""
-    named = environment.get("KUBECONFIG", "")
+    config_paths = environment.get("KUBECONFIG", "")
     home = Path(environment.get("HOME") or "/")
-    paths = [Path(one) for one in named.split(os.pathsep) if one] or [home / ".kube" / "config"]
+    paths = [Path(one) for one in config_paths.split(os.pathsep) if one] or [home / ".kube" / "config"]
     return [path for path in paths if path.is_file()]
 
 
@@ -145,8 +145,8 @@ def read_access(environment: Mapping[str, str], namespace: str) -> tuple[Access,
 
 
 def _unusable(files: Iterable[Path], why: Exception) -> ApiError:
-    named = ", ".join(map(str, files))
-    return ApiError(Trouble.OTHER, f"{named}: {why}; `kubectl config get-contexts` shows it")
+    file_names = ", ".join(map(str, files))
+    return ApiError(Trouble.OTHER, f"{file_names}: {why}; `kubectl config get-contexts` shows it")
 
 
 def _read_file(path: Path) -> _File:

@@ -69,14 +69,16 @@ def for_argo(
     """
     copied = copy.deepcopy(dict(manifest))
     spec = copied["spec"] = without_empty_parameters(copied["spec"])
-    if all(held.get("image") == own_image for one in all_templates(spec) for held in containers_of(one)):
+    if all(container.get("image") == own_image for one in all_templates(spec) for container in containers_of(one)):
         spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
-        known = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
-        spec["imagePullSecrets"] = list({**known, **{one: {"name": one} for one in options.pull_secrets}}.values())
+        secrets_by_name = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
+        spec["imagePullSecrets"] = list(
+            {**secrets_by_name, **{one: {"name": one} for one in options.pull_secrets}}.values()
+        )
     spec.setdefault("podGC", dict(POD_GC))
     spec.setdefault("ttlStrategy", dict(TTL))
     metadata = {key: value for key, value in copied.get("metadata", {}).items() if key != "generateName"}
@@ -95,17 +97,17 @@ def without_empty_parameters(spec: Mapping[str, Any]) -> dict[str, Any]:
     One that is also named otherwise than as `{{workflow.parameters.NAME}}` stays: in an expression, for instance.
     """
     arguments = spec.get("arguments") or {}
-    given = arguments.get("parameters") or []
-    left, kept = {key: value for key, value in spec.items() if key != "arguments"}, list(given)
-    for one in given:
+    parameters = arguments.get("parameters") or []
+    other_fields, parameters_kept = {key: value for key, value in spec.items() if key != "arguments"}, list(parameters)
+    for one in parameters:
         if one.get("value") != "" or one.keys() - {"name", "value"}:
             continue
         reference = re.compile(rf"{{{{\s*workflow\.parameters\.{re.escape(one['name'])}\s*}}}}")
-        changed = _map_texts(left, lambda text, reference=reference: reference.sub("", text))
+        changed = _map_texts(other_fields, lambda text, reference=reference: reference.sub("", text))
         if not _names_parameter(json.dumps(changed), one["name"]):
-            left, kept = changed, [other for other in kept if other is not one]
+            other_fields, parameters_kept = changed, [other for other in parameters_kept if other is not one]
     return {
-        key: {**arguments, "parameters": kept} if key == "arguments" else left[key]
+        key: {**arguments, "parameters": parameters_kept} if key == "arguments" else other_fields[key]
         for key in spec
     }  # fmt: skip
 
@@ -129,9 +131,11 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
     Raises NotForAClusterError when they could not start.
     """
     templates = [
-        one for one in all_templates(spec) if any(own_image == held.get("image") for held in containers_of(one))
+        one
+        for one in all_templates(spec)
+        if any(own_image == container.get("image") for container in containers_of(one))
     ]
-    own = [held for one in templates for held in containers_of(one) if held.get("image") == own_image]
+    own = [container for one in templates for container in containers_of(one) if container.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
@@ -155,10 +159,16 @@ def _require_usable_names(spec: Mapping[str, Any], template: Mapping[str, Any]) 
     """A task's name is part of its job's, and that of its Secret's. Raises NotForAClusterError."""
     for task in (task for one in all_templates(spec) for task in tasks_of(one)):
         entries = (task.get("arguments") or {}).get("parameters") or ()
-        given = next((str(one.get("value")) for one in entries if one["name"] == "task"), "")
-        if task.get("template") == template["name"] and given and "{{" not in given and not OBJECT.fullmatch(given):
+        task_name = next((str(one.get("value")) for one in entries if one["name"] == "task"), "")
+        if (
+            task.get("template") == template["name"]
+            and task_name
+            and "{{" not in task_name
+            and not OBJECT.fullmatch(task_name)
+        ):
             raise NotForAClusterError(
-                f"task {given}: on a cluster the name of a training has only a-z, 0-9, - and ., as its Secret has it"
+                f"task {task_name}: on a cluster the name of a training has only a-z, 0-9, - and ., "
+                "as its Secret has it"
             )
 
 

@@ -53,17 +53,17 @@ def needs_of(manifest: Mapping[str, Any]) -> Needs:
     classes += [name for text in values.get("job-spec", ()) for name in _classes_of(text)]
     gangs = [one for one in values.get("gang", ()) if one != "none"]
     default = spec.get("serviceAccountName") or "default"
-    named = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
-    known = dict.fromkeys(one for one in [default, *named] if "{{" not in one)
-    kept = spec.get("artifactRepositoryRef")
+    account_names = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
+    accounts = dict.fromkeys(one for one in [default, *account_names] if "{{" not in one)
+    keeps_references = spec.get("artifactRepositoryRef")
     return Needs(
-        {name: account_rights(name) for name in known},
+        {name: account_rights(name) for name in accounts},
         _secrets(templates),
         tuple(one["name"] for one in spec.get("imagePullSecrets") or ()),
         tuple(dict.fromkeys(classes)),
         gangs[0] if gangs else "none",
         tuple(dict.fromkeys(name for one in templates for name in _references(one))),
-        () if kept else tuple(one["name"] for one in templates if _has_homeless_artifact(one)),
+        () if keeps_references else tuple(one["name"] for one in templates if _has_homeless_artifact(one)),
         _largest_requests(templates),
     )
 
@@ -79,20 +79,20 @@ def _classes_of(job_spec: str) -> Iterator[str]:
     try:
         spec = json.loads(job_spec)
         roles = (spec.get("replicaSpecs") or {}).values()
-        named = [((role.get("template") or {}).get("spec") or {}).get("priorityClassName") for role in roles]
+        class_names = [((role.get("template") or {}).get("spec") or {}).get("priorityClassName") for role in roles]
     except (ValueError, AttributeError):  # The train step refuses it by name and line.
         return
-    yield from (name for name in (spec.get("priority"), *named) if name and name != USUAL_PRIORITY)
+    yield from (name for name in (spec.get("priority"), *class_names) if name and name != USUAL_PRIORITY)
 
 
 def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The values that tasks give, by the parameter's name; neither empty ones, nor those known only while it runs."""
     entries = (spec.get("arguments") or {}).get("parameters") or ()
-    given = {one["name"]: str(one.get("value") or "") for one in entries}
+    values_by_name = {one["name"]: str(one.get("value") or "") for one in entries}
     values: dict[str, list[str]] = {}
     for task in (task for one in templates for task in tasks_of(one)):
         for entry in (task.get("arguments") or {}).get("parameters") or ():
-            value = _PARAMETER.sub(lambda name: given.get(name[1], ""), str(entry.get("value") or ""))
+            value = _PARAMETER.sub(lambda name: values_by_name.get(name[1], ""), str(entry.get("value") or ""))
             if value and "{{" not in value:
                 values.setdefault(entry["name"], []).append(value)
     return values

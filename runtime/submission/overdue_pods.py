@@ -20,7 +20,7 @@ def run_selector(name: str) -> str:
 
 def overdue_pods(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str, str]]:
     """Those that should have ended before `now` (Unix time): name, host, since when."""
-    found = []
+    pods_overdue = []
     for pod in pods:
         deleted_at = pod["metadata"].get("deletionTimestamp")
         if not deleted_at or (pod.get("status") or {}).get("phase") in ENDED:
@@ -28,5 +28,5 @@ def overdue_pods(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str
         since = datetime.fromisoformat(deleted_at)
         if now > since.timestamp() + LATE_S:
             host, name = pod["spec"].get("nodeName") or "", pod["metadata"]["name"]
-            found.append({"name": name, "host": host, "since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"})
-    return found
+            pods_overdue.append({"name": name, "host": host, "since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"})
+    return pods_overdue

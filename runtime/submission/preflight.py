@@ -65,14 +65,14 @@ async def examine(api: KubeApi, needs: Needs, within_s: float = WITHIN_S) -> lis
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, task in zip(checks, tasks, strict=True):
-        found += (
+        findings += (
             [_doubt(f"{name}: no answer in {within_s:g} s")]
             if task in late
             else _findings_or_doubt(name, task.result())
         )
-    return found
+    return findings
 
 
 def _findings_or_doubt(name: str, result: "list[Finding] | KubeError") -> list[Finding]:
@@ -238,7 +238,7 @@ def _gang(gang: str) -> Check:
 def _quota(requests: Mapping[str, float]) -> Check:
     async def check(api: KubeApi) -> list[Finding]:
         answer = await api.read_path(f"api/v1/namespaces/{api.namespace}/resourcequotas")
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for quota in answer.get("items") or ():
             status = quota.get("status") or {}
             hard, used = status.get("hard") or {}, status.get("used") or {}
@@ -246,15 +246,20 @@ def _quota(requests: Mapping[str, float]) -> Check:
                 key = next((one for one in (f"requests.{name}", name) if one in hard), None)
                 if key is None:
                     continue
-                most, left = float(quantity(hard[key])), float(quantity(hard[key])) - float(quantity(used.get(key, 0)))
+                most, remaining = (
+                    float(quantity(hard[key])),
+                    float(quantity(hard[key])) - float(quantity(used.get(key, 0))),
+                )
                 label = f"quota {quota['metadata']['name']}: {key}"
                 if amount > most:
-                    found += _wrong(f"{label} is {hard[key]}, one pod requests {amount:g}", "raise it, or request less")
-                elif amount > left:
-                    found.append(
-                        _doubt(f"{label}: {left:g} are left, one pod requests {amount:g}", "steps wait for more")
+                    findings += _wrong(
+                        f"{label} is {hard[key]}, one pod requests {amount:g}", "raise it, or request less"
                     )
-        return found or _ready("quota")
+                elif amount > remaining:
+                    findings.append(
+                        _doubt(f"{label}: {remaining:g} are left, one pod requests {amount:g}", "steps wait for more")
+                    )
+        return findings or _ready("quota")
 
     return check
 
@@ -279,11 +284,11 @@ async def _controller_settings(api: KubeApi) -> dict[str, str] | None:
     """The settings of Argo's controller; None where they cannot be seen."""
     for namespace in dict.fromkeys((api.namespace, CONTROLLER_NAMESPACE)):
         try:
-            found = await _find(api, f"api/v1/namespaces/{namespace}/configmaps/{CONTROLLER_SETTINGS}")
+            settings = await _find(api, f"api/v1/namespaces/{namespace}/configmaps/{CONTROLLER_SETTINGS}")
         except KubeError:
             continue
-        if found:
-            data = found.get("data") or {}
+        if settings:
+            data = settings.get("data") or {}
             return {
                 **data,
                 "executor": data.get("executor") or data.get("config", ""),

@@ -53,8 +53,8 @@ def _existing(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
     name = metadata["name"]
     there = route.get(name)
     phase = (there.get("status") or {}).get("phase") or "Pending"
-    known = (there["metadata"].get("annotations") or {}).get(DIGEST)
-    if known != metadata["annotations"][DIGEST]:
+    digest_there = (there["metadata"].get("annotations") or {}).get(DIGEST)
+    if digest_there != metadata["annotations"][DIGEST]:
         raise ApiError(
             Trouble.EXISTS,
             f"--name {name}: namespace {route.namespace} has another workflow of that name ({phase}); "

@@ -23,13 +23,13 @@ class Target(NamedTuple):
         return "argo" if self.route else "local"
 
 
-def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, str], namespace: str = "") -> Target:
+def choose(target: Literal["auto", "local", "argo"], environment: Mapping[str, str], namespace: str = "") -> Target:
     """ARGO_SERVER first, then a kube context whose cluster serves argoproj.io, else this machine.
 
     `namespace`: "" for ARGO_NAMESPACE, else the context's or the server's own. Raises TargetError when `argo` is wanted
     and there is no way to one, and when ARGO_SERVER is set and does not answer.
     """
-    if wanted == "local":
+    if target == "local":
         return Target(None, "--target local")
     namespace = namespace or environment.get("ARGO_NAMESPACE", "")
     try:
@@ -38,7 +38,7 @@ def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, s
 
             return Target(ArgoServer(environment, namespace), "ARGO_SERVER")
         return (
-            _require_context(environment, namespace) if wanted == "argo" else _context_or_local(environment, namespace)
+            _require_context(environment, namespace) if target == "argo" else _context_or_local(environment, namespace)
         )
     except ApiError as error:
         raise TargetError(f"target argo: {error}") from None

@@ -150,8 +150,8 @@ def outputs(workflow: Mapping[str, Any]) -> dict[str, str]:
     status = workflow.get("status") or {}
     root = next((node for node in nodes.values() if node["name"] == workflow["metadata"]["name"]), {})
     last = [nodes[key] for key in root.get("outboundNodes") or () if key in nodes]
-    found = [one.get("outputs") or {} for one in (*last, root, status)]
-    entries = [entry for one in found for entry in one.get("parameters") or ()]
+    outputs = [one.get("outputs") or {} for one in (*last, root, status)]
+    entries = [entry for one in outputs for entry in one.get("parameters") or ()]
     return {entry["name"]: str(entry["value"]) for entry in entries if entry.get("value") is not None}
 
 

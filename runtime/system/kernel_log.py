@@ -26,8 +26,8 @@ def kernel_messages(since_s: float, pid: int, device: Path = Path("/dev/kmsg")) 
 
 
 def _is_about(text: str, pid: int) -> bool:
-    named = {number for numbers in _PROCESS.findall(text) for number in numbers if number}
-    return bool(TELLING.search(text)) and (not named or str(pid) in named)
+    pids = {number for numbers in _PROCESS.findall(text) for number in numbers if number}
+    return bool(TELLING.search(text)) and (not pids or str(pid) in pids)
 
 
 def _messages(file: int) -> Iterator[tuple[float, str]]:

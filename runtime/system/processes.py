@@ -49,10 +49,10 @@ def start_time(pid: int) -> int | None:
 
 async def wait_for_end(pidfd: int) -> None:
     """Wait on the running event loop until the process has ended. The descriptor stays open."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
+    loop, end_event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, end_event.set)
     try:
-        await ended.wait()
+        await end_event.wait()
     finally:
         loop.remove_reader(pidfd)  # Else the loop would take the next descriptor of this number for this one.
 

@@ -33,14 +33,14 @@ class TcpSocket(NamedTuple):
 
 def tcp_sockets() -> dict[int, TcpSocket]:
     """The established connections by the inodes of their sockets; empty where the kernel does not tell."""
-    found: dict[int, TcpSocket] = {}
+    sockets: dict[int, TcpSocket] = {}
     with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED, bytes(48))
             kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-            found.update((one.inode, one) for one in _answers(kernel, family))
-    return found
+            sockets.update((one.inode, one) for one in _answers(kernel, family))
+    return sockets
 
 
 def sockets_of(pid: int, sockets: dict[int, TcpSocket]) -> list[TcpSocket]:
@@ -55,7 +55,7 @@ def sockets_of(pid: int, sockets: dict[int, TcpSocket]) -> list[TcpSocket]:
     return mine
 
 
-def unacknowledged(sockets: list[TcpSocket]) -> str:
+def bytes_unacknowledged(sockets: list[TcpSocket]) -> str:
     """Whose acknowledgement is missing although segments were sent again; empty: nobody's."""
     late = [one for one in sockets if one.unacked and one.repeats]
     if not late:

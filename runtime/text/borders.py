@@ -84,13 +84,13 @@ def _tar_members(file: RawIOBase, name: str) -> list[Extent]:
     file.seek(end)
     if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):  # tarfile takes a truncated file for a complete one
         raise TextError(f"{name}: cut off after {len(members)} members; fetch it again")
-    found = []
+    extents = []
     for member in members:
         if not member.name.endswith(Kind.LINES_ZST.value):
             raise TextError(f"{name}: its member {member.name} is not read; pack only {Kind.LINES_ZST.value} files")
         borders = _zst_frames(file, f"{name}!{member.name}", member.offset_data, member.size)
-        found.append(Extent(name, Kind.LINES_ZST, member.size, borders, member.name, member.offset_data))
-    return found
+        extents.append(Extent(name, Kind.LINES_ZST, member.size, borders, member.name, member.offset_data))
+    return extents
 
 
 def _zip_members(file: RawIOBase, name: str) -> list[Extent]:
@@ -99,13 +99,13 @@ def _zip_members(file: RawIOBase, name: str) -> list[Extent]:
             members = [member for member in archive.infolist() if not member.is_dir()]
     except zipfile.BadZipFile as error:
         raise TextError(f"{name}: not a zip file ({error}); pack it again") from None
-    found = []
+    extents = []
     for member in members:
         kind = Kind.TEXT if member.filename.endswith(".txt") else Kind.LINES
         if not member.filename.endswith(kind.value):
             raise TextError(f"{name}: its member {member.filename} is not read; pack only .jsonl and .txt files")
-        found.append(Extent(name, kind, member.file_size, (0, member.file_size), member.filename))
-    return found
+        extents.append(Extent(name, kind, member.file_size, (0, member.file_size), member.filename))
+    return extents
 
 
 def _zst_frames(file: RawIOBase, name: str, base: int, size: int) -> tuple[int, ...]:

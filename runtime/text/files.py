@@ -48,18 +48,18 @@ def find_files(paths: str, flag: str) -> list[str]:
     paths. Raises TextError for a part that matches nothing and for a file of an unknown kind; `flag` is the option's
     name in the error.
     """
-    found: list[str] = []
+    files: list[str] = []
     parts = [paths] if os.path.exists(paths) else [part.strip() for part in paths.split(",")]
     for part in filter(None, parts):
-        found += _match_pattern(part, flag)
-    if not found:
+        files += _match_pattern(part, flag)
+    if not files:
         raise TextError(f"{flag} {paths!r}: names no file")
-    for name in found:
+    for name in files:
         try:
             kind_of(name)
         except TextError as error:
             raise TextError(f"{flag} {error}") from None
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(files))
 
 
 def _match_pattern(part: str, flag: str) -> list[str]:

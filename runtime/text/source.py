@@ -123,15 +123,15 @@ class _ObjectFile(io.RawIOBase):
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
         """Fills the buffer unless the object ends first."""
         view = memoryview(buffer).cast("B")
-        wanted, done = min(len(view), max(0, self._size - self._at)), 0
-        while done < wanted:
+        size_to_read, received = min(len(view), max(0, self._size - self._at)), 0
+        while received < size_to_read:
             if not self._buffer_start <= self._at < self._buffer_start + len(self._buffer):
                 self._fetch()
             offset = self._at - self._buffer_start
-            count = min(wanted - done, len(self._buffer) - offset)
-            view[done : done + count] = memoryview(self._buffer)[offset : offset + count]
-            done, self._at = done + count, self._at + count
-        return done
+            count = min(size_to_read - received, len(self._buffer) - offset)
+            view[received : received + count] = memoryview(self._buffer)[offset : offset + count]
+            received, self._at = received + count, self._at + count
+        return received
 
     def _fetch(self) -> None:
         """Fetch the next byte and some that follow it."""

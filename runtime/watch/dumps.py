@@ -59,15 +59,15 @@ def _name(function: str) -> str:
 
 def parse_faulthandler(text: str) -> tuple[Thread, ...]:
     """The threads in a dump of faulthandler, whose last one is the main thread."""
-    found: list[tuple[str, list[Frame]]] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if _FAULT_THREAD.match(line):
-            found.append(("thread", []))
-        elif (frame := _FAULT_FRAME.match(line)) and found:
-            found[-1][1].append(Frame(frame[3], frame[1], int(frame[2])))
-    if found:
-        found[-1] = "MainThread", found[-1][1]
-    return tuple(Thread(name, tuple(reversed(frames))) for name, frames in reversed(found))
+            threads.append(("thread", []))
+        elif (frame := _FAULT_FRAME.match(line)) and threads:
+            threads[-1][1].append(Frame(frame[3], frame[1], int(frame[2])))
+    if threads:
+        threads[-1] = "MainThread", threads[-1][1]
+    return tuple(Thread(name, tuple(reversed(frames))) for name, frames in reversed(threads))
 
 
 def parse_dump(name: str, text: str) -> list[RankStacks]:
@@ -115,8 +115,8 @@ def _parse_json(name: str, text: str) -> list[RankStacks]:
 
 
 def _rank_of(name: str) -> int:
-    if found := _RANK_IN_NAME.search(name):
-        return int(found[1])
+    if match := _RANK_IN_NAME.search(name):
+        return int(match[1])
     raise NotStacksError(f"{name}: which rank is it? Name the file rank-N.txt")
 
 

@@ -18,8 +18,8 @@ def surround_group_making(distributed_c10d: ModuleType, block: Callable[[], Abst
     make: Callable[..., Any] = getattr(distributed_c10d, _HELPER)
 
     @wraps(make)
-    def make_in_block(*arguments: Any, **named: Any) -> Any:
+    def make_in_block(*arguments: Any, **keywords: Any) -> Any:
         with block():
-            return make(*arguments, **named)
+            return make(*arguments, **keywords)
 
     setattr(distributed_c10d, _HELPER, make_in_block)

@@ -233,7 +233,7 @@ class _Watch:
                     unfinished = None
                 elif unfinished is None:  # It waits: ask for what.
                     with suppress(*_UNREADABLE):  # The counters are known all the same.
-                        unfinished = _unfinished(json.loads(recorder._dump_fr_trace_json(True, False)))
+                        unfinished = _unfinished_collectives(json.loads(recorder._dump_fr_trace_json(True, False)))
                 self._counts = counts
                 if unfinished is not None:
                     completed = entered - unfinished[0]
@@ -251,7 +251,7 @@ def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
     return entered, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
 
 
-def _unfinished(trace: Mapping[str, Any]) -> tuple[int, str] | None:
+def _unfinished_collectives(trace: Mapping[str, Any]) -> tuple[int, str] | None:
     """How many collectives the rank entered that are not finished, and the oldest of them: (1, `all_reduce [1024]`).
 
     None if the recorder keeps no entries. Each collective is retired by itself, so their order does not matter.

@@ -28,9 +28,7 @@ def svg(merged: MergedStacks, title: str) -> str:
     )
 
 
-def _draw(
-    calls: dict[str, Call], merged: MergedStacks, depth: int, left: float, per_rank: float, boxes: list[str]
-) -> int:
+def _draw(calls: dict[str, Call], merged: MergedStacks, depth: int, x: float, per_rank: float, boxes: list[str]) -> int:
     """Draw calls side by side and theirs below; returns the number of rows."""
     deepest = depth
     for call in calls.values():
@@ -42,14 +40,14 @@ def _draw(
         stroke = "#333333" if call.ranks != merged.ranks else "#ffffff"
         fill = _FILLS[sum(call.name.encode()) % len(_FILLS)]
         boxes.append(
-            f'<g><title>{escape(text)}</title><rect x="{left:.1f}" y="{top}" width="{max(width - 1, 1):.1f}" '
+            f'<g><title>{escape(text)}</title><rect x="{x:.1f}" y="{top}" width="{max(width - 1, 1):.1f}" '
             f'height="{_ROW - 1}" fill="{fill}" stroke="{stroke}" rx="2"/>'
-            f'<text x="{left + 3:.1f}" y="{top + 12}">{escape(label_text)}</text></g>'
+            f'<text x="{x + 3:.1f}" y="{top + 12}">{escape(label_text)}</text></g>'
         )
         # A rank may have several threads of one name, which then call more than one function.
         share = per_rank * min(1.0, len(call.ranks) / inner) if inner else per_rank
-        deepest = max(deepest, _draw(call.calls, merged, depth + 1, left, share, boxes))
-        left += width
+        deepest = max(deepest, _draw(call.calls, merged, depth + 1, x, share, boxes))
+        x += width
     return max(deepest, depth + bool(calls))
 
 

@@ -77,13 +77,13 @@ def busiest(before: dict[int, float], after: dict[int, float], seconds: float, p
 
 def cpu_times(without: set[int], proc: Path = PROC) -> dict[int, float]:
     """CPU seconds so far of every process of this machine that this user sees, without these."""
-    found = {}
+    times = {}
     for folder in proc.iterdir():
         if folder.name.isdigit() and int(folder.name) not in without:
             fields = _text(folder / "stat").rpartition(")")[2].split()
             if fields:
-                found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return found
+                times[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return times
 
 
 def _family(pid: int, proc: Path) -> Iterator[int]:

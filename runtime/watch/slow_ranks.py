@@ -119,23 +119,23 @@ def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     The median is the lower one, so that of two ranks one can be slow. Where communication takes nearly all the time,
     nobody is: what ranks do beside it is too short to be sampled, and to matter.
     """
-    known = [one for one in paces if one.iteration_s > 0]
-    if not known:
+    measured_paces = [one for one in paces if one.iteration_s > 0]
+    if not measured_paces:
         return []
-    usual = median_low(one.own_s for one in known)
+    usual = median_low(one.own_s for one in measured_paces)
     return [
-        one for one in known
+        one for one in measured_paces
         if one.own_s > SLOW_FACTOR * usual and one.own_s - usual >= _WORTH * one.iteration_s
     ]  # fmt: skip
 
 
 def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:
     """Who keeps the others waiting iteration after iteration; None: nobody. The order of the ranks does not matter."""
-    known = sorted((one for one in paces if one.iteration_s > 0), key=lambda one: one.rank)
-    slow = sorted(slow_ranks(known), key=lambda one: (-one.own_s, one.rank))
+    measured_paces = sorted((one for one in paces if one.iteration_s > 0), key=lambda one: one.rank)
+    slow = sorted(slow_ranks(measured_paces), key=lambda one: (-one.own_s, one.rank))
     if not slow:
-        return _judge_network(known)
-    others = [one for one in known if one not in slow]
+        return _judge_network(measured_paces)
+    others = [one for one in measured_paces if one not in slow]
     part, detail = _explain(slow[0], others)
     return SlowVerdict(tuple(one.rank for one in slow), part, f"{_who(slow, others)}: {part.value}: {detail}")
 
@@ -176,14 +176,14 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
     return SlowPart.COMPUTE, "it waits for neither data, nor saves, nor its host's CPU or disk"
 
 
-def _judge_network(known: Sequence[Pace]) -> SlowVerdict | None:
+def _judge_network(measured_paces: Sequence[Pace]) -> SlowVerdict | None:
     """The ranks whose connections are slow or lossy, if most of everybody's time goes into collectives."""
-    if len(known) < 2 or median(one.waited for one in known) < _EXPLAINS:
+    if len(measured_paces) < 2 or median(one.waited for one in measured_paces) < _EXPLAINS:
         return None
-    usual = min(one.rtt_s for one in known)
-    bad = [one for one in known if one.resent_hz >= _LOSSY_HZ or one.rtt_s >= max(_SLOW_LINK_S, 3 * usual)]
+    usual = min(one.rtt_s for one in measured_paces)
+    bad = [one for one in measured_paces if one.resent_hz >= _LOSSY_HZ or one.rtt_s >= max(_SLOW_LINK_S, 3 * usual)]
     if not bad and usual >= _SLOW_LINK_S:
-        bad = list(known)
+        bad = list(measured_paces)
     if not bad:
         return None
     worst = max(bad, key=lambda one: (one.rtt_s, one.resent_hz, -one.rank))
@@ -191,7 +191,8 @@ def _judge_network(known: Sequence[Pace]) -> SlowVerdict | None:
     return SlowVerdict(
         tuple(one.rank for one in ranks),
         SlowPart.NETWORK,
-        f"ranks wait {median(one.waited for one in known):.0%} of the time in collectives, and the connections of "
+        f"ranks wait {median(one.waited for one in measured_paces):.0%} of the time in collectives, and "
+        "the connections of "
         f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(one.rank for one in ranks)} are slow: communication: round "
         f"trips of up to {worst.rtt_s * 1e3:.0f} ms, {worst.resent_hz:.1f} segments sent again a second",
     )

@@ -40,19 +40,19 @@ class RankStacks(msgspec.Struct, frozen=True):
     @property
     def main(self) -> Thread | None:
         """The thread that runs the script."""
-        named = (thread for thread in self.threads if thread.name == "MainThread")
-        return next(named, self.threads[0] if self.threads else None)
+        main_threads = (thread for thread in self.threads if thread.name == "MainThread")
+        return next(main_threads, self.threads[0] if self.threads else None)
 
 
 def without_launcher(stacks: RankStacks, own_thread: str) -> RankStacks:
     """The stacks without the calls by which a fork server came to run the script, and without our own thread."""
-    kept = []
+    threads_kept = []
     for thread in stacks.threads:
         starts = [at for at, frame in enumerate(thread.frames) if _runs_script(frame)]
         frames = thread.frames[starts[-1] + 1 :] if starts else thread.frames
         if frames and thread.name != own_thread:
-            kept.append(msgspec.structs.replace(thread, frames=frames))
-    return msgspec.structs.replace(stacks, threads=tuple(kept))
+            threads_kept.append(msgspec.structs.replace(thread, frames=frames))
+    return msgspec.structs.replace(stacks, threads=tuple(threads_kept))
 
 
 def _runs_script(frame: Frame) -> bool:
@@ -61,11 +61,11 @@ def _runs_script(frame: Frame) -> bool:
 
 def python_only(stacks: RankStacks) -> RankStacks:
     """The stacks without native frames, and without threads that run no Python."""
-    kept = (
+    threads_kept = (
         msgspec.structs.replace(thread, frames=tuple(frame for frame in thread.frames if not frame.is_native))
         for thread in stacks.threads
     )
-    return msgspec.structs.replace(stacks, threads=tuple(thread for thread in kept if thread.frames))
+    return msgspec.structs.replace(stacks, threads=tuple(thread for thread in threads_kept if thread.frames))
 
 
 def as_text(stacks: RankStacks) -> str:

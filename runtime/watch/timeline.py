@@ -21,7 +21,7 @@ def chrome_trace(ranks: Sequence[tuple[str, Board]]) -> str:
     return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"})
 
 
-def ordered(board: Board) -> list[tuple[int, float]]:
+def order_events(board: Board) -> list[tuple[int, float]]:
     """(iteration, seconds) of the newest ones, the newest first; none if the time of one is not known."""
     count = min(board.iteration, RECENT)
     numbers = range(board.iteration, board.iteration - count, -1)
@@ -33,7 +33,7 @@ def ordered(board: Board) -> list[tuple[int, float]]:
 
 def _iterations(process: int, board: Board) -> Iterator[dict[str, Any]]:
     end = board.changed_at
-    for number, seconds in ordered(board):
+    for number, seconds in order_events(board):
         yield {
             "ph": "X", "name": f"iteration {number}", "cat": "iteration", "pid": process, "tid": board.rank,
             "ts": round((end - seconds) * 1e6), "dur": round(seconds * 1e6), "args": {"round": board.round},

@@ -109,9 +109,9 @@ def drill(
 
 
 def _experiment(name: str, case: Case, every: int) -> Experiment:
-    lost = 2 * every if math.isinf(case.lost) else int(case.lost)
+    lost_limit = 2 * every if math.isinf(case.lost) else int(case.lost)
     seconds = 1e6 if math.isinf(case.seconds) else case.seconds
-    return Experiment(name, seconds, lost, case.same, _reference(case))
+    return Experiment(name, seconds, lost_limit, case.same, _reference(case))
 
 
 def _reference(case: Case) -> str:

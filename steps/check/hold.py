@@ -72,11 +72,11 @@ class PodHold:
         fit = {one.node: one.host for one in verdicts if not one.avoid}
         if not self.training or len(fit) < min(min_nodes, len(verdicts)) or await self._is_crowded():
             return
-        chosen = sorted(fit, key=lambda node: order.index(fit[node]) if fit[node] in order else 0)[:nodes]
+        nodes_in_order = sorted(fit, key=lambda node: order.index(fit[node]) if fit[node] in order else 0)[:nodes]
         change = hold(self.training, time.time() + self.hold_s)
         for pod in pods:
             node, name = pod["metadata"]["labels"][NODE], pod["metadata"]["name"]
-            if node not in chosen:
+            if node not in nodes_in_order:
                 continue
             try:
                 await self._api.retry(lambda name=name: self._api.patch("pods", name, change))

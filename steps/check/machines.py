@@ -80,18 +80,18 @@ async def check_machines(
         job = f"{owner.uid}-{config.task}-{own['metadata']['uid'][:8]}"
         credentials = credentials_of(await shared_token(api, job, owner), job, tls=True)
         workflow = await api.retry(lambda: api.get("workflows", owner.name))
-        held = PodHold(api, owner, f"{owner.uid}-{config.training}", config.hold_s if config.training else 0.0, say)
-        template = held.template_of(node_template(template_of(own), workflow, job))
-        await held.begin()
+        pod_hold = PodHold(api, owner, f"{owner.uid}-{config.training}", config.hold_s if config.training else 0.0, say)
+        template = pod_hold.template_of(node_template(template_of(own), workflow, job))
+        await pod_hold.begin()
         listener = listen(address, 0)
         place = f"[{address}]" if ":" in address else address
         async with (
             serve_coordinator(coordinator, listener, TokenGate(credentials)),
             KubernetesPlatform(api, job, owner, template, say=say) as platform,
         ):
-            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, held)
+            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, pod_hold)
             verdicts = await check.run()
-            return MachineCheck(verdicts, rounds, held.places)
+            return MachineCheck(verdicts, rounds, pod_hold.places)
 
 
 def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str) -> dict[str, Any]:
@@ -114,8 +114,10 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
     affinity = {**step.get("affinity", {}), **training.get("affinity", {})}
     affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
     placement = {key: training[key] for key in ("nodeSelector", "tolerations") if key in training}
-    given = [one for one in main.get("env") or () if "{{" not in str(one.get("value"))]  # Argo has filled in no other.
-    variables = {one["name"]: one for one in (*(own.get("env") or ()), *given)}
+    variables_filled_in = [
+        one for one in main.get("env") or () if "{{" not in str(one.get("value"))
+    ]  # Argo has filled in no other.
+    variables = {one["name"]: one for one in (*(own.get("env") or ()), *variables_filled_in)}
     mounts = [*(own.get("volumeMounts") or ()), *(main.get("volumeMounts") or ())]
     container = {**own, "resources": resources, "command": ["python", "-m", MODULE], "env": list(variables.values())}
     volumes = [*(step.get("volumes") or ()), *(training.get("volumes") or ())]
@@ -126,21 +128,21 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
 def _template_of(templates: Sequence[Mapping[str, Any]], step: str) -> Mapping[str, Any]:
     """The first template of that step; empty: there is none."""
     labels = (((one.get("metadata") or {}).get("labels") or {}, one) for one in templates)
-    return next((one for given, one in labels if given.get(STEP) == step), {})
+    return next((one for labels_of_pod, one in labels if labels_of_pod.get(STEP) == step), {})
 
 
-def _with_changes(wanted: Resources, declared: Resources, actual: Resources) -> dict[str, dict[str, Any]]:
+def _with_changes(needed_resources: Resources, declared: Resources, actual: Resources) -> dict[str, dict[str, Any]]:
     """The wanted resources, changed as the cluster changed the declared ones of this pod into the actual ones: it may
     have a podSpecPatch for all pods."""
     from everstep.runtime.job.spec_values import quantity
 
-    found = {kind: dict(wanted.get(kind) or {}) for kind in ("requests", "limits")}
-    for kind, amounts in found.items():
+    resources = {kind: dict(needed_resources.get(kind) or {}) for kind in ("requests", "limits")}
+    for kind, amounts in resources.items():
         before = {**(declared.get("limits") or {}), **(declared.get(kind) or {})}  # The API adds missing requests.
         for name, amount in (actual.get(kind) or {}).items():
             if quantity(before.get(name, 0)) != quantity(amount):
                 amounts[name] = amount
-    return found
+    return resources
 
 
 def requested_resources(config: Config) -> "NodeResources":
@@ -166,7 +168,7 @@ class _Check:
         job: str,
         address: str,
         look_s: float,
-        held: PodHold,
+        pod_hold: PodHold,
     ) -> None:
         self._config = config
         self._platform = platform
@@ -174,7 +176,7 @@ class _Check:
         self._job = job
         self._address = address
         self._look_s = look_s
-        self._held = held
+        self._held = pod_hold
         self._gone: dict[str, str] = {}
         """Nodes whose pods have ended, and why."""
 
@@ -218,9 +220,9 @@ class _Check:
         """The nodes that have started. Raises StepError for none."""
         deadline, here, since = time.monotonic() + START_S, -1, time.monotonic()
         while True:
-            wanted = [name for name in names if name not in self._gone]
-            missing = await self._coordinator.wait_for_arrivals(wanted, self._look_s, more_than=here)
-            now, came = time.monotonic(), [name for name in wanted if name not in missing]
+            nodes_present = [name for name in names if name not in self._gone]
+            missing = await self._coordinator.wait_for_arrivals(nodes_present, self._look_s, more_than=here)
+            now, came = time.monotonic(), [name for name in nodes_present if name not in missing]
             if len(came) > here:
                 here, since = len(came), now
             placed = {node.name for node in await self._platform.observe() if node.host}

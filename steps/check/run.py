@@ -27,8 +27,8 @@ def run(config: Config) -> Result:
     from everstep.runtime.diagnosis.verdicts import usable_count
     from everstep.runtime.platform.kubernetes import KubeError
 
-    def on_round(told: Round) -> None:
-        print(report.round_line(told), file=sys.stderr, flush=True)
+    def on_round(round_: Round) -> None:
+        print(report.round_line(round_), file=sys.stderr, flush=True)
 
     box = (
         parse_switchbox(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
@@ -45,14 +45,14 @@ def run(config: Config) -> Result:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
     report.print_verdicts(sys.stderr, verdicts, rounds)
-    told = report.json_report(verdicts, rounds, config.min_nodes, places)
-    path = _write(config, told)
+    json_verdict = report.json_report(verdicts, rounds, config.min_nodes, places)
+    path = _write(config, json_verdict)
     if usable_count(verdicts) < min(config.min_nodes, len(verdicts)):  # Several nodes may share a machine.
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
         short = f"{usable_count(verdicts)} of {len(verdicts)} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
-    outputs = {name: json.dumps(told[name]) for name in ("avoid_hosts", "host_order")}
-    return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
+    outputs = {name: json.dumps(json_verdict[name]) for name in ("avoid_hosts", "host_order")}
+    return Result(report.summary(verdicts, rounds), outputs, json_verdict, {path.name: path})
 
 
 async def _check(config: Config, box: "SwitchboxSpec | None", on_round: "Callable[[Round], None]") -> "MachineCheck":

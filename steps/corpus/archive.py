@@ -49,9 +49,9 @@ class ArchiveWriter:
 
     def _commit(self) -> None:
         self._archive.commit()
-        (written,) = self._folder.glob("data_*_time*_default.jsonl.zst")
+        (archive_file,) = self._folder.glob("data_*_time*_default.jsonl.zst")
         name = f"data_{len(self.split.files):06d}.jsonl.zst"
-        written.rename(self._folder / name)
+        archive_file.rename(self._folder / name)
         self.split.files.append({"name": name, "documents": self._documents, "bytes": self._bytes})
         self.split.documents += self._documents
         self.split.bytes += self._bytes

@@ -52,13 +52,13 @@ def run(config: Config) -> Result:
 
 def _digest(sources: list[Source], settings: dict[str, Any]) -> str:
     """Digest of the input's names and contents and of the settings: 16 hexadecimal digits."""
-    total, done, progress = sum(source.size for source in sources), 0, Progress()
-    named = []
+    total, bytes_done, progress = sum(source.size for source in sources), 0, Progress()
+    digests = []
     for source in sources:
-        progress.say(f"looking at {source.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-        named.append((source.name, source.digest()))
-        done += source.size
-    return hashlib.sha256(json.dumps([FORMAT, settings, named]).encode()).hexdigest()[:16]
+        progress.say(f"looking at {source.name}: {bytes_done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        digests.append((source.name, source.digest()))
+        bytes_done += source.size
+    return hashlib.sha256(json.dumps([FORMAT, settings, digests]).encode()).hexdigest()[:16]
 
 
 def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _refuse_useless(config: Config, train: Split, validation: Split) -> None:
 
 def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Split, Counts]:
     """Write both archives; documents whose hash is below `share` are held out."""
-    counts, seen, progress, done = Counts(), set[bytes](), Progress(), 0
+    counts, digests_seen, progress, bytes_done = Counts(), set[bytes](), Progress(), 0
     with ArchiveWriter(folder / "train") as train, ArchiveWriter(folder / "validation") as validation:
         for number, source in enumerate(sources):
             for text in source.texts():
@@ -112,13 +112,13 @@ def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Spli
                     counts.empty += 1
                     continue
                 digest = hashlib.sha256(data).digest()
-                if digest in seen:
+                if digest in digests_seen:
                     counts.duplicates += 1
                     continue
-                seen.add(digest)
+                digests_seen.add(digest)
                 value = int.from_bytes(digest[:8], "big")
                 counts.smallest = min(counts.smallest, value)
                 (validation if value < share else train).add(text, len(data), source.name)
-            done += source.size
-            progress.say(f"{number + 1} of {len(sources)} files  {done / 1e6:.1f} MB")
+            bytes_done += source.size
+            progress.say(f"{number + 1} of {len(sources)} files  {bytes_done / 1e6:.1f} MB")
     return train.split, validation.split, counts

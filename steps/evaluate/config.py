@@ -53,9 +53,9 @@ class Config:
     def training_results(self) -> dict[str, Any]:
         """What the training named. Raises StepError."""
         try:
-            named = json.loads(self.results or "{}")
+            results = json.loads(self.results or "{}")
         except ValueError:
-            named = None
-        if not isinstance(named, dict):
+            results = None
+        if not isinstance(results, dict):
             raise StepError(f"--results {self.results[:80]}: not a JSON object of names and values")
-        return named
+        return results

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from everstep.runtime.data import Tokens
 
 
-def evenly_spaced(total: int, wanted: int) -> list[int]:
+def evenly_spaced(total: int, count_at_most: int) -> list[int]:
     """At most `wanted` of 0..total-1, evenly spaced, the same on every call."""
-    count = min(total, wanted)
+    count = min(total, count_at_most)
     return [index * total // count for index in range(count)]
 
 
@@ -26,15 +26,15 @@ def perplexity(model: "LlamaForCausalLM", tokens: "Tokens", length: int, windows
     """
     import torch
 
-    chosen = evenly_spaced((len(tokens) - 1) // length, windows)
+    starts = evenly_spaced((len(tokens) - 1) // length, windows)
     total = 0.0
     with torch.inference_mode():
-        for first in range(0, len(chosen), batch):
-            rows = [tokens[i * length : i * length + length + 1] for i in chosen[first : first + batch]]
+        for first in range(0, len(starts), batch):
+            rows = [tokens[i * length : i * length + length + 1] for i in starts[first : first + batch]]
             block = torch.from_numpy(np.stack(rows).astype(np.int64))
             logits = model(input_ids=block[:, :-1], use_cache=False).logits
             total += _summed_loss(logits, block[:, 1:])
-    mean = total / (len(chosen) * length)
+    mean = total / (len(starts) * length)
     return math.exp(mean) if mean < 700 else math.inf
 
 
@@ -50,7 +50,7 @@ def generate(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: in
 
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.from_numpy(prompt.astype(np.int64))[None]
-    cache, written = None, []
+    cache, generated = None, []
     with torch.inference_mode():
         for _ in range(count):
             answer = model(input_ids=inputs, past_key_values=cache, use_cache=True)
@@ -58,5 +58,5 @@ def generate(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: in
             best = answer.logits[0, -1].float().topk(min(top, answer.logits.shape[-1]))
             drawn = torch.multinomial((best.values / 0.8).softmax(0), 1, generator=generator)
             inputs = best.indices[drawn][None]
-            written.append(int(inputs))
-    return written
+            generated.append(int(inputs))
+    return generated

@@ -30,8 +30,8 @@ PROMPT_TOKENS = 12
 def run(config: Config) -> Result:
     """Raises StepError for a checkpoint or a dataset that is missing or does not fit, or a failed script."""
     if config.script:
-        named = {**config.training_results(), **run_script(config)}
-        return _result(config, f"{script_name(config.script)}: {in_words(named) or 'named no results'}", named)
+        results = {**config.training_results(), **run_script(config)}
+        return _result(config, f"{script_name(config.script)}: {in_words(results) or 'named no results'}", results)
     if config.trained_by:
         try:
             return _measure(config) if config.checkpoint else _nothing_measured(config, "no checkpoint")
@@ -44,17 +44,17 @@ def run(config: Config) -> Result:
 
 def _nothing_measured(config: Config, why: str) -> Result:
     """For a script of the user's own that has left what this step cannot measure."""
-    named, script = config.training_results(), script_name(config.trained_by)
+    results, script = config.training_results(), script_name(config.trained_by)
     print(f"{script} left {why}, so nothing was measured; an evaluation script of your own can", file=sys.stderr)
-    return _result(config, in_words(named) or f"nothing to measure: {script} left {why}", named)
+    return _result(config, in_words(results) or f"nothing to measure: {script} left {why}", results)
 
 
-def _result(config: Config, summary: str, named: dict[str, Any], measured: Mapping[str, Any] = {}) -> Result:
+def _result(config: Config, summary: str, results: dict[str, Any], measurements: Mapping[str, Any] = {}) -> Result:
     """`named`: by scripts; `perplexity` and `model` among all are this step's outputs of these names."""
-    facts = {**named, **measured}
+    facts = {**results, **measurements}
     outputs = {name: str(facts.get(name, "")) for name in ("perplexity", "model")}
     path = artifact(config, "metrics.json", json.dumps(facts, indent=1).encode() + b"\n")
-    return Result(summary, {**outputs, "results": json.dumps(named, sort_keys=True)}, facts, {path.name: path})
+    return Result(summary, {**outputs, "results": json.dumps(results, sort_keys=True)}, facts, {path.name: path})
 
 
 def _measure(config: Config) -> Result:
@@ -106,8 +106,8 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     torch.set_num_threads(int(threads))
     trained = read(config.checkpoint)
     if int(trained.config["vocab_size"]) < data.vocab_size:
-        known = trained.config["vocab_size"]
-        what = f"--validation {config.validation}: tokens up to {data.vocab_size}, the model knows {known}"
+        vocabulary = trained.config["vocab_size"]
+        what = f"--validation {config.validation}: tokens up to {data.vocab_size}, the model knows {vocabulary}"
         raise CannotMeasureError(f"{what}; give a dataset that its own tokenizer made")
     length, seed = int(trained.settings["sequence_length"]), int(trained.settings["seed"])
     if len(data.tokens) <= length:
@@ -150,8 +150,8 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     prompt = data.tokens[:PROMPT_TOKENS]
-    written = measure.generate(model, prompt, config.sample_tokens)
-    return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(written)}
+    generated = measure.generate(model, prompt, config.sample_tokens)
+    return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(generated)}
 
 
 def _export(trained: "TrainedModel", model: Any, data: "TokenDataset", folder: Path) -> None:

@@ -16,7 +16,7 @@ from everstep.steps.model import directory
 def run_script(config: Config) -> dict[str, Any]:
     """Run it to its end; returns what it named. Raises StepError with its exit code (1) if it fails."""
     job = f"{config.run}-{config.task}"
-    known = {
+    script_values = {
         "CHECKPOINT": config.checkpoint,
         "VALIDATION": config.validation,
         "MODEL": directory.absolute_address(config.model),
@@ -24,7 +24,7 @@ def run_script(config: Config) -> dict[str, Any]:
         "STORE": config.store,
         "JOB": job,
     }
-    environment = {**os.environ, **{f"EVERSTEP_{name}": value for name, value in known.items()}}
+    environment = {**os.environ, **{f"EVERSTEP_{name}": value for name, value in script_values.items()}}
     script, folder = config.script, None
     if is_code_address(script):
         try:

@@ -38,7 +38,7 @@ class Config:
         elif self.model != TINY:
             self._check_tokenizer(int(directory.check(self.model, self.sequence_length).get("vocab_size", 0)))
 
-    def _check_tokenizer(self, known: int) -> None:
+    def _check_tokenizer(self, model_vocabulary: int) -> None:
         """Raise StepError if the text would be tokenized into more tokens than the model knows."""
         if self.tokenizer:
             what = f"--tokenizer {self.tokenizer}"
@@ -54,5 +54,7 @@ class Config:
         else:
             what = f"--model {self.model}: no tokenizer.json in it, and the one trained on your text"
             size = TRAINED_SIZE
-        if size > known:
-            raise StepError(f"{what} has {size} tokens, the model knows {known}; give the model's own --tokenizer")
+        if size > model_vocabulary:
+            raise StepError(
+                f"{what} has {size} tokens, the model knows {model_vocabulary}; give the model's own --tokenizer"
+            )

@@ -49,8 +49,8 @@ def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
     """Copy a model from somebody's bucket into the store; a changed bucket gives another model."""
     source = directory.open_directory(config.model)
     entries = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
-    named = [source.uri, *entries]
-    key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
+    source_names = [source.uri, *entries]
+    key = f"models/{hashlib.sha256(json.dumps(source_names).encode()).hexdigest()[:16]}"
     facts = data_folder.find_manifest(config.store, key, MANIFEST)
     if facts is None:
         with data_folder.draft(config.store, key, MANIFEST) as draft:

@@ -99,8 +99,8 @@ def build(
     }
     samples = Samples()
     for one in tokenized.written:
-        for shown in one.samples:
-            samples.take(shown)
+        for text_sample in one.samples:
+            samples.take(text_sample)
     page = render(Page(title, config, facts, counts, lengths, samples.in_order()))
     return BuildResult(facts, counts, page, tokenized.seconds + seconds)
 

@@ -40,10 +40,10 @@ def find_duplicates(context: "SparkContext", parts: Sequence[Hashes]) -> dict[in
     """Positions of documents whose hash came before, ascending, uint32; by part number, for parts that have any."""
     kinds = max(1, -(-sum(part.count for part in parts) // PER_KIND))
     slices = context.parallelize(parts, min(len(parts), max(1, kinds))).flatMap(partial(by_kind, kinds))
-    found: dict[int, list[np.ndarray]] = {}
+    duplicates: dict[int, list[np.ndarray]] = {}
     for number, positions in slices.groupByKey(kinds).flatMap(_later_of_group).collect():
-        found.setdefault(number, []).append(np.frombuffer(positions, np.uint32))
-    return {number: np.sort(np.concatenate(each)) for number, each in found.items()}
+        duplicates.setdefault(number, []).append(np.frombuffer(positions, np.uint32))
+    return {number: np.sort(np.concatenate(each)) for number, each in duplicates.items()}
 
 
 def by_kind(kinds: int, part: Hashes) -> Iterator[tuple[int, Slice]]:

@@ -172,10 +172,10 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
             return None
         ids[code] = vocab[character]
     for merge in model["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        token = bytes(byte[character] for character in left + right)
+        first_half, right = merge.split(" ") if isinstance(merge, str) else merge
+        token = bytes(byte[character] for character in first_half + right)
         if token not in ranks:  # a second way to the same token
-            ids[len(ranks)] = vocab[left + right]
+            ids[len(ranks)] = vocab[first_half + right]
             ranks[token] = len(ranks)
     added = [token["content"] for token in value.get("added_tokens") or []]
 

@@ -54,9 +54,9 @@ class Corpus:
         return Input(extents, self.documents, self.digest)
 
 
-def open_corpus(given: str) -> Corpus:
+def open_corpus(corpus_uri: str) -> Corpus:
     """The corpus at that address, by its corpus.json. Raises StepError if it is no corpus or lacks files."""
-    uri, store = absolute_uri(given), open_store(given, read_only=True)
+    uri, store = absolute_uri(corpus_uri), open_store(corpus_uri, read_only=True)
     manifest = store.get(MANIFEST)
     try:
         meta = json.loads(manifest)
@@ -97,16 +97,16 @@ def sample(source: Input, split: str, reader: text.DocumentReader, most_bytes: i
     """About `most_bytes` of text from evenly spaced places, or all of it if there is less."""
     planned = shards(split, source.splits[split], _SAMPLE_PLACES)
     for shard in planned:
-        left = most_bytes // len(planned)
+        bytes_left = most_bytes // len(planned)
         try:
             for part in shard.pieces:
                 for texts in reader.read(part):
                     for one in filter(None, texts):
                         yield one
-                        left -= len(one.encode())
-                    if left < 0:
+                        bytes_left -= len(one.encode())
+                    if bytes_left < 0:
                         break
-                if left < 0:
+                if bytes_left < 0:
                     break
         except text.TextError as error:
             raise StepError(str(error)) from None

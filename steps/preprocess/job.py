@@ -92,8 +92,8 @@ def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], J
     print(f"starting Spark {place}", file=sys.stderr)
     store = open_shelf(shelf)
     store.delete(REFUSAL_KEY)
-    if done := sum(entry.key.endswith(".done") for entry in store.list("")):
-        print(f"{done} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
+    if done_count := sum(entry.key.endswith(".done") for entry in store.list("")):
+        print(f"{done_count} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
     total = progress.Total(source.documents, sum(map(source.size, source.splits)))
     with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
         job = make_job()
@@ -103,16 +103,16 @@ def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], J
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
         require_all(planned, results, store)
-        written = complete_results(config, results)
-        refuse_far_shards(job, written)
-        later = _duplicates(context, job, splits_of(written)) if job.cleaning.unique else {}
-        seconds = time.time() - first_read_time(started, written)
-    return TokenizedShards(written, later, seconds)
+        shard_results = complete_results(config, results)
+        refuse_far_shards(job, shard_results)
+        later = _duplicates(context, job, splits_of(shard_results)) if job.cleaning.unique else {}
+        seconds = time.time() - first_read_time(started, shard_results)
+    return TokenizedShards(shard_results, later, seconds)
 
 
-def first_read_time(started: float, written: list[ShardResult]) -> float:
+def first_read_time(started: float, shard_results: list[ShardResult]) -> float:
     """When this command's tasks began to read; when it started, if an earlier command had done all of them."""
-    return min((one.began for one in written if one.began >= started), default=started)
+    return min((one.began for one in shard_results if one.began >= started), default=started)
 
 
 def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
@@ -129,9 +129,9 @@ def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal],
     raise StepError(refusal)
 
 
-def refuse_far_shards(job: Job, written: list[ShardResult]) -> None:
+def refuse_far_shards(job: Job, shard_results: list[ShardResult]) -> None:
     """Raises StepError for shards that executors on other machines have written to their own folder."""
-    names = () if is_s3_uri(job.uri) else (name for split in splits_of(written) for name in split.files())
+    names = () if is_s3_uri(job.uri) else (name for split in splits_of(shard_results) for name in split.files())
     if far := next((name for name in names if not Path(job.uri, name).is_file()), ""):
         raise StepError(
             f"{job.uri}/{far}: not here; Spark's executors do not share this folder with the driver: "
@@ -139,9 +139,9 @@ def refuse_far_shards(job: Job, written: list[ShardResult]) -> None:
         )
 
 
-def splits_of(written: list[ShardResult]) -> list[SplitFiles]:
+def splits_of(shard_results: list[ShardResult]) -> list[SplitFiles]:
     """All splits of all shards, in order."""
-    return [split for one in written for split in one.splits]
+    return [split for one in shard_results for split in one.splits]
 
 
 def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> dict[int, np.ndarray]:
@@ -150,20 +150,20 @@ def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> 
     # The training split comes first, so that validation contains no repetition of it.
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
     hashed = ((at, splits[number]) for at, number in enumerate(order))
-    found = find_duplicates(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
-    return {order[at]: positions for at, positions in found.items()}
+    duplicates = find_duplicates(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
+    return {order[at]: positions for at, positions in duplicates.items()}
 
 
 def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) -> list[ShardResult]:
     """What was written, if complete. Raises StepError for refused text and for a key that no document has."""
-    written = [result for result in results if isinstance(result, ShardResult)]
+    shard_results = [result for result in results if isinstance(result, ShardResult)]
     for result in results:
         if isinstance(result, ShardRefusal):
             raise StepError(result.reason)
-    skipped = sum(result.dropped[UNREADABLE] for result in written)
+    skipped = sum(result.dropped[UNREADABLE] for result in shard_results)
     if skipped:
         print(f"{skipped} documents could not be read and were skipped", file=sys.stderr)
     for number, key in enumerate(config.keys):
-        if written and not any(result.having[number] for result in written):
+        if shard_results and not any(result.having[number] for result in shard_results):
             raise StepError(f"--jsonl-keys {key}: no document of --input {config.input} has this key")
-    return written
+    return shard_results

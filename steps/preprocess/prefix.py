@@ -44,12 +44,12 @@ def run(config: Config) -> Result:
     """Make PREFIX_<key>_document.bin and .idx, then PREFIX_preprocess.json, or find that they exist."""
     place, name = output_place(config.output_prefix)
     source = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
-    wanted = _settings(config, source)
+    settings = _settings(config, source)
     names = _names(config, name)
     seconds = 0.0
-    record = _find_earlier(config, place, name, names, wanted)
+    record = _find_earlier(config, place, name, names, settings)
     if record is None:
-        record, seconds = _make(config, source, place, name, names, wanted)
+        record, seconds = _make(config, source, place, name, names, settings)
         _write_record(place, name, record)
     counts = [count for split in ("keys", VALIDATION) for count in record[split].values()]
     tokens = sum(count["tokens"] for count in counts)
@@ -92,13 +92,13 @@ def _settings(config: Config, source: inputs.Input) -> dict[str, Any]:
 
 
 def _find_earlier(
-    config: Config, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
+    config: Config, place: OutputPlace, name: str, names: Names, settings: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The record of an earlier command with the same output. Raises StepError for other files under these names."""
     record = f"{name}_preprocess.json"
     files = [f"{output}.{suffix}" for output in names.values() for suffix in ("bin", "idx")]
-    kept = [name for name in (*files, record) if place.exists(name)]
-    if not kept:
+    existing_names = [name for name in (*files, record) if place.exists(name)]
+    if not existing_names:
         return None
     if config.force:
         for name in (record, *reversed(files)):
@@ -106,24 +106,25 @@ def _find_earlier(
         return None
     try:
         earlier = json.loads(place.read(record) or b"")
-        if earlier["settings"] == wanted and "keys" not in earlier:
+        if earlier["settings"] == settings and "keys" not in earlier:
             return None  # a command for the same work was ended while its files got their names
-        if earlier["settings"] == wanted and set(files) < set(kept):
+        if earlier["settings"] == settings and set(files) < set(existing_names):
             print(f"{place.uri}/{record} shows that this is already done", file=sys.stderr)
             return earlier
     except (ValueError, KeyError, TypeError):
         pass
     raise StepError(
-        f"--output-prefix {config.output_prefix}: {place.uri}/{kept[0]} exists, made from other input or settings; "
+        f"--output-prefix {config.output_prefix}: {place.uri}/{existing_names[0]} exists, made from other input or "
+        "settings; "
         "choose another prefix, or give --force to overwrite"
     )
 
 
 def _make(
-    config: Config, source: inputs.Input, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
+    config: Config, source: inputs.Input, place: OutputPlace, name: str, names: Names, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
     """The record of the output, and the seconds from the first byte read to the last written."""
-    digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([place.uri, settings]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = vocabulary_of(config, source)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
@@ -131,7 +132,7 @@ def _make(
             config, source, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
         )
         started = time.monotonic()
-        _write_record(place, name, {"version": VERSION, "settings": wanted})
+        _write_record(place, name, {"version": VERSION, "settings": settings})
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
@@ -144,4 +145,4 @@ def _make(
         for split in (SPLIT_NAME, VALIDATION)
     }
     record = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
-    return {"version": VERSION, **built.facts, **record, "settings": wanted}, seconds
+    return {"version": VERSION, **built.facts, **record, "settings": settings}, seconds

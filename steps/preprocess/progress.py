@@ -26,7 +26,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Done:
+class WorkDone:
     """The work done so far."""
 
     documents: int
@@ -35,35 +35,36 @@ class Done:
     stored: int
 
 
-def read_done(shelf: str) -> Done:
+def read_done(shelf: str) -> WorkDone:
     """The sum over all shards."""
-    store, found = open_shelf(shelf), []
+    store, done_parts = open_shelf(shelf), []
     for entry in store.list(""):
         if entry.key.endswith(".progress"):
             with suppress(NoSuchKey):
-                found.append(store.get(entry.key))
-    counts = [COUNTS.unpack(data) for data in found if len(data) == COUNTS.size]
-    return Done(*(sum(column) for column in zip(*counts, strict=True))) if counts else Done(0, 0, 0, 0)
+                done_parts.append(store.get(entry.key))
+    counts = [COUNTS.unpack(data) for data in done_parts if len(data) == COUNTS.size]
+    return WorkDone(*(sum(column) for column in zip(*counts, strict=True))) if counts else WorkDone(0, 0, 0, 0)
 
 
-def progress_line(now: Done, total: Total, seconds: float) -> str:
+def progress_line(now: WorkDone, total: Total, seconds: float) -> str:
     """`1200 of 3000 documents  3.9 M tokens  13.1 MB/s  40 %  12 s left`."""
     share = min(1.0, now.documents / total.documents if total.documents else now.stored / max(1, total.stored))
-    known = f" of {total.documents}" if total.documents else ""
-    left = f"  {100 * share:.0f} %  {seconds / share - seconds:.0f} s left" if share > 0 else ""
+    of_how_many = f" of {total.documents}" if total.documents else ""
+    remaining_text = f"  {100 * share:.0f} %  {seconds / share - seconds:.0f} s left" if share > 0 else ""
     return (
-        f"{now.documents}{known} documents  {now.tokens / 1e6:.1f} M tokens  {now.bytes / 1e6 / seconds:.1f} MB/s{left}"
+        f"{now.documents}{of_how_many} documents  {now.tokens / 1e6:.1f} M tokens  "
+        f"{now.bytes / 1e6 / seconds:.1f} MB/s{remaining_text}"
     )
 
 
 @contextmanager
 def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
     """Print progress at most twice a second, and only after another `every` documents."""
-    ended, started = threading.Event(), time.monotonic()
+    end_event, started = threading.Event(), time.monotonic()
 
     def tell() -> None:
         last = 0
-        while not ended.wait(_STORE_INTERVAL_S if is_s3_uri(shelf) else _INTERVAL_S):
+        while not end_event.wait(_STORE_INTERVAL_S if is_s3_uri(shelf) else _INTERVAL_S):
             now = read_done(shelf)
             if now.documents >= last + max(1, every):
                 last = now.documents
@@ -75,5 +76,5 @@ def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        end_event.set()
         thread.join()

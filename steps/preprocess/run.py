@@ -59,8 +59,8 @@ def _digest(config: Config, corpus: inputs.Corpus) -> str:
     parts: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
     parts["corpus"] = corpus.digest
     files = tokenizer_files(config)
-    named = config.vocab_file or config.vocab_size  # An encoding by its name; a size to train.
-    parts["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or named
+    tokenizer_choice = config.vocab_file or config.vocab_size  # An encoding by its name; a size to train.
+    parts["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or tokenizer_choice
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

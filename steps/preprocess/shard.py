@@ -93,11 +93,11 @@ def write_shard(job: Job, shard: Shard, attempt: int) -> ShardResult:
         return finished
     name = f"{shard_key(shard)}.{attempt}-{os.urandom(4).hex()}"
     with scratch_folder(job.uri) as folder:
-        written = _write(job, shard, folder / name, ShardProgress(job.uri, f"{shard_key(shard)}.progress"))
+        shard_result = _write(job, shard, folder / name, ShardProgress(job.uri, f"{shard_key(shard)}.progress"))
         faults.point("preprocess.before_commit", shard=shard.name)
-        written = _commit(store, job, shard, folder, written)
+        shard_result = _commit(store, job, shard, folder, shard_result)
     faults.point("preprocess.after_commit", shard=shard.name)
-    return written
+    return shard_result
 
 
 def _write(job: Job, shard: Shard, base: Path, teller: ShardProgress) -> ShardResult:
@@ -146,15 +146,17 @@ def _commit_key(shard: Shard) -> str:
 def _read_committed(store: Store, job: Job, shard: Shard) -> ShardResult | None:
     """What an attempt has committed, unless its files were lost since (the machine may have gone down)."""
     try:
-        written = msgspec.json.decode(store.get(_commit_key(shard)), type=ShardResult)
+        shard_result = msgspec.json.decode(store.get(_commit_key(shard)), type=ShardResult)
     except NoSuchKey:
         return None
     except msgspec.DecodeError:
         whole = False
     else:
-        whole = is_s3_uri(job.uri) or all(_has_files(Path(job.uri), split_files, job) for split_files in written.splits)
+        whole = is_s3_uri(job.uri) or all(
+            _has_files(Path(job.uri), split_files, job) for split_files in shard_result.splits
+        )
     if whole:
-        return written
+        return shard_result
     store.delete(_commit_key(shard))
     return None
 
@@ -167,18 +169,18 @@ def _has_files(folder: Path, split_files: SplitFiles, job: Job) -> bool:
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes)
 
 
-def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: ShardResult) -> ShardResult:
+def _commit(store: Store, job: Job, shard: Shard, folder: Path, shard_result: ShardResult) -> ShardResult:
     """Make this attempt's files the shard's; if another attempt was first and its files exist, return those."""
-    names = [name for split_files in written.splits for name in split_files.files()]
+    names = [name for split_files in shard_result.splits for name in split_files.files()]
     if is_s3_uri(job.uri):
         for name in names:
             store.put(name, folder / name)
-    while not store.create(_commit_key(shard), msgspec.json.encode(written)):
+    while not store.create(_commit_key(shard), msgspec.json.encode(shard_result)):
         if (first := _read_committed(store, job, shard)) is not None:
             for name in names:
                 store.delete(name)
             return first
-    return written
+    return shard_result
 
 
 @lru_cache(maxsize=1)

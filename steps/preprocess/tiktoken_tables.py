@@ -34,12 +34,14 @@ def encoding_of_table(source: str, content: bytes) -> "Encoding":
     name = PurePosixPath(source).name.removesuffix(SUFFIX)
     constructor = openai_public.ENCODING_CONSTRUCTORS.get(name)
     if constructor is None or _DOWNLOADED not in constructor.__code__.co_names:
-        known = [
-            one for one, made in openai_public.ENCODING_CONSTRUCTORS.items() if _DOWNLOADED in made.__code__.co_names
+        table_names = [
+            one
+            for one, constructor in openai_public.ENCODING_CONSTRUCTORS.items()
+            if _DOWNLOADED in constructor.__code__.co_names
         ]
         raise StepError(
             f"--vocab-file {source}: a table is named after its encoding, whose pattern it needs; rename it to one of "
-            f"{', '.join(f'{one}{SUFFIX}' for one in known)}"
+            f"{', '.join(f'{one}{SUFFIX}' for one in table_names)}"
         )
     ranks = _ranks(source, content)
     settings = _construct(constructor, lambda *_, **__: ranks)
@@ -114,8 +116,8 @@ def _split(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
     """The parts of a token after every merge of a lower rank than its own."""
     parts = [token[n : n + 1] for n in range(len(token))]
     while len(parts) > 2:
-        found = [(ranks.get(a + b, limit), n) for n, (a, b) in enumerate(pairwise(parts))]
-        rank, place = min(found)
+        ranked = [(ranks.get(a + b, limit), n) for n, (a, b) in enumerate(pairwise(parts))]
+        rank, place = min(ranked)
         if rank >= limit:
             break
         parts[place : place + 2] = [parts[place] + parts[place + 1]]

@@ -13,7 +13,7 @@ from everstep.steps.report.config import Config
 
 def run(config: Config) -> Result:
     """Read the run, write `<outputs>/report.html`, and a copy into the run's folder if there is one."""
-    from everstep.runtime.report import read_run, render
+    from everstep.runtime.report import WorkflowFacts, read_run, render
     from everstep.runtime.report.page import overview
     from everstep.runtime.store import open_store
 
@@ -26,10 +26,12 @@ def run(config: Config) -> Result:
     report_run = read_run(
         store,
         config.run,
-        uid=_resolved_or_empty(config.uid),
-        phase=_resolved_or_empty(config.status),
-        duration_s=float(_resolved_or_empty(config.duration)) if _resolved_or_empty(config.duration) else None,
-        failures=parse_failures(_resolved_or_empty(config.failures)),
+        facts=WorkflowFacts(
+            _resolved_or_empty(config.uid),
+            _resolved_or_empty(config.status),
+            float(_resolved_or_empty(config.duration)) if _resolved_or_empty(config.duration) else None,
+            parse_failures(_resolved_or_empty(config.failures)),
+        ),
         folder=folder,
         own=config.task,
         graph=parse_graph(config.graph),

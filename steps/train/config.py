@@ -219,8 +219,8 @@ class Config:
         if self.precision not in PRECISIONS:
             raise StepError(f"--precision {self.precision}: not known; use {' or '.join(PRECISIONS)}")
         if self.script and self._llama_arguments():
-            given = ", ".join(flag.partition("=")[0] for flag in self._llama_arguments())
-            raise StepError(f"{given}: the default script's; give your own script's flags in --script-args")
+            llama_flags = ", ".join(flag.partition("=")[0] for flag in self._llama_arguments())
+            raise StepError(f"{llama_flags}: the default script's; give your own script's flags in --script-args")
 
     def _check_numbers(self) -> None:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",

@@ -67,8 +67,8 @@ def learning_rate(iteration: int, peak: float, warmup: int, iterations: int) -> 
     """Linear warm-up, then half a cosine down to a tenth of the peak; `iteration` counts from 1."""
     if iteration <= warmup:
         return peak * iteration / warmup
-    done = (iteration - warmup) / max(1, iterations - warmup)
-    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+    share_done = (iteration - warmup) / max(1, iterations - warmup)
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, share_done))))
 
 
 def add_gradients(

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -61,6 +62,23 @@ class NodeBackend(NamedTuple):
     """Each node has a pod of its own; else all are processes of this machine."""
 
 
+@dataclass(frozen=True)
+class OwnPod:
+    """The pod in which this process runs, and how it reaches its cluster's API."""
+
+    name: str
+    access: "Access"
+
+
+@dataclass(frozen=True)
+class JobSecret:
+    """How the nodes of a job and its master prove to each other who they are."""
+
+    token: str = ""
+    """Empty: the job has none yet."""
+    tls: bool = True
+
+
 @asynccontextmanager
 async def node_backend(
     config: "Config", spec: "JobSpec", folder: Path, environment: Mapping[str, str]
@@ -70,9 +88,10 @@ async def node_backend(
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        token = environment.get(TOKEN_VARIABLE, "")
-        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls, "store": config.store, "token": token}
-        async with sibling_pods(pod, spec, access, scheduling, shared_memory_bytes(config), **more) as place:
+        secret, shared = JobSecret(environment.get(TOKEN_VARIABLE, ""), config.tls), shared_memory_bytes(config)
+        async with sibling_pods(
+            OwnPod(pod, access), spec, scheduling, secret, shared=shared, taints=config.taint_hosts, store=config.store
+        ) as place:
             yield place
         return
     if ignored := config.scheduler_flags():
@@ -103,21 +122,19 @@ def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
 
 @asynccontextmanager
 async def sibling_pods(
-    pod: str,
+    own_pod: OwnPod,
     spec: "JobSpec",
-    access: "Access",
     scheduling: "Scheduling",
-    shared: int = 0,
+    secret: JobSecret = JobSecret(),
     *,
+    shared: int = 0,
     taints: bool = False,
-    tls: bool = True,
     store: str = "",
-    token: str = "",
 ) -> AsyncIterator[NodeBackend]:
     """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
-    `taints`: mark hosts to avoid for everybody. `tls`: between all of them. `store`: where pods that were checked and
-    wait for this training look for what to run; empty: none is taken. `token`: the job's, if there is one yet.
+    `taints`: mark hosts to avoid for everybody. `store`: where pods that were checked and wait for this training look
+    for what to run; empty: none is taken.
     """
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
@@ -136,10 +153,10 @@ async def sibling_pods(
     )
     from everstep.runtime.platform.kubernetes.platform import shared_token as token_of
 
-    async with KubeApi(access) as api:
-        own = await api.own_pod(pod)
+    async with KubeApi(own_pod.access) as api:
+        own = await api.own_pod(own_pod.name)
         owner = owner_of(own)
-        credentials = credentials_of(await token_of(api, spec.job, owner, token), spec.job, tls=tls)
+        credentials = credentials_of(await token_of(api, spec.job, owner, secret.token), spec.job, tls=secret.tls)
         spec_there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
         async def is_stopped() -> bool:

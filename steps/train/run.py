@@ -100,7 +100,7 @@ def _result(
     spec: "JobSpec",
     store: "Store",
     outcome: "Outcome",
-    measured: Mapping[str, float | None],
+    measurements: Mapping[str, float | None],
     rate: float | None,
 ) -> Result:
     """Raises StepError if our own script left no checkpoint."""
@@ -110,15 +110,15 @@ def _result(
         raise StepError("trained to the end, but no checkpoint was committed", 1)
     if outcome.checkpoint is None:
         print(f"{config.script_path().name} keeps no checkpoint: {NO_CHECKPOINT}", file=sys.stderr)
-    named = read_results(store, spec.job)
+    results = read_results(store, spec.job)
     facts = {
         **round_counts(store, spec.job),
         **reported_settings(config, spec),
-        **measured,
+        **measurements,
         "iterations": outcome.iterations,
         **({"checkpoint": f"{store.uri}/{outcome.checkpoint}"} if outcome.checkpoint else {}),
         "parameters": checkpoint_parameters(store, outcome.checkpoint) if outcome.checkpoint else None,
-        **({"results": named} if named else {}),
+        **({"results": results} if results else {}),
     }
     tokens = None if rate is None or config.script else rate * config.global_batch * config.sequence_length
     outputs = {
@@ -128,7 +128,7 @@ def _result(
         "tokens_per_second": "" if tokens is None else f"{tokens:g}",
         "checkpoint": f"{store.uri}/{outcome.checkpoint}" if outcome.checkpoint else "",
         "iterations": str(outcome.iterations),
-        "results": json.dumps(named, sort_keys=True),
+        "results": json.dumps(results, sort_keys=True),
     }
     return Result(_summary(facts), outputs, facts)
 
@@ -137,8 +137,9 @@ async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
     from everstep.runtime.job.pod_template import command_of
+    from everstep.runtime.master import AgentCommand, Control, ListenAddress
     from everstep.runtime.master import run as run_master
-    from everstep.runtime.protocol.messages import Framework
+    from everstep.runtime.protocol.rounds import Framework
 
     requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -166,19 +167,17 @@ async def _train(
                 place.spec,
                 store,
                 place.platform,
-                credentials=place.credentials,
-                agent_arguments=[*check, *script],
-                role_arguments={
-                    name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
-                    for name, command in own.items()
-                },
-                agent_environment={**place.environment, **config.script_variables()},
-                stop=stop,
-                remove_nodes=hearing.result,
-                on_progress=show,
-                host=place.address,
-                port=port,
-                sizes=place.sizes,
+                place.credentials,
+                AgentCommand(
+                    [*check, *script],
+                    {
+                        name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
+                        for name, command in own.items()
+                    },
+                    {**place.environment, **config.script_variables()},
+                ),
+                Control(stop, hearing.result, place.sizes, show),
+                ListenAddress(place.address, port),
             )
             if place.release and (outcome.state in FINAL_STATES or (outcome.state == "stopped" and hearing.result())):
                 await place.release()
@@ -289,7 +288,8 @@ def round_counts(store: "Store", job: str) -> dict[str, int]:
 
     A restart is a broken round; rounds whose checkpoint was skipped as damaged do not count, because they did nothing.
     """
-    from everstep.runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
+    from everstep.runtime.job.reasons import Reason
+    from everstep.runtime.job.records import MasterClaimed, RoundBroken, RoundFormed
     from everstep.runtime.master import read_journal
 
     records = list(read_journal(store, job))

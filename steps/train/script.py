@@ -13,9 +13,9 @@ COMMAND = "@command"
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 
 
-def script_variables(known: Mapping[str, object]) -> dict[str, str]:
+def script_variables(script_values: Mapping[str, object]) -> dict[str, str]:
     """The environment of the workers: `EVERSTEP_DATASET`, `EVERSTEP_GLOBAL_BATCH`, ... for each thing that is known."""
-    return {f"EVERSTEP_{name.replace('-', '_').upper()}": str(value) for name, value in known.items()}
+    return {f"EVERSTEP_{name.replace('-', '_').upper()}": str(value) for name, value in script_values.items()}
 
 
 def split_arguments(text: str) -> list[str]:
@@ -26,19 +26,19 @@ def split_arguments(text: str) -> list[str]:
         raise StepError(f"--script-args {text!r}: {error}") from None
 
 
-def script_arguments(script: Path, own: Sequence[str], known: Mapping[str, object]) -> list[str]:
+def script_arguments(script: Path, own: Sequence[str], script_values: Mapping[str, object]) -> list[str]:
     """The script's arguments: a flag for each known thing that it declares and `own` does not give, then `own`.
 
     In `own`, `{dataset}` and the other names stand for their values.
     """
     declared = declared_flags(script)
-    given = {flag.group().replace("_", "-") for word in own if (flag := _FLAG.match(word))}
+    flags_given = {flag.group().replace("_", "-") for word in own if (flag := _FLAG.match(word))}
     flags = [
         f"{declared[f'--{name}']}={value}"
-        for name, value in known.items()
-        if f"--{name}" in declared and f"--{name}" not in given
+        for name, value in script_values.items()
+        if f"--{name}" in declared and f"--{name}" not in flags_given
     ]
-    return [*flags, *(_fill_in(word, known) for word in own)]
+    return [*flags, *(_fill_in(word, script_values) for word in own)]
 
 
 def declared_flags(script: Path) -> dict[str, str]:
@@ -63,7 +63,7 @@ def _begins_with_dashes(text: ast.JoinedStr) -> bool:
     return isinstance(first, ast.Constant) and first.value == "--"
 
 
-def _fill_in(word: str, known: Mapping[str, object]) -> str:
-    for name, value in known.items():
+def _fill_in(word: str, script_values: Mapping[str, object]) -> str:
+    for name, value in script_values.items():
         word = word.replace(f"{{{name.replace('-', '_')}}}", str(value))
     return word

@@ -138,21 +138,24 @@ def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact:
     Every report of an iteration counts, also of one that was computed again. A training that reports no loss is only
     known to have done each iteration.
     """
-    wanted = {point.iteration: point.loss for point in reference if point.loss is not None}
-    found = [(point.iteration, point.loss) for point in mine if point.loss is not None]
-    if not wanted:
+    reference_losses = {point.iteration: point.loss for point in reference if point.loss is not None}
+    points = [(point.iteration, point.loss) for point in mine if point.loss is not None]
+    if not reference_losses:
         last = max((point.iteration for point in mine), default=0)
         return Check(
             f"{last} iterations; no losses to compare", last == max((p.iteration for p in reference), default=0)
         )
-    known = {iteration for iteration, _ in found if iteration in wanted}
+    iterations_compared = {iteration for iteration, _ in points if iteration in reference_losses}
     limit = 0.0 if exact else far
-    off = {i: _apart(loss, wanted.get(i)) for i, loss in found}
+    off = {i: _apart(loss, reference_losses.get(i)) for i, loss in points}
     wrong = [i for i, apart in off.items() if apart > limit]
-    if len(wrong) > (0 if exact else SELDOM * len(found)) or any(off[i] > FURTHEST * limit for i in wrong):
+    if len(wrong) > (0 if exact else SELDOM * len(points)) or any(off[i] > FURTHEST * limit for i in wrong):
         return Check(f"{len(wrong)} losses differ, first at iteration {wrong[0]}", False)
     more = f", {len(wrong)} further apart than {far:.0%}" if wrong else ""
-    return Check(f"{len(known)} of {len(wanted)} losses compared{more}", len(known) >= KNOWN * len(wanted))
+    return Check(
+        f"{len(iterations_compared)} of {len(reference_losses)} losses compared{more}",
+        len(iterations_compared) >= KNOWN * len(reference_losses),
+    )
 
 
 def _apart(one: float, other: float | None) -> float:

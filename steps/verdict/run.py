@@ -21,30 +21,32 @@ PAGE = "drill.html"
 
 def run(config: Config) -> Result:
     """Write the page. Raises StepError with exit code 1 if a line does not hold, after that."""
-    from everstep.runtime.report import read_run
+    from everstep.runtime.report import WorkflowFacts, read_run
     from everstep.runtime.store import open_store
 
     store = open_store(config.store)
-    told = read_run(store, config.run, uid=config.uid)
+    run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
     rows, references = [], dict[str, Training]()
     for one in config.parse_experiments():
-        fired = told.steps.get(f"chaos-{one.name}", {}).get("facts")
+        fired = run_data.steps.get(f"chaos-{one.name}", {}).get("facts")
         if fired and "refused" in fired:
             rows.append(refused_row(one, fired["refused"]))
             continue
         if one.reference not in references:
-            references[one.reference] = _training(store, told, one.reference)
-        mine = _training(store, told, one.name)
+            references[one.reference] = _training(store, run_data, one.reference)
+        mine = _training(store, run_data, one.name)
         rows.append(row(one, fired, "it did not fire; see the log of its step", mine, references[one.reference],
                         config.tolerance))  # fmt: skip
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = _write(config, rows, references)
     good, bad = sum(one.good for one in rows), [one.name for one in rows if not one.good and not one.refused]
-    refused = [one.name for one in rows if one.refused]
-    line = f"{good} of {len(rows)} experiments hold" + (f"; not possible here: {', '.join(refused)}" if refused else "")
+    refused_names = [one.name for one in rows if one.refused]
+    line = f"{good} of {len(rows)} experiments hold" + (
+        f"; not possible here: {', '.join(refused_names)}" if refused_names else ""
+    )
     if bad:
         raise StepError(f"{line}; not: {', '.join(bad)}; see {page}", ExitCode.FAILED)
-    facts = {"experiments": len(rows), "hold": good, "refused": refused}
+    facts = {"experiments": len(rows), "hold": good, "refused": refused_names}
     return Result(line, {"verdict": line}, facts, {PAGE: page})
 
 
@@ -61,12 +63,12 @@ def in_words(one: Row) -> str:
     return f"{one.name}: {'holds' if one.good else 'DOES NOT HOLD'}: {'; '.join(cells)}; {one.fault}"
 
 
-def _training(store: "Store", told: "Run", name: str) -> Training:
+def _training(store: "Store", run_data: "Run", name: str) -> Training:
     """The training of that experiment; an empty one if nothing is known of it."""
-    history = told.jobs.get(f"train-{name}")
+    history = run_data.jobs.get(f"train-{name}")
     if history is None:
         return Training((), {}, 0, "")
-    tensors, iteration = _final_state(store, f"{told.uid}-train-{name}")
+    tensors, iteration = _final_state(store, f"{run_data.uid}-train-{name}")
     return Training(history.points, tensors, iteration, history.result)
 
 

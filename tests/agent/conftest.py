@@ -66,24 +66,24 @@ class Job:
 
     def leftovers(self) -> list[str]:
         """Processes and shared memory of the job that still exist."""
-        wanted, found = f"EVERSTEP_JOB={self.name}".encode(), []
+        marker, command_lines = f"EVERSTEP_JOB={self.name}".encode(), []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with suppress(OSError):
                     environment = (entry / "environ").read_bytes().split(b"\0")
-                    if wanted in environment and processes.start_time(int(entry.name)) is not None:
-                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    if marker in environment and processes.start_time(int(entry.name)) is not None:
+                        command_lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         mark = debris.memory_prefix(self.name, "x").removesuffix("x-")
-        return found + [p.name for p in debris.SHARED_MEMORY.iterdir() if p.name.lstrip(".").startswith(mark)]
+        return command_lines + [p.name for p in debris.SHARED_MEMORY.iterdir() if p.name.lstrip(".").startswith(mark)]
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job; whatever a failed test left is ended."""
-    made = Job(tmp_path)
-    yield made
+    new_job = Job(tmp_path)
+    yield new_job
     end_nodes(tmp_path)
-    assert made.leftovers() == []
+    assert new_job.leftovers() == []
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from everstep.runtime.agent.settings import settings_of
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Evidence, Holding, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import open_store
 
@@ -116,7 +118,7 @@ async def _run() -> int:
     store = open_store(settings.store)
     around = Dependencies(
         credentials=credentials_of(settings.token, settings.job, tls=settings.tls),
-        make_keeper=lambda told, *_: FakeKeeper(settings.job, settings.node, told),
+        make_keeper=lambda callbacks, *_: FakeKeeper(settings.job, settings.node, callbacks),
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),

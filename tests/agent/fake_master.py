@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from everstep.runtime.protocol.holdings import Holding, Restore
 from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
@@ -15,14 +16,12 @@ from everstep.runtime.protocol.messages import (
     Dumped,
     Finished,
     Heartbeat,
-    Holding,
     Join,
     Leaving,
     Persisted,
-    Restore,
-    Seat,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 
 TOKEN = "secret"
 DEADLINE_S = 20
@@ -165,5 +164,7 @@ class FakeMaster:
         return self._answer(Ack(self.epoch))
 
     async def _persisted(self, request: web.Request) -> web.Response:
-        told: Holding = (await self._take(request, Persisted)).holding
-        return self._answer(Ack(self.epoch, f"jobs/x/checkpoints/{told.round:06d}-{told.iteration:09d}/manifest.json"))
+        holding: Holding = (await self._take(request, Persisted)).holding
+        return self._answer(
+            Ack(self.epoch, f"jobs/x/checkpoints/{holding.round:06d}-{holding.iteration:09d}/manifest.json")
+        )

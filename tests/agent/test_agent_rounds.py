@@ -11,17 +11,8 @@ import aiohttp
 import psutil
 import pytest
 
-from everstep.runtime.protocol.messages import (
-    Action,
-    Dumped,
-    Finished,
-    Holding,
-    Join,
-    Leaving,
-    Persisted,
-    Restore,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.messages import Action, Dumped, Finished, Join, Leaving, Persisted, WorkerExit
 from tests.harness import wait_until
 from tests.wire import FAR, Wire
 
@@ -50,8 +41,8 @@ def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(
             assert (line["v"], line["round"], line["iteration"], line["loss"]) == (1, 1, 1, "nan")
             assert (await master.next(Finished)).round == 1
             await master.direct(Action.LEAVE)
-            gone = await wait_for_end()
-            assert (gone.name, gone.exit_code) == ("worker-0-0", 0)
+            node_end = await wait_for_end()
+            assert (node_end.name, node_end.exit_code) == ("worker-0-0", 0)
             assert job.leftovers() == []
 
     run(story())
@@ -169,8 +160,8 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
             await master.direct(Action.REJOIN, 1)
             await asyncio.to_thread(wait_until, lambda: "round 1 is over" in job.log(), "the end of the round")
             os.kill(server, signal.SIGCONT)
-            told, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
-            assert (told.exit_code, told.round) == (201, 1)
+            exit_report, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
+            assert (exit_report.exit_code, exit_report.round) == (201, 1)
             assert joins.after_round == 1
             await master.direct(Action.LEAVE)
             await wait_for_end()
@@ -247,8 +238,8 @@ def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_t
             await master.direct(Action.DUMP)
             assert (await master.next(Dumped)).round == 1
             assert all(_lives(pid) for pid in workers.values())
-            (kept,) = (job.folder / "store" / "jobs" / job.name / "logs" / "worker-0-0").iterdir()
-            for text in (job.log(), kept.read_text()):
+            (log_copy,) = (job.folder / "store" / "jobs" / job.name / "logs" / "worker-0-0").iterdir()
+            for text in (job.log(), log_copy.read_text()):
                 assert text.count("stuck_in_a_collective (") == 2
                 assert all(f"--- rank {rank}, process {pid}" in text for rank, pid in workers.items())
             await master.direct(Action.LEAVE)
@@ -416,10 +407,10 @@ threading.Event().wait()
             master.restore = Restore(0, 5, (), "newest")
             await job.platform.create(job.request(master.url, script))
             address = (await master.next(Join)).address
-            told = {"restored": None, "problem": None}
+            events_by_kind = {"restored": None, "problem": None}
             assert (await master.next(Persisted)).holding == Holding(1, 7, key="k")
-            told = await master.telemetry("problem")
-            assert (told["problem"], told["flushed"]) == ("there is one slot only", "manifest-7")
+            events_by_kind = await master.telemetry("problem")
+            assert (events_by_kind["problem"], events_by_kind["flushed"]) == ("there is one slot only", "manifest-7")
             url = f"http://{address}/v1/shards/1/7/0"
             bearer = {"Authorization": "Bearer secret"}
             async with aiohttp.ClientSession() as session:

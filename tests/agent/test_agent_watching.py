@@ -13,7 +13,7 @@ from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.watch.board_fields import Board
 
 
-class Shown:
+class KeeperStub:
     """A keeper's beacons, as the test sets them."""
 
     def __init__(self, workers: int) -> None:
@@ -36,10 +36,10 @@ class Shown:
         return self.shown[local_rank][2:]
 
 
-def watching(workers: int) -> tuple[Shown, ProgressMonitor, list[float]]:
+def watching(workers: int) -> tuple[KeeperStub, ProgressMonitor, list[float]]:
     """(keeper, beacons, the time); no worker has shown anything."""
-    keeper, now = Shown(workers), [100.0]
-    return keeper, ProgressMonitor(keeper, workers, lambda: now[0], known=False), now  # type: ignore[arg-type]
+    keeper, now = KeeperStub(workers), [100.0]
+    return keeper, ProgressMonitor(keeper, workers, lambda: now[0], is_restored=False), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
@@ -59,7 +59,7 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
 
 def test_the_phase_is_that_of_the_worker_for_which_the_others_wait() -> None:
     boards = [Board(1, 0, 2, 0, 1, iteration=7, phase="torch.save"), Board(1, 1, 2, 1, 1, iteration=7, entered=3)]
-    beacons = ProgressMonitor(Shown(2), 2, lambda: 100.0, True, boards.__getitem__)  # type: ignore[arg-type]
+    beacons = ProgressMonitor(KeeperStub(2), 2, lambda: 100.0, True, boards.__getitem__)  # type: ignore[arg-type]
     beacons.begin()
     assert beacons.observe()[:2] == (7, "torch.save")
 
@@ -164,10 +164,10 @@ def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None
     assert own_counter_path(tmp_path / "cgroup", tmp_path / "fs") is None
     assert own_counter_path(tmp_path / "not there", tmp_path) is None
     assert not OomCounter(None).rose_since_last_call()
-    gone = tmp_path / "memory.events"
-    gone.write_text("oom_kill 5\n")
-    kills = OomCounter(gone)
-    gone.unlink()
+    events_path = tmp_path / "memory.events"
+    events_path.write_text("oom_kill 5\n")
+    kills = OomCounter(events_path)
+    events_path.unlink()
     assert not kills.rose_since_last_call()
 
 
@@ -205,13 +205,13 @@ def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_t
     idle = subprocess.Popen(["sleep", "999"])
     try:
         now, board = [100.0], Board(idle.pid, 0, 2, 0, 1, phase=phase, entered=1)
-        beacons = ProgressMonitor(Shown(1), 1, lambda: now[0], False, lambda _: board)  # type: ignore[arg-type]
+        beacons = ProgressMonitor(KeeperStub(1), 1, lambda: now[0], False, lambda _: board)  # type: ignore[arg-type]
         beacons.begin()
         for _ in range(5):
             now[0] += 60.0
-            shown = beacons.observe()
-        assert shown.awaits
-        assert shown.blocked_s == (0.0 if phase else 240.0)
+            progress = beacons.observe()
+        assert progress.awaits
+        assert progress.blocked_s == (0.0 if phase else 240.0)
     finally:
         idle.kill()
         idle.wait()
@@ -221,7 +221,7 @@ def test_before_the_first_progress_a_worker_that_computes_is_not_blocked() -> No
     busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
     try:
         clock, board = monotonic, Board(busy.pid, 0, 2, 0, 1, entered=1)
-        beacons = ProgressMonitor(Shown(1), 1, clock, False, lambda _: board)  # type: ignore[arg-type]
+        beacons = ProgressMonitor(KeeperStub(1), 1, clock, False, lambda _: board)  # type: ignore[arg-type]
         beacons.begin()
         until, most = clock() + 5, 0.0
         while clock() < until:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.job.spec import JobSpec, RoleSpec
-from everstep.runtime.master import run
+from everstep.runtime.master import AgentCommand, Control, run
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
@@ -54,10 +54,9 @@ def test_two_nodes_all_reduce_lose_a_worker_and_end_with_the_same_sum(tmp_path: 
                 JobSpec(job, {"worker": RoleSpec(2, 1)}),
                 open_store(str(tmp_path / "store")),
                 platform,
-                credentials=Credentials("secret"),
-                agent_arguments=arguments,
-                agent_environment={"OMP_NUM_THREADS": "1"},
-                stop=asyncio.Event(),
+                Credentials("secret"),
+                AgentCommand(arguments, environment={"OMP_NUM_THREADS": "1"}),
+                Control(asyncio.Event()),
             )
 
     try:

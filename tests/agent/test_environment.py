@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.agent.environment import worker_command, worker_environment
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.settings import Settings, settings_of
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 SEAT = Seat(
     epoch=1, round=4, role="worker", group_rank=1, group_world_size=2, first_rank=3, world_size=6,
@@ -30,7 +30,7 @@ def environment_of(local_rank: int, base: Mapping[str, str] | None = None, **set
 
 
 def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
-    wanted = {
+    expected_variables = {
         "RANK": "5", "LOCAL_RANK": "2", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "worker", "ROLE_RANK": "4", "ROLE_WORLD_SIZE": "5",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", "TORCHELASTIC_RESTART_COUNT": "3",
@@ -38,7 +38,7 @@ def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
         "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
-    assert wanted.items() <= environment_of(2).items()
+    assert expected_variables.items() <= environment_of(2).items()
 
 
 def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
@@ -80,15 +80,15 @@ def test_the_local_rank_is_filled_into_the_scripts_arguments() -> None:
 
 def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> None:
     first = free_port(random.Random(5), below=32768)
-    with socket.socket() as taken:
-        taken.bind(("", first))
+    with socket.socket() as busy_socket:
+        busy_socket.bind(("", first))
         second = free_port(random.Random(5), below=32768)
     assert second != first
     assert max(first, second) < 32768
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--node", "n"], "no script"),
         (["--node", "n", "--", "missing.py"], "no such script: missing.py"),
@@ -97,8 +97,8 @@ def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> No
         (["--node", "n", "--grace", "nan", "--", "-m", "json"], "--grace nan"),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(arguments: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_bad_settings_are_refused_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         settings_of(arguments, NEEDED)
     with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN"):
         settings_of(["--node", "n", "--", "-m", "json"], {"EVERSTEP_JOB": "x"})

@@ -8,10 +8,10 @@ SPIKE = 3.0
 
 
 def watch(losses: int = LEAST, loss: float = 2.0) -> LossWatch:
-    seen = LossWatch()
+    loss_watch = LossWatch()
     for iteration in range(1, losses + 1):
-        assert not seen.doubt(iteration, {"loss": loss}, SPIKE)
-    return seen
+        assert not loss_watch.doubt(iteration, {"loss": loss}, SPIKE)
+    return loss_watch
 
 
 @pytest.mark.parametrize("values", [{"loss": "nan"}, {"loss": 1.0, "grad_norm": "inf"}])
@@ -30,11 +30,11 @@ def test_without_a_factor_or_with_few_losses_before_none_is_a_spike() -> None:
 
 
 def test_a_spike_does_not_count_among_the_losses_before_nor_do_those_that_a_step_back_repeats() -> None:
-    seen = watch()
+    loss_watch = watch()
     for again in range(20):
-        assert seen.doubt(LEAST + 1, {"loss": 100.0}, SPIKE), again
-        assert not seen.doubt(LEAST, {"loss": 2.0}, SPIKE), again
-    assert len(seen._losses) == LEAST
+        assert loss_watch.doubt(LEAST + 1, {"loss": 100.0}, SPIKE), again
+        assert not loss_watch.doubt(LEAST, {"loss": 2.0}, SPIKE), again
+    assert len(loss_watch._losses) == LEAST
 
 
 def test_a_negative_loss_has_no_spikes() -> None:

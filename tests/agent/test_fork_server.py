@@ -52,18 +52,18 @@ def run_worker(
         workers = Workers(command, preload, ends.put_nowait, python or sys.executable)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                said = await workers.wait_until_ready(plain)
+                error_message = await workers.wait_until_ready(plain)
                 output = NodeLog(log, folder).open(0, 0)
-                told = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
-                told[ERROR_FILE_VARIABLE] = output.error_file
-                workers.start(1, False, [WorkerSpec(told, tuple(own or command), output, cpus)])
-                return await ends.get(), said
+                variables = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
+                variables[ERROR_FILE_VARIABLE] = output.error_file
+                workers.start(1, False, [WorkerSpec(variables, tuple(own or command), output, cpus)])
+                return await ends.get(), error_message
         finally:
             await workers.close()
 
-    end, said = asyncio.run(story())
+    end, own_error_lines = asyncio.run(story())
     os.close(log)
-    return Ran(end, (folder / "log").read_text(), said)
+    return Ran(end, (folder / "log").read_text(), own_error_lines)
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -272,8 +272,8 @@ def test_a_fork_finds_torch_as_told_and_what_its_optimizer_will_import(tmp_path:
         "torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)\n",
     )
     ran = run_worker(tmp_path, [script], environment={"OMP_NUM_THREADS": "2"})
-    value, *told = ran.output.removeprefix("[0] ").split()
-    assert told == ["2", "True", "True"]
+    value, *values = ran.output.removeprefix("[0] ").split()
+    assert values == ["2", "True", "True"]
     assert 0 <= float(value) < 1
     assert not [line for line in ran.said if "exec" in line], "torch and numpy must leave one thread"
 
@@ -287,9 +287,9 @@ def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Pat
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        seen = {run_worker(tmp_path, [script], plain=plain).output.splitlines()[-1] for plain in (False, True)}
-    assert len(seen) == 1
-    assert seen.pop().endswith(" False")
+        outputs_seen = {run_worker(tmp_path, [script], plain=plain).output.splitlines()[-1] for plain in (False, True)}
+    assert len(outputs_seen) == 1
+    assert outputs_seen.pop().endswith(" False")
 
 
 def test_python_is_the_same_one(tmp_path: Path) -> None:
@@ -309,11 +309,11 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await workers.wait_until_ready(plain=False)
-                told = [
+                specs = [
                     {TRACEBACK_VARIABLE: str(tmp_path / f"traceback-{rank}"), "MORE": padding} for rank in range(many)
                 ]
                 workers.start(
-                    1, False, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)]
+                    1, False, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(specs)]
                 )
                 assert sorted([await forked.get() for _ in range(many)]) == list(range(many))
                 workers.signal_all(signal.SIGKILL)
@@ -322,9 +322,11 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
             await workers.close()
 
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
-    ended = asyncio.run(story())
+    endings = asyncio.run(story())
     os.close(log)
-    assert sorted((end.local_rank, end.exit_code) for end in ended) == [(rank, -signal.SIGKILL) for rank in range(many)]
+    assert sorted((end.local_rank, end.exit_code) for end in endings) == [
+        (rank, -signal.SIGKILL) for rank in range(many)
+    ]
 
 
 def test_a_worker_that_has_not_made_its_group_yet_is_killed_too() -> None:
@@ -334,17 +336,17 @@ def test_a_worker_that_has_not_made_its_group_yet_is_killed_too() -> None:
 
 
 def test_as_many_fork_servers_import_at_a_time_as_there_are_turns() -> None:
-    name, done = f"everstep-test-{os.getpid()}", threading.Event()
+    name, imports_done = f"everstep-test-{os.getpid()}", threading.Event()
 
     def wait_for_turn() -> None:
         with import_turn(2, DEADLINE_S, name):
-            done.set()
+            imports_done.set()
 
     with import_turn(2, 0.0, name):
         with import_turn(2, 0.0, name):
             waiting = threading.Thread(target=wait_for_turn)
             waiting.start()
             with import_turn(2, 0.1, name):  # Its patience ends: it does not wait for ever.
-                assert not done.is_set()
+                assert not imports_done.is_set()
         waiting.join(DEADLINE_S)
-        assert done.is_set()
+        assert imports_done.is_set()

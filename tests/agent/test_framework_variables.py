@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from everstep.runtime.agent.frameworks.given import variables, write_files
-from everstep.runtime.protocol.messages import Framework, Member, Seat
+from everstep.runtime.protocol.rounds import Framework, Member, Seat
 
 
 def member(name: str, number: int, slots: int = 1) -> Member:
@@ -39,13 +39,13 @@ def seat(framework: Framework, members: dict[str, tuple[Member, ...]], role: str
 
 
 def tf_config(role: str, index: int = 0) -> Any:
-    given = variables(seat(Framework.TENSORFLOW, SERVERS, role, index), 0, Path("/nowhere"))
-    return json.loads(given["TF_CONFIG"])
+    variables_set = variables(seat(Framework.TENSORFLOW, SERVERS, role, index), 0, Path("/nowhere"))
+    return json.loads(variables_set["TF_CONFIG"])
 
 
 def test_tf_config_names_the_tasks_of_the_round_and_ones_own() -> None:
-    found = tf_config("worker", 1)
-    assert found == {
+    task_config = tf_config("worker", 1)
+    assert task_config == {
         "cluster": {
             "chief": ["10.0.0.1:2001"],
             "ps": ["10.0.0.2:2002"],
@@ -56,20 +56,20 @@ def test_tf_config_names_the_tasks_of_the_round_and_ones_own() -> None:
 
 
 def test_an_evaluator_is_no_task_of_the_cluster() -> None:
-    found = tf_config("evaluator")
-    assert found["task"] == {"type": "evaluator", "index": 0}
-    assert "evaluator" not in found["cluster"]
+    task_config = tf_config("evaluator")
+    assert task_config["task"] == {"type": "evaluator", "index": 0}
+    assert "evaluator" not in task_config["cluster"]
 
 
 def test_a_paddle_trainer_finds_its_number_and_all_endpoints_in_rank_order() -> None:
     members = {"worker": TRAINERS["trainer"]}
-    given = variables(seat(Framework.PADDLE, members, "worker", 1), 1, Path("/nowhere"))
+    variables_set = variables(seat(Framework.PADDLE, members, "worker", 1), 1, Path("/nowhere"))
     endpoints = ["10.0.0.2:2002", "10.0.0.2:2003", "10.0.0.3:2003", "10.0.0.3:2004"]
-    assert given["PADDLE_TRAINER_ENDPOINTS"].split(",") == endpoints
-    assert given["PADDLE_TRAINER_ID"] == "3"
-    assert given["PADDLE_TRAINERS_NUM"] == "4"
-    assert given["PADDLE_CURRENT_ENDPOINT"] == endpoints[3]
-    assert given["PADDLE_RANK_IN_NODE"] == "1"
+    assert variables_set["PADDLE_TRAINER_ENDPOINTS"].split(",") == endpoints
+    assert variables_set["PADDLE_TRAINER_ID"] == "3"
+    assert variables_set["PADDLE_TRAINERS_NUM"] == "4"
+    assert variables_set["PADDLE_CURRENT_ENDPOINT"] == endpoints[3]
+    assert variables_set["PADDLE_RANK_IN_NODE"] == "1"
 
 
 def test_the_discovery_script_prints_the_rounds_hosts_and_their_slots(tmp_path: Path) -> None:

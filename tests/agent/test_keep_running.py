@@ -29,12 +29,12 @@ def test_its_command_outlives_a_round_and_writes_to_the_next_ones_streams(tmp_pa
         survivors = Survivors(lambda _: seated.set(), lambda *_: None)
         seated = asyncio.Event()
         survivors.open(tmp_path / SOCKET_NAME)
-        given = {AGENT_VARIABLE: str(tmp_path / "link"), "EVERSTEP_ROUND": "1"}
-        process = start(["sh", "-c", COMMAND, str(go)], given)
+        variables_set = {AGENT_VARIABLE: str(tmp_path / "link"), "EVERSTEP_ROUND": "1"}
+        process = start(["sh", "-c", COMMAND, str(go)], variables_set)
         assert process.stdout is not None
         first = await asyncio.to_thread(process.stdout.readline)
-        told = survivors.end_round(1)
-        assert await survivors.wait_until_left(told) == {process.pid}
+        process_ids = survivors.end_round(1)
+        assert await survivors.wait_until_left(process_ids) == {process.pid}
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
             assert survivors.seat(process.pid, NextRound(2, {}, restores=False), out.fileno(), err.fileno())
         await asyncio.wait_for(seated.wait(), 60)

@@ -15,9 +15,9 @@ LOG = """6,1,1000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=41,u
 def test_what_names_the_process_or_none_is_told_and_not_what_is_old(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LOG)
-    told = kernel_messages(4.0, 41, log)
-    assert [text.split(":")[0] for text in told] == ["Memory cgroup out of memory", "NVRM"]
-    assert "process 41" in told[0]
+    messages = kernel_messages(4.0, 41, log)
+    assert [text.split(":")[0] for text in messages] == ["Memory cgroup out of memory", "NVRM"]
+    assert "process 41" in messages[0]
 
 
 def test_a_log_that_may_not_be_read_says_nothing(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ def test_a_master_that_does_not_know_this_node_yet_is_alive(masters: Any) -> Non
 @asynccontextmanager
 async def answering(path: str, statuses: list[int], reply: msgspec.Struct) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A master's address, where that is answered with these statuses, one after the other; and what it was told."""
-    told: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def answer(request: web.Request) -> web.Response:
-        told.append(await request.read())
+        bodies.append(await request.read())
         return web.Response(status=statuses.pop(0), body=msgspec.json.encode(reply))
 
     app = web.Application()
@@ -47,7 +47,7 @@ async def answering(path: str, statuses: list[int], reply: msgspec.Struct) -> As
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}", told
+        yield f"127.0.0.1:{runner.addresses[0][1]}", bodies
     finally:
         await runner.cleanup()
 
@@ -72,11 +72,11 @@ def test_a_crowd_that_misses_its_master_does_not_look_for_the_next_one_all_at_on
 def test_each_attempt_to_tell_a_fault_says_anew_how_long_ago_it_was() -> None:
     async def story() -> None:
         ages = iter([1.0, 2.0, 3.0])
-        async with answering("fault", [503, 503, 200], Ack(1)) as (address, told), aiohttp.ClientSession() as session:
+        async with answering("fault", [503, 503, 200], Ack(1)) as (address, bodies), aiohttp.ClientSession() as session:
             client = MasterClient(f"http://{address}", lambda: None, CHANCE, print)
             client.session = session
             await client.report_fault(lambda: WorkerExit("worker-0", 1, 0, 0, 1, 5, ago_s=next(ages)))
-        assert [msgspec.json.decode(body, type=WorkerExit).ago_s for body in told] == [1.0, 2.0, 3.0]
+        assert [msgspec.json.decode(body, type=WorkerExit).ago_s for body in bodies] == [1.0, 2.0, 3.0]
 
     asyncio.run(story())
 

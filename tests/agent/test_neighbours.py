@@ -15,7 +15,7 @@ from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Neighbour
+from everstep.runtime.protocol.rounds import Neighbour
 from tests.credentials import credentials
 from tests.fake_agent import seat
 
@@ -24,17 +24,17 @@ BOTH = pytest.mark.parametrize("known", [Credentials("t"), credentials()], ids=[
 
 
 @asynccontextmanager
-async def asking(known: Credentials) -> AsyncIterator[Questions]:
+async def asking(trusted: Credentials) -> AsyncIterator[Questions]:
     """Questions with the job's token."""
-    trust = aiohttp.TCPConnector(ssl=known.client or True)
-    async with aiohttp.ClientSession(headers=known.headers, connector=trust) as session:
-        yield Questions(lambda: session, known.scheme)
+    trust = aiohttp.TCPConnector(ssl=trusted.client or True)
+    async with aiohttp.ClientSession(headers=trusted.headers, connector=trust) as session:
+        yield Questions(lambda: session, trusted.scheme)
 
 
 @asynccontextmanager
-async def agent(name: str, known: Credentials, questions: Questions) -> AsyncIterator[Neighbour]:
+async def agent(name: str, trusted: Credentials, questions: Questions) -> AsyncIterator[Neighbour]:
     """An agent's server."""
-    gate, listener = TokenGate(known), listen("127.0.0.1", 0)
+    gate, listener = TokenGate(trusted), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
         app = application(cast(Any, None), gate, threads, make_answer(name, questions))
         async with gate.serve(application_of(app), listener):
@@ -42,16 +42,20 @@ async def agent(name: str, known: Credentials, questions: Questions) -> AsyncIte
 
 
 @asynccontextmanager
-async def frozen(name: str) -> AsyncIterator[Neighbour]:
+async def frozen_neighbour(name: str) -> AsyncIterator[Neighbour]:
     """Connections to it are made by the kernel, and nobody answers."""
     with listen("127.0.0.1", 0) as listener:
         yield Neighbour(name, f"127.0.0.1:{listener.getsockname()[1]}")
 
 
 @BOTH
-def test_an_agent_answers_for_itself_and_asks_others_on_request(known: Credentials) -> None:
+def test_an_agent_answers_for_itself_and_asks_others_on_request(trusted: Credentials) -> None:
     async def story() -> None:
-        async with asking(known) as questions, agent("a", known, questions) as a, agent("b", known, questions) as b:
+        async with (
+            asking(trusted) as questions,
+            agent("a", trusted, questions) as a,
+            agent("b", trusted, questions) as b,
+        ):
             assert await questions.is_answered(b, DEADLINE_S)
             assert await questions.is_answered(b, DEADLINE_S, through=a.address)
 
@@ -59,9 +63,13 @@ def test_an_agent_answers_for_itself_and_asks_others_on_request(known: Credentia
 
 
 @BOTH
-def test_who_has_the_address_of_another_node_does_not_answer_for_it(known: Credentials) -> None:
+def test_who_has_the_address_of_another_node_does_not_answer_for_it(trusted: Credentials) -> None:
     async def story() -> None:
-        async with asking(known) as questions, agent("a", known, questions) as a, agent("b", known, questions) as b:
+        async with (
+            asking(trusted) as questions,
+            agent("a", trusted, questions) as a,
+            agent("b", trusted, questions) as b,
+        ):
             other = Neighbour("c", b.address)
             assert not await questions.is_answered(other, DEADLINE_S)
             assert not await questions.is_answered(other, DEADLINE_S, through=a.address)
@@ -71,8 +79,8 @@ def test_who_has_the_address_of_another_node_does_not_answer_for_it(known: Crede
 
 def test_without_the_jobs_token_nobody_is_told() -> None:
     async def story() -> None:
-        known = Credentials("t")
-        async with asking(Credentials("guessed")) as questions, agent("a", known, questions) as a:
+        trusted = Credentials("t")
+        async with asking(Credentials("guessed")) as questions, agent("a", trusted, questions) as a:
             assert not await questions.is_answered(a, DEADLINE_S)
 
     asyncio.run(story())
@@ -80,8 +88,8 @@ def test_without_the_jobs_token_nobody_is_told() -> None:
 
 def test_a_frozen_agent_does_not_answer() -> None:
     async def story() -> None:
-        known = Credentials("t")
-        async with asking(known) as questions, agent("a", known, questions) as a, frozen("b") as b:
+        trusted = Credentials("t")
+        async with asking(trusted) as questions, agent("a", trusted, questions) as a, frozen_neighbour("b") as b:
             assert not await questions.is_answered(b, 0.1)
             assert not await questions.is_answered(b, 2 * neighbours.SILENT_S, through=a.address)
 

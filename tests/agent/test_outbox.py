@@ -26,13 +26,13 @@ class Client:
 
 def make_sender() -> tuple[TelemetrySender, Client]:
     client = Client()
-    shown = Progress(0, "", 70.0, True, True)
+    progress = Progress(0, "", 70.0, True, True)
     outbox = TelemetrySender(
         cast(Any, client),
         MasterDialogue("n", 1),
         lambda text: None,
-        lambda told: outbox.acknowledge(told),
-        lambda: shown,
+        lambda ack: outbox.acknowledge(ack),
+        lambda: progress,
     )
     return outbox, client
 

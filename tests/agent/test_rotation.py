@@ -26,9 +26,9 @@ def test_a_long_log_begins_anew_and_its_writer_writes_on(tmp_path: Path) -> None
         os.write(file, f"{number:03d} {'x' * 95}\n".encode())
         rotate.rotate(log, MOST)
     os.close(file)
-    kept = (log.with_name("node.log.1").read_text() + log.read_text()).splitlines()
-    assert [int(line[:3]) for line in kept] == list(range(50 - len(kept), 50)), "the newest, without a gap"
-    assert len(kept) >= MOST // 100
+    log_lines = (log.with_name("node.log.1").read_text() + log.read_text()).splitlines()
+    assert [int(line[:3]) for line in log_lines] == list(range(50 - len(log_lines), 50)), "the newest, without a gap"
+    assert len(log_lines) >= MOST // 100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * MOST + 200
 
 
@@ -89,8 +89,8 @@ def test_of_a_launchs_rounds_the_newest_keep_their_logs_which_are_appended_to(tm
 
     logs = asyncio.run(rounds())
     assert logs.folder is not None
-    kept = sorted(int(path.name.removeprefix("attempt_")) for path in logs.folder.iterdir())
-    assert kept == list(range(5, ATTEMPTS + 5))
+    attempts_kept = sorted(int(path.name.removeprefix("attempt_")) for path in logs.folder.iterdir())
+    assert attempts_kept == list(range(5, ATTEMPTS + 5))
     assert {path.name for path in logs._rotation.paths} == {"stdout.log", "stderr.log"}
 
 

@@ -35,9 +35,9 @@ def play(folder: Path, story: Callable[[Workers], Awaitable[None]]) -> None:
 
 def test_its_exit_code_and_the_end_of_its_output_are_told(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        told = await workers.run_beside([str(tmp_path / "good.py")], {})
-        assert told == (0, 'words\n{"seconds": 0.5}')
-        assert result_of(*told) == Result(0.5)
+        outcome = await workers.run_beside([str(tmp_path / "good.py")], {})
+        assert outcome == (0, 'words\n{"seconds": 0.5}')
+        assert result_of(*outcome) == Result(0.5)
         assert workers.pids() == {}
 
     play(tmp_path, story)

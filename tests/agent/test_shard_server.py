@@ -19,7 +19,7 @@ from everstep.runtime.agent import peer_server
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from tests.credentials import credentials
 
 SIZE = 64 << 20
@@ -51,21 +51,21 @@ class OneShard:
             self.unpinned.set()
 
 
-def _connected(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.socket:
+def _connect(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.socket:
     wire = socket.create_connection(place)
     return tls.wrap_socket(wire) if tls else wire
 
 
 @asynccontextmanager
 async def server_and_stalled_peer(
-    keeper: OneShard, stall_s: float, told: Credentials
+    keeper: OneShard, stall_s: float, credentials_used: Credentials
 ) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
-    gate, listener = TokenGate(told), listen("127.0.0.1", 0)
+    gate, listener = TokenGate(credentials_used), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
         runner = application_of(application(cast(Any, keeper), gate, threads, AsyncMock(), stall_s))
         async with gate.serve(runner, listener):
-            with await asyncio.to_thread(_connected, listener.getsockname(), told.client) as peer:
+            with await asyncio.to_thread(_connect, listener.getsockname(), credentials_used.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
                 async with asyncio.timeout(60):
                     await keeper.pinned.wait()
@@ -73,10 +73,10 @@ async def server_and_stalled_peer(
 
 
 @BOTH
-def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(told: Credentials) -> None:
+def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(credentials_used: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with server_and_stalled_peer(keeper, 0.2, told):
+        async with server_and_stalled_peer(keeper, 0.2, credentials_used):
             await keeper.unpinned.wait()
         assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
 
@@ -85,10 +85,10 @@ def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(told: Credential
 
 @pytest.mark.parametrize("who", ["the peer", "the server"])
 @BOTH
-def test_whoever_hangs_up_pins_no_slot(who: str, told: Credentials) -> None:
+def test_whoever_hangs_up_pins_no_slot(who: str, credentials_used: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with server_and_stalled_peer(keeper, 60, told) as (runner, peer):
+        async with server_and_stalled_peer(keeper, 60, credentials_used) as (runner, peer):
             if who == "the peer":
                 peer.close()
             else:
@@ -100,15 +100,15 @@ def test_whoever_hangs_up_pins_no_slot(who: str, told: Credentials) -> None:
 
 
 @BOTH
-def test_a_reader_waits_for_no_other(told: Credentials) -> None:
+def test_a_reader_waits_for_no_other(credentials_used: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with server_and_stalled_peer(keeper, 60, told) as (_, peer):
+        async with server_and_stalled_peer(keeper, 60, credentials_used) as (_, peer):
             host, port = peer.getpeername()
-            url = f"{told.scheme}://{host}:{port}/v1/shards/1/1/0"
-            async with ClientSession(headers=told.headers) as session:
+            url = f"{credentials_used.scheme}://{host}:{port}/v1/shards/1/1/0"
+            async with ClientSession(headers=credentials_used.headers) as session:
                 for _ in range(2):  # On one connection.
-                    async with session.get(url, ssl=told.client or True) as answer:
+                    async with session.get(url, ssl=credentials_used.client or True) as answer:
                         assert len(await answer.read()) == SIZE
 
     asyncio.run(story())
@@ -120,8 +120,8 @@ class Connection(socket.socket):
     round_trip_us = 0
 
     def getsockopt(self, level: int, name: int, size: int = 0) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        told = super().getsockopt(level, name, size)
-        return told[:-4] + struct.pack("=I", self.round_trip_us) if name == socket.TCP_INFO else told
+        socket_info = super().getsockopt(level, name, size)
+        return socket_info[:-4] + struct.pack("=I", self.round_trip_us) if name == socket.TCP_INFO else socket_info
 
 
 @pytest.mark.parametrize(("round_trip_us", "little"), [(5, True), (200, False)])

@@ -141,9 +141,9 @@ def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
             one.start(1)
             await one.wait_for("connected")
             one.workers.end_round(1)
-            told = await one.workers.wait_until_free()
-            assert len(told) == lines
-            assert all("did not leave the round" in line for line in told)
+            pids = await one.workers.wait_until_free()
+            assert len(pids) == lines
+            assert all("did not leave the round" in line for line in pids)
             assert (await one.ends.get()).exit_code == -signal.SIGKILL
             assert one.start(2) == ([], [])
             await one.wait_for("[2] connected")

@@ -1,7 +1,8 @@
 """What an agent says and makes of the answers, without a network."""
 
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join
+from everstep.runtime.protocol.rounds import Seat
 
 DRAFT = Join("", "worker", "h", 1, "a:1", 29500)
 
@@ -25,10 +26,14 @@ def test_joins_and_heartbeats_are_numbered_and_a_heartbeat_says_whether_a_seat_i
 
 def test_a_directive_is_carried_out_once() -> None:
     talk = MasterDialogue("n", 7)
-    told = Directive(1, 4, Action.DUMP)
-    assert [talk.accept(told), talk.accept(told), talk.accept(None)] == [Action.DUMP, Action.CONTINUE, Action.CONTINUE]
+    directive = Directive(1, 4, Action.DUMP)
+    assert [talk.accept(directive), talk.accept(directive), talk.accept(None)] == [
+        Action.DUMP,
+        Action.CONTINUE,
+        Action.CONTINUE,
+    ]
     assert talk.accept(Directive(1, 3, Action.LEAVE)) is Action.CONTINUE, "an older answer that came late"
-    assert (talk.next_heartbeat().seen, talk.dumped_message(told).directive) == (4, 4)
+    assert (talk.next_heartbeat().seen, talk.dumped_message(directive).directive) == (4, 4)
 
 
 def test_the_end_of_an_earlier_round_does_not_end_this_one() -> None:

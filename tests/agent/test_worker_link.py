@@ -175,8 +175,8 @@ def test_a_data_shard_comes_from_the_master_however_long_it_takes(agent: Agent) 
     async def run() -> None:
         await agent.begin()
         link = await agent.worker()
-        taken = await asyncio.to_thread(link.ask, TakeShard(1, "data", 9, -1, 0, True), TakenShard)
-        assert taken == TakenShard(7)
+        shard_taken = await asyncio.to_thread(link.ask, TakeShard(1, "data", 9, -1, 0, True), TakenShard)
+        assert shard_taken == TakenShard(7)
         await agent.server.close()
 
     asyncio.run(run())

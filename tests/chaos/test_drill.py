@@ -25,8 +25,8 @@ def tasks(only: str) -> dict[str, Any]:
     """By name, of a workflow with the drill."""
     with Workflow(generate_name="w-", entrypoint="main") as workflow, DAG(name="main", fail_fast=False):
         drill(only=only, iterations=50, dataset="d")
-    made = workflow.to_dict()["spec"]["templates"]
-    return {task["name"]: task for one in made if "dag" in one for task in one["dag"]["tasks"]}
+    templates = workflow.to_dict()["spec"]["templates"]
+    return {task["name"]: task for one in templates if "dag" in one for task in one["dag"]["tasks"]}
 
 
 def curve(*losses: float, step: float = 1.0) -> list[Point]:
@@ -47,13 +47,13 @@ def test_the_experiments_are_those_of_the_published_chaos_tests() -> None:
 
 
 def test_each_experiment_is_a_training_beside_its_fault_after_a_reference_of_its_size() -> None:
-    found = tasks("process-crash,three-four-three")
-    assert list(found) == [
+    task_names = tasks("process-crash,three-four-three")
+    assert list(task_names) == [
         "train-reference", "train-reference-3-long", "train-process-crash", "chaos-process-crash",
         "train-three-four-three", "chaos-three-four-three", "verdict",
     ]  # fmt: skip
-    assert found["train-process-crash"]["depends"] == found["chaos-process-crash"]["depends"]
-    assert "train-process-crash.Failed" in found["train-three-four-three"]["depends"]
+    assert task_names["train-process-crash"]["depends"] == task_names["chaos-process-crash"]["depends"]
+    assert "train-process-crash.Failed" in task_names["train-three-four-three"]["depends"]
 
 
 def test_an_unknown_experiment_is_named() -> None:
@@ -129,6 +129,6 @@ def test_a_drill_holds_for_a_killed_process_and_a_lost_store(tmp_path: Path) -> 
     )
     assert ran.returncode == 0, ran.stderr
     assert "verdict: 2 of 2 experiments hold" in ran.stderr
-    told = json.loads((tmp_path / "runs/store/runs/d/steps/chaos-process-crash.json").read_text())
-    assert "SIGKILL" in told["facts"]["evidence"]
+    summary = json.loads((tmp_path / "runs/store/runs/d/steps/chaos-process-crash.json").read_text())
+    assert "SIGKILL" in summary["facts"]["evidence"]
     assert (tmp_path / "runs/d/drill.html").read_text().count("<tr>") == 3

@@ -113,13 +113,13 @@ def test_the_group_of_a_killed_process_is_removed_and_that_of_a_live_one_stays()
         pytest.skip(why)
     code = "import os, signal; from everstep.runtime.chaos import packet_loss; print(packet_loss.make_group('test'),"
     code += " flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    left, own = Path(done.stdout.strip()), packet_loss.make_group("test")
-    assert done.returncode == -9
-    assert left.is_dir()
+    completed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    group_left, own = Path(completed.stdout.strip()), packet_loss.make_group("test")
+    assert completed.returncode == -9
+    assert group_left.is_dir()
     try:
         packet_loss.remove_abandoned()
-        assert not left.exists()
+        assert not group_left.exists()
         assert own.is_dir()
     finally:
         packet_loss.remove(own)

@@ -40,21 +40,21 @@ def machines(tmp_path: Path, count: int, *flags: str, faults: str = "", fired: i
             **os.environ, "NODE_RANK": str(rank), "DLROVER_MASTER_ADDR": place,
             "EVERSTEP_FAULT": faults, "EVERSTEP_FAULT_DIR": str(marks), "EVERSTEP_JOB_TOKEN": "secret",
         }  # fmt: skip
-        given = command(f"--nnodes={count}", *flags)
-        started.append(subprocess.Popen(given, env=environment, stderr=subprocess.PIPE, text=True))
-    ended = []
+        check_command = command(f"--nnodes={count}", *flags)
+        started.append(subprocess.Popen(check_command, env=environment, stderr=subprocess.PIPE, text=True))
+    outcomes = []
     for process in reversed(started):
-        told = process.communicate(timeout=240)[1]
-        ended.append((process.returncode, told))
-    assert len(list(marks.iterdir())) == fired, ended
-    return ended
+        output = process.communicate(timeout=240)[1]
+        outcomes.append((process.returncode, output))
+    assert len(list(marks.iterdir())) == fired, outcomes
+    return outcomes
 
 
 def test_nodes_of_this_machine_are_told_round_by_round() -> None:
-    done = subprocess.run(command("--nodes=3"), stderr=subprocess.PIPE, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("Round 1: {local-0: ")
-    assert "3 nodes healthy" in done.stderr or "slow" in done.stderr
+    completed = subprocess.run(command("--nodes=3"), stderr=subprocess.PIPE, text=True, timeout=240)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.startswith("Round 1: {local-0: ")
+    assert "3 nodes healthy" in completed.stderr or "slow" in completed.stderr
 
 
 def test_a_faulty_node_of_this_machine_is_exit_code_3_unless_fewer_are_enough(tmp_path: Path) -> None:
@@ -62,61 +62,61 @@ def test_a_faulty_node_of_this_machine_is_exit_code_3_unless_fewer_are_enough(tm
         marks = tmp_path / str(code)
         marks.mkdir()
         fault = {"EVERSTEP_FAULT": "check.matmul,node=local-1=kill", "EVERSTEP_FAULT_DIR": str(marks)}
-        done = subprocess.run(
+        completed = subprocess.run(
             command(*flags), env={**os.environ, **fault}, stderr=subprocess.PIPE, text=True, timeout=240
         )
-        assert done.returncode == code, done.stderr
-        assert "local-1 is faulty: its check was ended by SIGKILL" in done.stderr
+        assert completed.returncode == code, completed.stderr
+        assert "local-1 is faulty: its check was ended by SIGKILL" in completed.stderr
         assert any(marks.iterdir())
 
 
 @pytest.mark.long
 def test_machines_find_each_other_by_the_variables_of_a_pytorchjob(tmp_path: Path) -> None:
-    ended = machines(tmp_path, 3)
-    assert [code for code, _ in ended] == [0, 0, 0], ended
-    assert ended[0][1].startswith("Round 1: {node-0: ")
-    assert "this node (node-2) is " in ended[2][1]
+    outcomes = machines(tmp_path, 3)
+    assert [code for code, _ in outcomes] == [0, 0, 0], outcomes
+    assert outcomes[0][1].startswith("Round 1: {node-0: ")
+    assert "this node (node-2) is " in outcomes[2][1]
 
 
 def test_across_machines_only_the_faulty_one_ends_with_code_3(tmp_path: Path) -> None:
     faults = ";".join(f"check.all_reduce,node=node-3,round={number}=raise" for number in (1, 2))
-    ended = machines(tmp_path, 4, faults=faults, fired=2)
-    assert [code for code, _ in ended] == [0, 0, 0, 3], ended
-    assert "this node (node-3) is faulty: works alone but not with " in ended[3][1]
-    assert "faulty: node-3" in ended[1][1]
+    outcomes = machines(tmp_path, 4, faults=faults, fired=2)
+    assert [code for code, _ in outcomes] == [0, 0, 0, 3], outcomes
+    assert "this node (node-3) is faulty: works alone but not with " in outcomes[3][1]
+    assert "faulty: node-3" in outcomes[1][1]
 
 
 def test_a_machine_whose_process_is_killed_is_named_across_machines(tmp_path: Path) -> None:
-    ended = machines(tmp_path, 2, faults="check.all_reduce,node=node-0=kill", fired=1)
-    assert [code for code, _ in ended] == [3, 0], ended
-    assert "this node (node-0) is faulty: its check was ended by SIGKILL" in ended[0][1]
+    outcomes = machines(tmp_path, 2, faults="check.all_reduce,node=node-0=kill", fired=1)
+    assert [code for code, _ in outcomes] == [3, 0], outcomes
+    assert "this node (node-0) is faulty: its check was ended by SIGKILL" in outcomes[0][1]
 
 
 @pytest.mark.long
 def test_an_excluded_straggler_says_so_and_ends_with_code_3(tmp_path: Path) -> None:
     seconds = late_s(tmp_path / "calm")
     faults = ";".join(f"check.matmul,node=node-1,round={number}=sleep:{seconds}" for number in (1, 2))
-    ended = machines(tmp_path, 2, "--exclude-straggler", faults=faults, fired=2)
-    assert [code for code, _ in ended] == [0, 3], ended
-    assert "this node (node-1) is a straggler and is excluded (--exclude-straggler): " in ended[1][1]
+    outcomes = machines(tmp_path, 2, "--exclude-straggler", faults=faults, fired=2)
+    assert [code for code, _ in outcomes] == [0, 3], outcomes
+    assert "this node (node-1) is a straggler and is excluded (--exclude-straggler): " in outcomes[1][1]
 
 
 def test_too_few_machines_in_time_are_no_quorum(capfd: pytest.CaptureFixture[str]) -> None:
-    given = [f"--rdzv-endpoint={endpoint()}", "--nnodes=3", "--node-rank=0", "--join-timeout=0.5"]
-    assert main(["check", *given]) == 3
+    check_command = [f"--rdzv-endpoint={endpoint()}", "--nnodes=3", "--node-rank=0", "--join-timeout=0.5"]
+    assert main(["check", *check_command]) == 3
     assert capfd.readouterr().err == ("everstep check: 1 of 3 nodes came within 0.5 s; missing: node-1, node-2\n")
 
 
 def test_a_wrong_token_is_bad_input() -> None:
-    given = command(f"--rdzv-endpoint={endpoint()}", "--nnodes=2")
-    host = subprocess.Popen([*given, "--node-rank=0"], stderr=subprocess.PIPE, text=True)
+    check_command = command(f"--rdzv-endpoint={endpoint()}", "--nnodes=2")
+    host = subprocess.Popen([*check_command, "--node-rank=0"], stderr=subprocess.PIPE, text=True)
     try:
         environment = {**os.environ, "EVERSTEP_JOB_TOKEN": "another"}
-        done = subprocess.run(
-            [*given, "--node-rank=1"], env=environment, stderr=subprocess.PIPE, text=True, timeout=240
+        completed = subprocess.run(
+            [*check_command, "--node-rank=1"], env=environment, stderr=subprocess.PIPE, text=True, timeout=240
         )
-        assert done.returncode == 2
-        assert "refused: the Authorization header does not have this check's token" in done.stderr
+        assert completed.returncode == 2
+        assert "refused: the Authorization header does not have this check's token" in completed.stderr
     finally:
         host.kill()
         host.communicate()
@@ -126,8 +126,10 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert main(["check", f"--rdzv-endpoint=127.0.0.1:{port}", "--nnodes=2", "--node-rank=0"]) == 2
-    told = capfd.readouterr().err
-    assert told == (f"everstep check: cannot listen at 127.0.0.1:{port}: Address already in use; choose another port\n")
+    output = capfd.readouterr().err
+    assert output == (
+        f"everstep check: cannot listen at 127.0.0.1:{port}: Address already in use; choose another port\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,16 +159,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("EVERSTEP_JOB_TOKEN", "secret")
     assert main(["check", *flags.split()]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith("everstep check: ")
-    assert words in told
-    assert told.count("\n") == 1
+    output = capfd.readouterr().err
+    assert output.startswith("everstep check: ")
+    assert words in output
+    assert output.count("\n") == 1
 
 
 def test_with_a_range_of_nodes_fewer_usable_than_its_minimum_are_no_quorum() -> None:
     own = Verdict("node-0", "a", Health.HEALTHY, "works alone", False, 0.6)
     over = Over(9, own, faulty=("node-1",), usable=2)
     assert exit_code_of(over, 2) == (0, "this node (node-0) is healthy: works alone (faulty: node-1)")
-    code, told = exit_code_of(over, 3)
+    code, output = exit_code_of(over, 3)
     assert code == 3
-    assert told.startswith("2 nodes are usable, 3 needed (--nnodes MIN:MAX); this node (node-0) is healthy")
+    assert output.startswith("2 nodes are usable, 3 needed (--nnodes MIN:MAX); this node (node-0) is healthy")

@@ -73,8 +73,8 @@ def test_they_have_the_variables_and_the_shared_memory_of_the_trainings_pods() -
 
 
 def test_a_training_by_template_ref_is_found_in_the_status() -> None:
-    found = {**workflow(), "status": {"storedTemplates": {"namespaced/everstep-train/train": TRAIN}}}
-    (container,) = node_template(STEP, found, "job")["containers"]
+    manifest = {**workflow(), "status": {"storedTemplates": {"namespaced/everstep-train/train": TRAIN}}}
+    (container,) = node_template(STEP, manifest, "job")["containers"]
     assert container["resources"] == {"requests": {"cpu": "8", "nvidia.com/gpu": "8"}}
 
 
@@ -113,19 +113,19 @@ class Machines:
         pod["spec"]["nodeName"] = host
         self._api.become(name, phase="Running", hostIP=f"10.0.0.{host[-1]}")
         (container,) = pod["spec"]["containers"]
-        given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+        variables_set = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         tokens = {
-            one["name"]: base64.b64decode(self._api.secrets[named["name"]]["data"]["token"]).decode()
+            one["name"]: base64.b64decode(self._api.secrets[secret_reference["name"]]["data"]["token"]).decode()
             for one in container["env"]
-            if (named := (one.get("valueFrom") or {}).get("secretKeyRef"))
+            if (secret_reference := (one.get("valueFrom") or {}).get("secretKeyRef"))
         }
-        variables = {**os.environ, **given, **tokens, "EVERSTEP_HOST": host, "EVERSTEP_POD": name}
+        variables = {**os.environ, **variables_set, **tokens, "EVERSTEP_HOST": host, "EVERSTEP_POD": name}
         variables |= {"EVERSTEP_IP": "127.0.0.1", **(self._fault if host == self._broken else {})}
         words = [sys.executable, *container["command"][1:], *container["args"]]
         self.processes[name] = await asyncio.create_subprocess_exec(*words, env=variables)
 
 
-def checked(
+def run_check(
     config: Config,
     machines: int,
     broken: str = "",
@@ -137,7 +137,7 @@ def checked(
 
     `meanwhile`: when the check is over, and before the pods' processes are waited for.
     """
-    said: list[str] = []
+    lines_said: list[str] = []
     api = api or PodApi()
 
     async def story() -> dict[str, bool]:
@@ -150,25 +150,27 @@ def checked(
         async with api as url:
             running = asyncio.create_task(there.run())
             try:
-                found = await check_machines(config, "step", Access(url, "ml"), said.append, lambda _: None, look_s=0.1)
-                said.append(f"in order: {', '.join(host_order(found.verdicts, found.places))}")
+                result = await check_machines(
+                    config, "step", Access(url, "ml"), lines_said.append, lambda _: None, look_s=0.1
+                )
+                lines_said.append(f"in order: {', '.join(host_order(result.verdicts, result.places))}")
                 meanwhile(api)
             finally:
                 running.cancel()
                 for name, process in there.processes.items():
                     if name not in api.pods and process.returncode is None:
                         process.terminate()
-                    said.append(f"{name}: {await process.wait()}")
-        return {one.host: one.avoid for one in found.verdicts}
+                    lines_said.append(f"{name}: {await process.wait()}")
+        return {one.host: one.avoid for one in result.verdicts}
 
-    return asyncio.run(story()), api, said
+    return asyncio.run(story()), api, lines_said
 
 
 @pytest.mark.long
 def test_an_unfit_machine_is_named_and_a_spare_one_was_checked(tmp_path: Path) -> None:
     rules = ";".join(f"check.matmul,round={number}=exit:3" for number in (1, 2, 3))
     fault = {"EVERSTEP_FAULT": rules, "EVERSTEP_FAULT_DIR": str(tmp_path)}
-    hosts, api, _ = checked(Config(nodes=3, check_spare=1), 4, "machine-1", fault)
+    hosts, api, _ = run_check(Config(nodes=3, check_spare=1), 4, "machine-1", fault)
     assert (tmp_path / "check.matmul").exists()
     assert hosts == {"machine-0": False, "machine-1": True, "machine-2": False, "machine-3": False}
     assert list(api.pods) == ["step"], "the pods of the check are gone"
@@ -189,12 +191,12 @@ def test_fit_pods_wait_for_the_training_and_become_its_agents(tmp_path: Path) ->
         open_store(str(tmp_path)).put(key, data)
         started.append(name)
 
-    hosts, api, said = checked(config, 2, meanwhile=take)
+    hosts, api, lines_said = run_check(config, 2, meanwhile=take)
     assert hosts == {"machine-0": False, "machine-1": False}
     assert sorted(api.pods) == sorted(["step", *started]), "the spare one is gone"
-    assert "held for the training for 60 s: 1 checked pod" in said
+    assert "held for the training for 60 s: 1 checked pod" in lines_said
     assert len(api.secrets) == 2, "of the check, and of the training"
-    assert f"{started[0]}: {ExitCode.BAD_INPUT}" in said, "the agent ran, in the pod's process"
+    assert f"{started[0]}: {ExitCode.BAD_INPUT}" in lines_said, "the agent ran, in the pod's process"
 
 
 @pytest.mark.long
@@ -207,7 +209,7 @@ def test_no_pod_is_held_while_a_step_of_the_run_finds_no_room(tmp_path: Path) ->
         "status": {"phase": "Pending", "conditions": [waits]},
     }  # fmt: skip
     config = Config(nodes=1, check_spare=0, training="train", hold_s=60, store=str(tmp_path))
-    _, api, _ = checked(config, 1, api=api)
+    _, api, _ = run_check(config, 1, api=api)
     assert sorted(api.pods) == ["step", "tokenize"]
 
 
@@ -217,12 +219,12 @@ def test_the_verdict_orders_the_machines_by_their_switches() -> None:
     lines = "a p 10.0.0.0\nb p 10.0.0.1\na p 10.0.0.2"
     metadata = {"name": "node-topology-config", "labels": {}}
     api.configmaps["node-topology-config"] = {"metadata": metadata, "data": {"topology_config": lines}}
-    _, _, said = checked(Config(nodes=3, check_spare=0), 3, api=api)
-    assert "in order: machine-0, machine-2, machine-1" in said
+    _, _, lines_said = run_check(Config(nodes=3, check_spare=0), 3, api=api)
+    assert "in order: machine-0, machine-2, machine-1" in lines_said
 
 
 @pytest.mark.long
 def test_machines_that_are_not_there_are_not_waited_for_when_the_nodes_are() -> None:
-    hosts, api, _ = checked(Config(nodes=1, check_spare=1), 1)
+    hosts, api, _ = run_check(Config(nodes=1, check_spare=1), 1)
     assert hosts == {"machine-0": False}
     assert list(api.pods) == ["step"]

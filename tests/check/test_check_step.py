@@ -30,26 +30,26 @@ def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int,
         f"--outputs={tmp_path}/out",
         *flags,
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert len(list(marks.iterdir())) == len(faults), done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert len(list(marks.iterdir())) == len(faults), completed.stderr
     verdict = tmp_path / "out/verdict.json"
-    return done.returncode, done.stderr, json.loads(verdict.read_text()) if verdict.exists() else {}
+    return completed.returncode, completed.stderr, json.loads(verdict.read_text()) if verdict.exists() else {}
 
 
 def late_s(tmp_path: Path, count: int = 2) -> float:
     """By how much a node must be late to be slow among so many, at the pace that this machine has now."""
-    code, told, verdict = check(tmp_path, f"--nodes={count}")
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, f"--nodes={count}")
+    assert code == 0, output
     return 5 + 4 * max(verdict["rounds"][0]["elapsed_s"].values())
 
 
 def processes_with(variable: str) -> list[int]:
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if variable.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes
 
 
 def in_rounds(fault: str, action: str, rounds: int) -> list[str]:
@@ -58,9 +58,9 @@ def in_rounds(fault: str, action: str, rounds: int) -> list[str]:
 
 
 def test_two_healthy_nodes_are_told_with_their_times(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path)
-    assert code == 0, told
-    lines = told.strip().splitlines()
+    code, output, verdict = check(tmp_path)
+    assert code == 0, output
+    lines = output.strip().splitlines()
     assert lines[0].startswith("Round 1: {local-0: ")
     assert lines[-1].startswith("2 nodes healthy  matmul ") or "slow" in lines[-1]
     assert verdict["faulty"] == verdict["undecided"] == []
@@ -70,20 +70,20 @@ def test_two_healthy_nodes_are_told_with_their_times(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_in_its_products_is_avoided_and_its_partner_is_not_kept_waiting(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, faults=["check.matmul,node=local-1=kill"])
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, faults=["check.matmul,node=local-1=kill"])
+    assert code == 0, output
     assert json.loads((tmp_path / "out/avoid_hosts").read_text()) == ["local-1"]
     assert verdict["nodes"][1]["reason"] == "its check was ended by SIGKILL"
     assert verdict["nodes"][0]["verdict"] == "healthy"
-    assert "faulty: local-1" in told
+    assert "faulty: local-1" in output
 
 
 def test_two_nodes_that_only_fail_together_are_undecided_by_name(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, faults=in_rounds("check.all_reduce,node=local-1", "raise", 2))
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, faults=in_rounds("check.all_reduce,node=local-1", "raise", 2))
+    assert code == 0, output
     assert verdict["undecided"] == ["local-0", "local-1"]
     assert verdict["avoid_hosts"] == ["local-1"]
-    assert "undecided: local-0, local-1" in told
+    assert "undecided: local-0, local-1" in output
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_node_with_which_every_group_fails_is_named_exactly(
     tmp_path: Path, count: int, node: str, rounds: int
 ) -> None:
     faults = in_rounds(f"check.all_reduce,node={node}", "raise", rounds)
-    code, told, verdict = check(tmp_path, f"--nodes={count}", faults=faults)
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, f"--nodes={count}", faults=faults)
+    assert code == 0, output
     assert verdict["faulty"] == verdict["avoid_hosts"] == [node]
     assert verdict["undecided"] == []
     assert len(verdict["rounds"]) == rounds
@@ -103,17 +103,17 @@ def test_a_node_with_which_every_group_fails_is_named_exactly(
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)])
 def test_a_slow_node_is_a_straggler(tmp_path: Path, count: int) -> None:
     faults = in_rounds("check.matmul,node=local-1", f"sleep:{late_s(tmp_path / 'calm', count)}", 2)
-    code, told, verdict = check(tmp_path, f"--nodes={count}", "--exclude-straggler=True", faults=faults)
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, f"--nodes={count}", "--exclude-straggler=True", faults=faults)
+    assert code == 0, output
     assert "local-1" in verdict["stragglers"]
     assert "local-1" in verdict["avoid_hosts"]
     assert verdict["faulty"] == verdict["undecided"] == []
-    assert "local-1 is a straggler: " in told
+    assert "local-1 is a straggler: " in output
 
 
 def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, "--timeout=24", faults=["check.all_reduce,node=local-0=stop"])
-    assert code == 0, told
+    code, output, verdict = check(tmp_path, "--timeout=24", faults=["check.all_reduce,node=local-0=stop"])
+    assert code == 0, output
     assert [node["verdict"] for node in verdict["nodes"]] == ["faulty", "healthy"]
     assert verdict["nodes"][0]["reason"] == "its all-reduce neither ended nor failed within 12 s"
 
@@ -125,23 +125,23 @@ def test_a_check_that_is_ended_leaves_no_process(tmp_path: Path, signum: signal.
     step = subprocess.Popen(command, env={**os.environ, **fault}, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: (tmp_path / "check.matmul").exists(), "the fault")
     step.send_signal(signum)
-    told = step.communicate(timeout=60)[1]
-    assert step.returncode == code, told
-    assert "Traceback" not in told
+    output = step.communicate(timeout=60)[1]
+    assert step.returncode == code, output
+    assert "Traceback" not in output
     wait_until(lambda: not processes_with(f"EVERSTEP_FAULT_DIR={tmp_path}"), "the end of all processes")
 
 
 def test_too_few_healthy_nodes_end_with_exit_code_3_and_a_verdict(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, "--min-nodes=2", faults=["check.matmul,node=local-0=exit:9"])
+    code, output, verdict = check(tmp_path, "--min-nodes=2", faults=["check.matmul,node=local-0=exit:9"])
     assert code == 3
-    assert "1 of 2 nodes usable, 2 needed" in told
+    assert "1 of 2 nodes usable, 2 needed" in output
     assert verdict["nodes"][0]["reason"] == "its check ended with exit code 9"
 
 
 def test_without_devices_the_switchbox_check_is_refused_by_name(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, "--switchbox-check=True", "--box-pairs=100:101", "--min-channels=1")
+    code, events, verdict = check(tmp_path, "--switchbox-check=True", "--box-pairs=100:101", "--min-channels=1")
     assert code == 2
-    assert "--switchbox-check: --box-pairs needs devices 0 to 101, this machine has " in told
+    assert "--switchbox-check: --box-pairs needs devices 0 to 101, this machine has " in events
     assert verdict == {}
 
 

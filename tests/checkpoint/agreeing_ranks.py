@@ -69,25 +69,25 @@ class Failing(DirectoryStore):
         return super().list(prefix)
 
 
-def restored(folder: str, case: Case, rank: int) -> int | str:
+def restore_case(folder: str, case: Case, rank: int) -> int | str:
     """The iteration, or the name of what is raised."""
     state = {"weights": torch.zeros(case.size if rank == case.rank else 4)}
     checkpointer = Checkpointer(
-        state, rank=rank, local_rank=rank, alone=StandaloneKeeper(Failing(folder, case, rank), "j")
+        state, rank=rank, local_rank=rank, keeper=StandaloneKeeper(Failing(folder, case, rank), "j")
     )
     try:
-        done = checkpointer.load(state)
+        iteration = checkpointer.load(state)
     except (OSError, RuntimeError) as error:
         return type(error).__name__
-    assert state["weights"].tolist() == [done] * 4
-    return done
+    assert state["weights"].tolist() == [iteration] * 4
+    return iteration
 
 
 def become(rank: int, folder: str, results: str, world_size: int) -> None:
     """Be that rank."""
     dist.init_process_group("gloo", init_method=f"file://{results}.group", rank=rank, world_size=world_size)
-    found = {name: restored(folder, case, rank) for name, case in CASES.items()}
-    Path(f"{results}-{rank}").write_text(json.dumps(found))
+    states = {name: restore_case(folder, case, rank) for name, case in CASES.items()}
+    Path(f"{results}-{rank}").write_text(json.dumps(states))
     dist.barrier()
     os._exit(0)
 

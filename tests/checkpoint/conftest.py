@@ -18,14 +18,14 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @pytest.fixture
 def make_node(tmp_path: Path, store: DirectoryStore) -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
+    nodes_made: list[Node] = []
 
     def make(name: str = "worker-0-0", **settings: Any) -> Node:
-        made.append(Node(tmp_path / name, settings.pop("store", store), name, **settings))
-        return made[-1]
+        nodes_made.append(Node(tmp_path / name, settings.pop("store", store), name, **settings))
+        return nodes_made[-1]
 
     yield make
-    for node in made:
+    for node in nodes_made:
         node.close()
 
 

@@ -50,9 +50,9 @@ def work(rank: int, world_size: int, port: int, folder: str, result: Path) -> No
     model = FSDP(torch.nn.Sequential(*layers), device_id=torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     checkpointer = FsdpShardCheckpointer(folder)
-    done = load(checkpointer, model, optimizer)
-    loaded = whole(model, optimizer) if done else {}
-    for step in (done + 1, done + 2):
+    iteration = load(checkpointer, model, optimizer)
+    loaded = whole(model, optimizer) if iteration else {}
+    for step in (iteration + 1, iteration + 2):
         torch.manual_seed(step)
         model(torch.randn(8, 13)).square().mean().backward()
         optimizer.step()
@@ -65,7 +65,7 @@ def work(rank: int, world_size: int, port: int, folder: str, result: Path) -> No
     checkpointer.wait_latest_checkpoint()
     trained = whole(model, optimizer)
     if rank == 0:
-        torch.save({"done": done, "loaded": loaded, "trained": trained}, result)
+        torch.save({"done": iteration, "loaded": loaded, "trained": trained}, result)
     dist.barrier()
     os._exit(0)
 

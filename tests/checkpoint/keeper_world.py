@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from everstep.runtime.checkpoint.node.core import actions, events
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, KeeperOptions
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal, Restore
 from tests.fake_agent import seat
 
 NODE, PEER = "worker-0-0", "worker-1-0"
@@ -78,9 +78,9 @@ class World:
     def ask(self, question: Callable[[int], events.Question]) -> object:
         """The answer, "waits" or "refused"."""
         self.ticket += 1
-        asked = question(self.ticket)
-        self.waiting[self.ticket] = asked
-        return self.feed(asked).get(self.ticket, "waits")
+        question_asked = question(self.ticket)
+        self.waiting[self.ticket] = question_asked
+        return self.feed(question_asked).get(self.ticket, "waits")
 
     def feed(self, event: events.Event) -> dict[int, object]:
         """The answers to any questions that follow from the event."""
@@ -88,8 +88,8 @@ class World:
         todo: list[events.Event] = [event]
         while todo:
             for action in self.core.handle(todo.pop(0), self.now):
-                if made := self.perform(action, answers):
-                    todo.append(made)
+                if answering_event := self.perform(action, answers):
+                    todo.append(answering_event)
         return answers
 
     def perform(self, action: actions.Action, answers: dict[int, object]) -> events.Event | None:
@@ -230,7 +230,9 @@ class World:
         self.start = (restore.round, restore.iteration) if restore else (0, 0)
         self.compared.clear()
         self.told.clear()
-        self.certified = {rank: known for rank, known in self.certified.items() if known[:2] <= self.start}
+        self.certified = {
+            rank: certified_slot for rank, certified_slot in self.certified.items() if certified_slot[:2] <= self.start
+        }
         place = {"first_rank": 0, "world_size": world_size, "peer": peer, "certifies": self.certifies}
         self.ask(lambda ticket: events.BeginRound(ticket, seat(self.round, restore, persists, **place)))
         self.workers = [Worker(alive=True, iteration=self.start[1]) for _ in self.workers]
@@ -255,8 +257,8 @@ class World:
             self.arrived[rank].add(identity)
             if self.certifies and iteration % self.certifies == 0:
                 self.compared[rank] = identity
-        told = (rank, where.slot, iteration, where.size, persist, "", flaw)
-        answer = self.ask(lambda ticket: events.CommitStage(ticket, *told))
+        stage_facts = (rank, where.slot, iteration, where.size, persist, "", flaw)
+        answer = self.ask(lambda ticket: events.CommitStage(ticket, *stage_facts))
         assert (answer == "refused") == bool(flaw or self.closed)
 
     def certify(self, which: int) -> None:

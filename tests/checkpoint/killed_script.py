@@ -32,23 +32,23 @@ def digest(state: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()[:16]
 
 
-def work(rank: int, asked: dict[str, Any]) -> None:
+def work(rank: int, instructions: dict[str, Any]) -> None:
     torch.set_num_threads(1)  # Makes torch's threads anew after the fork; backward's threads would race to.
-    world_size = len(asked["agents"])
-    os.environ.update(RANK=str(rank), LOCAL_RANK="0", EVERSTEP_AGENT=asked["agents"][rank])
+    world_size = len(instructions["agents"])
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", EVERSTEP_AGENT=instructions["agents"][rank])
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
-    store = dist.FileStore(asked["log"] + ".store", world_size)  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.FileStore(instructions["log"] + ".store", world_size)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    if asked["kind"] == "fsdp":
+    if instructions["kind"] == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
-    checkpointer = Checkpointer(state, link=Link.from_environment(), rank=rank)
+    checkpointer = Checkpointer(state, keeper=Link.from_environment(), rank=rank)
     iteration = checkpointer.load(state)
-    with open(f"{asked['log']}-{rank}", "a", buffering=1) as log:
+    with open(f"{instructions['log']}-{rank}", "a", buffering=1) as log:
         log.write(f"loaded {iteration} {digest(state)}\n")
         assert state["iteration"] == iteration
         while True:
@@ -62,23 +62,23 @@ def work(rank: int, asked: dict[str, Any]) -> None:
             checkpointer.save(iteration, state)
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(instructions: dict[str, Any]) -> None:
     ranks: list[int] = []
-    for rank in range(len(asked["agents"])):
+    for rank in range(len(instructions["agents"])):
         if not (pid := os.fork()):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                work(rank, asked)
+                work(rank, instructions)
             finally:
                 os._exit(1)
         ranks.append(pid)
-    pids = Path(f"{asked['log']}.pids")
+    pids = Path(f"{instructions['log']}.pids")
     pids.with_suffix(".part").write_text(json.dumps(ranks))
     pids.with_suffix(".part").rename(pids)
-    ended = []
-    while len(ended) < len(ranks):
-        ended.append(os.wait()[0])
-        for pid in set(ranks) - set(ended):
+    exit_codes = []
+    while len(exit_codes) < len(ranks):
+        exit_codes.append(os.wait()[0])
+        for pid in set(ranks) - set(exit_codes):
             os.kill(pid, signal.SIGKILL)
 
 

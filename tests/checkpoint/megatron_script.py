@@ -42,9 +42,9 @@ def loss_of(model: Any, tokens: torch.Tensor, train: bool) -> float:
         out.backward(gradient)
     if train and hidden.grad is not None:
         dist.send(hidden.grad, rank - sizes)
-    told = loss.detach().clone()
-    dist.broadcast(told, dist.get_world_size() - 1)
-    return float(told)
+    loss_sum = loss.detach().clone()
+    dist.broadcast(loss_sum, dist.get_world_size() - 1)
+    return float(loss_sum)
 
 
 class Scheduler:
@@ -88,8 +88,8 @@ def work(rank: int, sizes: tuple[int, int], port: int, number: int, result: str)
     torch.manual_seed(iteration)
     flush()
     if rank == 0:
-        told = {"start": start, "operations": operations, "losses": losses, "steps": scheduler.num_steps}
-        torch.save({**told, "drawn": drawn, "step": next(iter(optimizer.state.values()))["step"]}, result)
+        facts = {"start": start, "operations": operations, "losses": losses, "steps": scheduler.num_steps}
+        torch.save({**facts, "drawn": drawn, "step": next(iter(optimizer.state.values()))["step"]}, result)
     dist.barrier()
     os._exit(0)
 

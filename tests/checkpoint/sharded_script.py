@@ -49,19 +49,19 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
     link = Link.from_environment()
     alone = StandaloneKeeper(open_store(os.environ["EVERSTEP_STORE"]), "job") if link is None else None
-    checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), alone=alone)
-    done = checkpointer.load(state)
-    assert state["iteration"] == done
-    for iteration in range(done + 1, iterations + 1):
+    checkpointer = Checkpointer(state, keeper=link or alone, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+    start_iteration = checkpointer.load(state)
+    assert state["iteration"] == start_iteration
+    for iteration in range(start_iteration + 1, iterations + 1):
         torch.manual_seed(iteration)
         model(torch.randn(8, 13)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         state["iteration"] = iteration
         checkpointer.save(iteration, state)
-    if done < iterations:
+    if start_iteration < iterations:
         checkpointer.finish(state)
-    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "done": done}
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "done": start_iteration}
     whole = tree_map(lambda t: t.full_tensor() if isinstance(t, DTensor) else t, states)
     if rank == 0:
         torch.save(whole, result)

@@ -16,7 +16,7 @@ WORLD_SIZE = 3
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> list[dict[str, int | str]]:
+def restored_by_rank(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> list[dict[str, int | str]]:
     """What each rank restored in each case."""
     folder = tmp_path_factory.mktemp("agreement")
     for iteration in (1, 2, 3):
@@ -29,10 +29,10 @@ def told(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> list[dict[st
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_ranks_restore_the_same_or_fail(told: list[dict[str, int | str]], name: str) -> None:
-    wanted = CASES[name].wanted
-    others = "UnreachableError" if wanted == "StoreError" else wanted
-    assert [rank[name] for rank in told] == [wanted, *[others] * (WORLD_SIZE - 1)]
+def test_all_ranks_restore_the_same_or_fail(restored_by_rank: list[dict[str, int | str]], name: str) -> None:
+    expected = CASES[name].wanted
+    others = "UnreachableError" if expected == "StoreError" else expected
+    assert [rank[name] for rank in restored_by_rank] == [expected, *[others] * (WORLD_SIZE - 1)]
 
 
 def test_a_process_by_itself_agrees_with_itself() -> None:

@@ -13,16 +13,16 @@ from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, map_se
 
 def mapped_bytes(path: str) -> int:
     """Of that file, how much of this process's memory has pages."""
-    found, inside = 0, False
+    kilobytes, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
             inside = line.endswith(path)
         elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1]) << 10
-    return found
+            kilobytes += int(line.split()[1]) << 10
+    return kilobytes
 
 
-def populated(path: str) -> int:
+def populated_bytes(path: str) -> int:
     """The same, once the thread that maps is done."""
     for thread in threading.enumerate():
         if thread.name == "everstep-populate":
@@ -33,35 +33,35 @@ def populated(path: str) -> int:
 def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     node: Any, make_state: Any, same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, live = make_state(3), make_state(0)
+    saved_state, live = make_state(3), make_state(0)
     node.begin(1)
     first = node.link(1)
     assert map_segment_ahead(first) is None
-    checkpointer = Checkpointer(saved, link=first)
-    assert checkpointer.load(saved) == 0
-    checkpointer.save(7, saved)
+    checkpointer = Checkpointer(saved_state, keeper=first)
+    assert checkpointer.load(saved_state) == 0
+    checkpointer.save(7, saved_state)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
     place = node.keeper.wait_for_restore(0)
     link = node.link(2)
     ahead = map_segment_ahead(link)
     assert ahead is not None
-    assert populated(place.path) >= place.size
+    assert populated_bytes(place.path) >= place.size
     opened: list[Path] = []
     monkeypatch.setattr(SegmentFile, "open", lambda path: opened.append(path))
-    assert Checkpointer(live, link=link, ahead=ahead).load(live) == 7
-    assert same(live, saved)
+    assert Checkpointer(live, keeper=link, ahead=ahead).load(live) == 7
+    assert same(live, saved_state)
     assert opened == []
 
 
 def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
     node: Any, make_state: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = make_state(3)
+    saved_state = make_state(3)
     node.begin(1)
-    checkpointer = Checkpointer(saved, link=node.link(1))
-    checkpointer.load(saved)
-    checkpointer.save(7, saved)
+    checkpointer = Checkpointer(saved_state, keeper=node.link(1))
+    checkpointer.load(saved_state)
+    checkpointer.save(7, saved_state)
     node.keeper.worker_died(0)
     newest, looks, may = node.newest(), threading.Event(), threading.Event()
 

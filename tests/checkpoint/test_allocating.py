@@ -16,9 +16,9 @@ from everstep.runtime.checkpoint.shard import segment as segment_module
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
-from tests.checkpoint.test_keeper import trained
+from tests.checkpoint.test_keeper import train
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
 
@@ -46,9 +46,9 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    made = Gate()
-    monkeypatch.setattr(segment_module, "allocate", made.allocate)
-    return made
+    allocation_gate = Gate()
+    monkeypatch.setattr(segment_module, "allocate", allocation_gate.allocate)
+    return allocation_gate
 
 
 @pytest.fixture
@@ -57,19 +57,19 @@ def in_thread() -> Iterator[Callable[..., Any]]:
         yield pool.submit
 
 
-def begun(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> Segment:
+def begin_to_allocate(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> Segment:
     """That rank has announced, and its first slot's memory is asked for."""
-    told = node.keeper.announce(local_rank, capacity)
+    answer = node.keeper.announce(local_rank, capacity)
     assert gate.asked.acquire(timeout=PATIENCE_S)
-    return told
+    return answer
 
 
 def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answered(
     node: Any, make_state: Any, gate: Gate, in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(1)
-    checkpointer = trained(node, state := make_state(1), 2)
-    assert begun(node, gate, local_rank=1).capacity == LARGE
+    checkpointer = train(node, state := make_state(1), 2)
+    assert begin_to_allocate(node, gate, local_rank=1).capacity == LARGE
     waits, absent = threading.Event(), SlotTable.absent
     monkeypatch.setattr(SlotTable, "absent", lambda table: waits.set() or absent(table))
     acquired = in_thread(node.keeper.acquire, 1, 1)
@@ -78,7 +78,7 @@ def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answe
     checkpointer.beacon(3, "forward")
     assert node.keeper.beacon(0) == (3, "forward")
     assert node.keeper.beacon(1) == (0, "")
-    assert {held.iteration for held in node.keeper.holdings("")} >= {2, 3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} >= {2, 3}
     assert not acquired.done()
     gate.open.release()
     slot = acquired.result(PATIENCE_S)
@@ -89,7 +89,7 @@ def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answe
 
 def test_a_worker_that_dies_while_it_waits_for_memory_waits_no_longer(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     acquired = in_thread(node.keeper.acquire, 0, 1)
     wait_until(lambda: node.keeper.worker_died(0) or acquired.done(), "the wait ends with the worker", PATIENCE_S)
     with pytest.raises(KeeperError, match="died while it waited"):
@@ -99,7 +99,7 @@ def test_a_worker_that_dies_while_it_waits_for_memory_waits_no_longer(node: Any,
 
 def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: Any, gate: Gate) -> None:
     node.begin(1)
-    first = begun(node, gate)
+    first = begin_to_allocate(node, gate)
     node.keeper.worker_died(0)
     assert node.keeper.announce(0, LARGE) == first
     gate.open.release(3)
@@ -111,11 +111,11 @@ def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: An
 
 def test_a_rank_that_announces_something_else_meanwhile_is_given_that(node: Any, gate: Gate) -> None:
     node.begin(1)
-    begun(node, gate)
-    told = begun(node, gate, capacity=2 * LARGE)
-    assert [str(path) for path in node.shm.iterdir()] == [told.path]
+    begin_to_allocate(node, gate)
+    answer = begin_to_allocate(node, gate, capacity=2 * LARGE)
+    assert [str(path) for path in node.shm.iterdir()] == [answer.path]
     gate.open.release(4)
-    assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(told.path)).slot_offset(0)
+    assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(answer.path)).slot_offset(0)
     assert all(gate.asked.acquire(timeout=PATIENCE_S) for _ in range(2)), "the other slots of the second one"
     assert not gate.asked.acquire(timeout=0.1), "the first one gets no more"
 
@@ -124,35 +124,35 @@ def test_what_a_rank_holds_is_offered_until_its_new_memory_holds_a_state(
     node: Any, make_state: Any, gate: Gate
 ) -> None:
     node.begin(1)
-    trained(node, make_state(1), 3)
-    begun(node, gate)
+    train(node, make_state(1), 3)
+    begin_to_allocate(node, gate)
     node.keeper.worker_died(0)
-    wait_until(lambda: [held.iteration for held in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
+    wait_until(lambda: [holding.iteration for holding in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
     node.begin(2, node.newest())
     assert node.keeper.wait_for_restore(0).iteration == 3
     gate.open.release(3)
     assert node.keeper.acquire(0, 4).slot == 0
-    assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {1, 2, 3}
 
 
 def test_what_was_staged_just_before_a_rank_announced_something_else_is_held(
     node: Any, make_state: Any, gate: Gate
 ) -> None:
     node.begin(1)
-    trained(node, make_state(1), 2).flush(2)
+    train(node, make_state(1), 2).flush(2)
     (old,) = node.shm.iterdir()
     whole = SegmentFile.open(old)
     slot = node.keeper.acquire(0, 3).slot
     whole.slot(slot)[:] = whole.slot(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     node.keeper.commit_stage(0, Staged(slot, 3, whole.capacity, False))
-    assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {1, 2, 3}
     gate.open.release(3)
 
 
 def test_a_node_that_leaves_meanwhile_leaves_nothing(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     acquired = in_thread(node.keeper.acquire, 0, 1)
     with pytest.raises(TimeoutError):
         acquired.result(0.1)
@@ -169,12 +169,12 @@ def test_memory_that_could_not_be_had_can_be_asked_for_again(node: Any, gate: Ga
     node.begin(1)
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     with pytest.raises(KeeperError, match=r"3 slots of 4.2 MB need 12.6 MB"):
         node.keeper.acquire(0, 1)
     gate.error = None
     gate.open.release(3)
-    begun(node, gate)
+    begin_to_allocate(node, gate)
     assert node.keeper.acquire(0, 1).slot == 0
     assert len(os.listdir(node.shm)) == 1
 
@@ -185,7 +185,7 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     peer, node = make_node("worker-1-0"), make_node()
     gate.after = 1 << 40
     peer.begin(1)
-    trained(peer, large(make_state, 2), 3)
+    train(peer, large(make_state, 2), 3)
     (holding,) = peer.keeper.holdings(peer.address)[:1]
     gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
@@ -194,7 +194,7 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     wait_until(lambda: os.listdir(node.shm) == [], "the file with one slot goes", PATIENCE_S)
     gate.after = 1 << 40
     node.keeper.copy_shard(holding, lambda: None)
-    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     assert len(os.listdir(node.shm)) == 1
 
 
@@ -202,16 +202,16 @@ def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
     node: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(1, peer="127.0.0.1:9", world_size=2)
-    wanted: list[tuple[int, int]] = []
+    room_requests: list[tuple[int, int]] = []
 
-    def told(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
-        wanted.append(((slots + copies) * capacity, others))
+    def note_room(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
+        room_requests.append(((slots + copies) * capacity, others))
 
-    monkeypatch.setattr("everstep.runtime.checkpoint.node.keeper_io.require_room", told)
+    monkeypatch.setattr("everstep.runtime.checkpoint.node.keeper_io.require_room", note_room)
     slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
     gate.open.release(8)
     assert slots == [4, 4]
-    assert wanted == [(6 * LARGE, 0), (8 * LARGE, 4 * LARGE)]
+    assert room_requests == [(6 * LARGE, 0), (8 * LARGE, 4 * LARGE)]
 
 
 def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_worker_was_told_of(
@@ -220,17 +220,17 @@ def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_work
     """The peer's numbers outgrew their place, this node's new worker has announced less."""
     peer, node = make_node("worker-1-0"), make_node()
     peer.begin(1)
-    saved = make_state(2) | {"log": [float(number) for number in range(100_000)]}
-    trained(peer, saved, 3)
+    saved_state = make_state(2) | {"log": [float(number) for number in range(100_000)]}
+    train(peer, saved_state, 3)
     node.begin(1)
     live = make_state(0) | {"log": []}
-    checkpointer = Checkpointer(live, link=node.link(1))
+    checkpointer = Checkpointer(live, keeper=node.link(1))
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     assert checkpointer.load(live) == 3
-    assert same(live, saved)
+    assert same(live, saved_state)
     live["log"] = []
     checkpointer.save(4, live)
-    assert max(held.iteration for held in node.keeper.holdings("")) == 4
+    assert max(holding.iteration for holding in node.keeper.holdings("")) == 4
 
 
 def large(make_state: Any, seed: int) -> dict[str, Any]:
@@ -243,22 +243,22 @@ def fetched(make_node: Any, make_state: Any, gate: Gate) -> tuple[Node, dict[str
     peer, node = make_node("worker-1-0"), make_node()
     gate.after = 1 << 40
     peer.begin(1)
-    trained(peer, saved := large(make_state, 2), 3)
+    train(peer, saved_state := large(make_state, 2), 3)
     gate.after = PAGE + 1
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     assert node.keeper.wait_for_restore(0).source == "peer worker-1-0"
     assert gate.asked.acquire(timeout=PATIENCE_S)
-    return node, saved
+    return node, saved_state
 
 
 def test_a_start_is_fetched_and_loaded_before_the_slots_to_write_to_have_their_memory(
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate, in_thread: Any
 ) -> None:
-    (node, saved), live = fetched, large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
-    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    (node, saved_state), live = fetched, large(make_state, 0)
+    checkpointer = Checkpointer(live, keeper=node.link(2))
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     assert checkpointer.load(live) == 3
-    assert same(live, saved)
+    assert same(live, saved_state)
     saving = in_thread(checkpointer.save, 4, live)
     with pytest.raises(TimeoutError):
         saving.result(0.1)
@@ -266,29 +266,29 @@ def test_a_start_is_fetched_and_loaded_before_the_slots_to_write_to_have_their_m
     saving.result(PATIENCE_S)
     for iteration in range(5, 9):
         checkpointer.save(iteration, live)
-    assert max(held.iteration for held in node.keeper.holdings("")) == 8
+    assert max(holding.iteration for holding in node.keeper.holdings("")) == 8
     assert len(os.listdir(node.shm)) == 1
 
 
 def test_no_room_for_the_slots_to_write_to_is_told_to_the_worker_and_the_start_stays(
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate
 ) -> None:
-    (node, saved), live = fetched, large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    (node, saved_state), live = fetched, large(make_state, 0)
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     assert checkpointer.load(live) == 3
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
     with pytest.raises(LinkError, match=r"3 slots of 4\.6 MB need 13\.8 MB"):
         checkpointer.save(4, live)
-    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     gate.after = 1 << 40
     live = large(make_state, 0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     assert checkpointer.load(live) == 3
-    assert same(live, saved)
+    assert same(live, saved_state)
     checkpointer.save(4, live)
     wait_until(lambda: len(os.listdir(node.shm)) == 1, "the earlier segment goes")
-    assert {held.iteration for held in node.keeper.holdings("")} == {4}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {4}
 
 
 def test_the_slots_of_a_worker_are_mapped_as_they_get_their_memory(
@@ -297,7 +297,7 @@ def test_the_slots_of_a_worker_are_mapped_as_they_get_their_memory(
     populated: list[int] = []
     monkeypatch.setattr(segment_module, "populate", lambda memory, start, size: populated.append(start))
     node.begin(1)
-    checkpointer = Checkpointer(live := large(make_state, 1), link=node.link(1))
+    checkpointer = Checkpointer(live := large(make_state, 1), keeper=node.link(1))
     assert checkpointer.load(live) == 0
     for slot in range(3):
         assert gate.asked.acquire(timeout=PATIENCE_S)

@@ -40,8 +40,10 @@ MANY = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 70), st
 
 
 @given(MANY)
-def test_whatever_is_staged_and_restored_is_what_it_was(told: list[tuple[str, int, int]]) -> None:
-    state = {f"{n}.{i}": KINDS[kind](size) for n, (kind, size, count) in enumerate(told) for i in range(count)}
+def test_whatever_is_staged_and_restored_is_what_it_was(tensors_of_groups: list[tuple[str, int, int]]) -> None:
+    state = {
+        f"{n}.{i}": KINDS[kind](size) for n, (kind, size, count) in enumerate(tensors_of_groups) for i in range(count)
+    }
     tree = flatten(state)
     layout, text = laid_out(tree)
     data = bytearray(b"\xff" * layout.size)

@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, st
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.restore import choose_restore
-from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import Fetched, Staged
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
@@ -42,11 +42,11 @@ def begin(nodes: list[Node], round_: int, restore: Restore | None = None) -> Non
         node.begin(round_, restore, persists=not rank, first_rank=rank, world_size=len(nodes), peer=peer)
 
 
-def held(node: Node, shard: int) -> set[tuple[int, int]]:
+def places_held(node: Node, shard: int) -> set[tuple[int, int]]:
     return {(one.round, one.iteration) for one in node.keeper.holdings(node.address) if one.shard == shard}
 
 
-def restored(node: Node) -> Fetched:
+def restore_node(node: Node) -> Fetched:
     return node.keeper.wait_for_restore(0)
 
 
@@ -70,9 +70,9 @@ def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> No
             stage(node, iteration)
     for shard, keeper in ((0, nodes[1]), (1, nodes[0])):
         wait_until(
-            lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard), "a copy of iteration 3", PATIENCE_S
+            lambda shard=shard, keeper=keeper: (1, 3) in places_held(keeper, shard), "a copy of iteration 3", PATIENCE_S
         )
-        assert held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
+        assert places_held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
 
 
 def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list[Node]) -> None:
@@ -89,11 +89,11 @@ def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list
 def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node], silent: Any) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    asked = silent.accept()[0]
+    connection = silent.accept()[0]
     assert nodes[0].keeper.try_acquire(0, 2) is None
-    asked.close()
+    connection.close()
     stage(nodes[0], 2)
-    assert held(nodes[0], 0) == {(1, 1), (1, 2)}
+    assert places_held(nodes[0], 0) == {(1, 1), (1, 2)}
 
 
 def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], caplog: Any) -> None:
@@ -113,7 +113,11 @@ def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
     both = threading.Barrier(2, timeout=PATIENCE_S)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0), "copies on both nodes", PATIENCE_S)
+    wait_until(
+        lambda: (1, 1) in places_held(nodes[0], 1) and (1, 1) in places_held(nodes[1], 0),
+        "copies on both nodes",
+        PATIENCE_S,
+    )
     for node in nodes:
 
         def open_shard(*place: int, really: Any = node.keeper.open_shard) -> Any:
@@ -133,16 +137,16 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
+    wait_until(lambda: (1, 1) in places_held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     nodes[1].close()
     restore = choose_restore(nodes[0].keeper.holdings(nodes[0].address))
     assert restore is not None
     assert restore.reason == "iteration 1 of round 1 is whole in memory"
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
-    assert [restored(node).source for node in fresh] == ["memory", "peer worker-0-0"]
+    assert [restore_node(node).source for node in fresh] == ["memory", "peer worker-0-0"]
     # What a round starts from is copied before anything is staged.
-    wait_until(lambda: (1, 1) in held(fresh[1], 0), "a copy on the fresh node", PATIENCE_S)
+    wait_until(lambda: (1, 1) in places_held(fresh[1], 0), "a copy on the fresh node", PATIENCE_S)
 
 
 def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
@@ -153,7 +157,9 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
         stage(node, 1)
         node.keeper.persist_newest()
     wait_until(
-        lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1), "copied, committed", PATIENCE_S
+        lambda: all(node.persisted for node in nodes) and (1, 1) in places_held(nodes[0], 1),
+        "copied, committed",
+        PATIENCE_S,
     )
     nodes[1].close()
     (copy,) = nodes[0].shm.glob("*-copy1")
@@ -165,10 +171,10 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     restore = choose_restore([*nodes[0].keeper.holdings(nodes[0].address), *stored])
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
-    told = restored(fresh[1])
-    assert told.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
-    assert "peer worker-0-0: the digest of bytes" in told.why
-    assert restored(fresh[0]).why == ""
+    outcome = restore_node(fresh[1])
+    assert outcome.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
+    assert "peer worker-0-0: the digest of bytes" in outcome.why
+    assert restore_node(fresh[0]).why == ""
 
 
 def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None:
@@ -176,12 +182,12 @@ def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None
     for node in nodes:
         stage(node, 1)
     stage(nodes[1], 2)
-    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations", PATIENCE_S)
+    wait_until(lambda: places_held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations", PATIENCE_S)
     restore = choose_restore(nodes[0].keeper.holdings(nodes[0].address))
     begin(nodes, 2, restore)
     assert restore is not None
     assert restore.iteration == 1
-    assert held(nodes[0], 1) == {(1, 1)}
+    assert places_held(nodes[0], 1) == {(1, 1)}
 
 
 def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_one(
@@ -190,14 +196,14 @@ def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_o
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
+    wait_until(lambda: (1, 1) in places_held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     three = [*nodes, make_node("worker-2-0")]
     begin(three, 2, choose_restore(nodes[0].keeper.holdings(nodes[0].address)))
     for iteration in (1, 2, 3):
         assert any("copy1" in name for name in os.listdir(nodes[0].shm))
         for node in three:
             stage(node, iteration)
-    wait_until(lambda: (2, 3) in held(nodes[0], 2), "a copy of round 2", PATIENCE_S)
+    wait_until(lambda: (2, 3) in places_held(nodes[0], 2), "a copy of round 2", PATIENCE_S)
     assert sorted(name.rpartition("-")[2] for name in os.listdir(nodes[0].shm)) == ["0", "copy2"]
 
 
@@ -208,13 +214,13 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
     stage(nodes[0], 2)
     wait_until(lambda: "this node is leaving" in caplog.text, "the peer's refusal", PATIENCE_S)
     stage(nodes[0], 3)
-    assert (1, 3) in held(nodes[0], 0)
+    assert (1, 3) in places_held(nodes[0], 0)
 
 
 def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
     begin(nodes, 1)
     stage(nodes[0], 1)
-    wait_until(lambda: (1, 1) in held(nodes[1], 0), "a copy of rank 0's shard", PATIENCE_S)
+    wait_until(lambda: (1, 1) in places_held(nodes[1], 0), "a copy of rank 0's shard", PATIENCE_S)
     assert [name.rpartition("-")[2] for name in os.listdir(nodes[1].shm)] == ["copy0"]
     nodes[1].keeper.close()
     assert os.listdir(nodes[1].shm) == []
@@ -225,7 +231,7 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
 ) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    asked = silent.accept()[0]
+    connection = silent.accept()[0]
     stage(nodes[0], 2)
     wait_until(lambda: "has sent nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
     # It is not asked again at once: no later save waits at all.
@@ -234,16 +240,16 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
         silent.accept()
     for iteration in (3, 4):
         assert nodes[0].keeper.try_acquire(0, iteration)
-    asked.close()
+    connection.close()
 
 
 def test_a_peer_says_that_it_gets_on_until_it_holds_the_copy(nodes: list[Node], silent: Any, caplog: Any) -> None:
     nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
     stage(nodes[0], 1)
-    with silent.accept()[0] as asked:
-        asked.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
+    with silent.accept()[0] as connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
         assert nodes[0].keeper.try_acquire(0, 2) is None
-        asked.sendall(b"1\r\n.\r\n4\r\nheld\r\n0\r\n\r\n")
+        connection.sendall(b"1\r\n.\r\n4\r\nheld\r\n0\r\n\r\n")
         wait_until(lambda: nodes[0].keeper.try_acquire(0, 2), "room for the next state", PATIENCE_S)
     assert caplog.text == ""
 

@@ -12,7 +12,7 @@ from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, 
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose_restore
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from tests.examples import examples
 
 SLOTS = 3
@@ -140,8 +140,8 @@ class Ranks(RuleBasedStateMachine):
             rank.own.pin(slot)
             self.readers.append((rank, rank.own, slot))
 
-    @rule(which=st.integers(0, 5), told=st.booleans())
-    def is_persisted(self, which: int, told: bool) -> None:
+    @rule(which=st.integers(0, 5), is_well=st.booleans())
+    def is_persisted(self, which: int, is_well: bool) -> None:
         """The object lies in the store; the agent may die before it tells the master."""
         if self.readers:
             _, table, slot = self.readers.pop(which % len(self.readers))
@@ -149,17 +149,17 @@ class Ranks(RuleBasedStateMachine):
             table.unpin(slot)
             assert identity is not None
             self.objects.add(identity)
-            if told:
+            if is_well:
                 self.tell(identity)
 
     def tell(self, identity: Identity) -> None:
         """The master journals that it lies in the store; what the one before it left whole it commits first."""
         if self.unjournaled:
-            self.commits(written=True, journaled=True)
+            self.commits(is_written=True, journaled=True)
         self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
 
-    @rule(told=st.integers(0, 4), written=st.booleans(), journaled=st.booleans())
-    def the_newest_state_of_all_is_persisted(self, told: int, written: bool, journaled: bool) -> None:
+    @rule(number_persisted=st.integers(0, 4), is_written=st.booleans(), journaled=st.booleans())
+    def the_newest_state_of_all_is_persisted(self, number_persisted: int, is_written: bool, journaled: bool) -> None:
         """As the interval asks all ranks for it; the first so many agents tell the master."""
         self.iterations_go_by({0, 1, 2, 3}, 1)
         newest = min(rank.staged for rank in self.ranks)
@@ -167,25 +167,25 @@ class Ranks(RuleBasedStateMachine):
             identity = self.identity(number, newest)
             if rank.stages and rank.own.find(identity) is not None:
                 self.objects.add(identity)
-                if number < told:
+                if number < number_persisted:
                     self.tell(identity)
-        self.commits(written, journaled)
+        self.commits(is_written, journaled)
 
-    @rule(written=st.booleans(), journaled=st.booleans())
-    def commits(self, written: bool, journaled: bool) -> None:
+    @rule(is_written=st.booleans(), journaled=st.booleans())
+    def commits(self, is_written: bool, journaled: bool) -> None:
         """A master that dies before the manifest, or between it and its record, leaves the rest to the next.
 
         Where a newer checkpoint is whole it looks first whether the objects are still there.
         """
         for place, checkpoint in self.known.items():
-            if checkpoint.shards.is_complete and not checkpoint.manifest and written:
-                named = {Identity(*place, held.shard, held.shards) for held in checkpoint.shards}
+            if checkpoint.shards.is_complete and not checkpoint.manifest and is_written:
+                held_identities = {Identity(*place, holding.shard, holding.shards) for holding in checkpoint.shards}
                 if (
                     any(one.manifest for newer, one in self.known.items() if newer > place)
-                    and not named <= self.objects
+                    and not held_identities <= self.objects
                 ):
                     continue
-                self.manifests.setdefault(place, named)
+                self.manifests.setdefault(place, held_identities)
                 self.committed.add(place)
                 self.unjournaled = not journaled
                 if journaled:
@@ -194,9 +194,11 @@ class Ranks(RuleBasedStateMachine):
     @rule(last=st.integers(1, 2), old=st.booleans(), deletes=st.integers(0, 9))
     def old_checkpoints_are_deleted(self, last: int, old: bool, deletes: int) -> None:
         """By a master that has journaled all it committed, and that may die when it has deleted so much."""
-        self.commits(written=True, journaled=True)
-        found = {identity[:2]: StoredObjects(committed=identity[:2] in self.manifests) for identity in self.objects}
-        for place in surplus(found, RetentionPolicy(last, started_from=self.start), 2 * DEBRIS_S * old):
+        self.commits(is_written=True, journaled=True)
+        checkpoints = {
+            identity[:2]: StoredObjects(committed=identity[:2] in self.manifests) for identity in self.objects
+        }
+        for place in surplus(checkpoints, RetentionPolicy(last, started_from=self.start), 2 * DEBRIS_S * old):
             for identity in [None, *sorted(one for one in self.objects if one[:2] == place)][:deletes]:
                 if identity is None:
                     self.manifests.pop(place, None)
@@ -204,8 +206,8 @@ class Ranks(RuleBasedStateMachine):
 
     @invariant()
     def a_manifest_names_only_what_is_there_whole(self) -> None:
-        for named in self.manifests.values():
-            assert named <= self.objects
+        for identities in self.manifests.values():
+            assert identities <= self.objects
 
     @invariant()
     def what_was_committed_once_is_still_there_or_a_newer_one(self) -> None:
@@ -214,7 +216,7 @@ class Ranks(RuleBasedStateMachine):
 
     def stored(self) -> list[Holding]:
         """As the master tells it."""
-        return [held for checkpoint in self.known.values() for held in checkpoint.shards]
+        return [holding for checkpoint in self.known.values() for holding in checkpoint.shards]
 
     @rule(count=st.integers(1, 4))
     def everything_is_lost_but_the_store(self, count: int) -> None:
@@ -272,26 +274,26 @@ class Ranks(RuleBasedStateMachine):
 
     def restore(self, least: tuple[int, int]) -> None:
         """What is restored is one (round, iteration) for all, and none that all had is lost."""
-        held = [
+        holdings_held = [
             Holding(*identity, node=f"n{number}")
             for number, rank in enumerate(self.ranks)
             for table in rank.tables()
             for slot in table.complete()
             if (identity := table[slot].identity)
         ]
-        found = choose_restore(held + self.stored())
+        choice = choose_restore(holdings_held + self.stored())
         self.round += 1
-        if found is None:
+        if choice is None:
             assert least == (0, 0)
             self.start = (0, 0)
         else:
-            assert (found.round, found.iteration) >= least
-            assert {(s.round, s.iteration) for s in found.sources} == {(found.round, found.iteration)}
-            assert {s.shard for s in found.sources} == set(range(found.sources[0].shards))
-            for source in found.sources:
+            assert (choice.round, choice.iteration) >= least
+            assert {(s.round, s.iteration) for s in choice.sources} == {(choice.round, choice.iteration)}
+            assert {s.shard for s in choice.sources} == set(range(choice.sources[0].shards))
+            for source in choice.sources:
                 identity = Identity(source.round, source.iteration, source.shard, source.shards)
                 assert source.node or identity in self.objects
-            self.start = found.round, found.iteration
+            self.start = choice.round, choice.iteration
         for rank in self.ranks:
             for table in rank.copies.values():
                 for slot in table.complete():
@@ -299,7 +301,7 @@ class Ranks(RuleBasedStateMachine):
                         table.drop(slot)
         for number, rank in enumerate(self.ranks):
             rank.staged, rank.copied, rank.stages = self.start[1], -1, 0
-            if found is not None and found.sources[0].shards == len(self.ranks):
+            if choice is not None and choice.sources[0].shards == len(self.ranks):
                 self.bring(number, Identity(*self.start, number, len(self.ranks)))
 
     def bring(self, number: int, identity: Identity) -> None:
@@ -307,7 +309,7 @@ class Ranks(RuleBasedStateMachine):
         if rank.own.find(identity) is None:
             slot = rank.own.acquire(identity)
             while slot is None:
-                self.is_persisted(0, told=True)
+                self.is_persisted(0, is_well=True)
                 slot = rank.own.acquire(identity)
             rank.own.stage(slot, 1)
         rank.restored = rank.own.find(identity)

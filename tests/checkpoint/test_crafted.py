@@ -25,7 +25,7 @@ from everstep.runtime.checkpoint.stored.manifest import (
     read_commit,
 )
 from everstep.runtime.checkpoint.stored.read_committed import read_committed
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore
 
 WEIGHTS = torch.arange(1 << 12, dtype=torch.float32)
@@ -44,12 +44,12 @@ def shard(edit: Edit | None = None, text: bytes = b"") -> bytearray:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8 : 8 + length]))
         edit(header)
-        told = json.dumps(header, separators=(",", ":")).encode()
-        data[8 : 8 + length] = told.ljust(length)[:length]
+        header_text = json.dumps(header, separators=(",", ":")).encode()
+        data[8 : 8 + length] = header_text.ljust(length)[:length]
     return data
 
 
-def loaded(data: bytearray) -> int:
+def seal_and_restore(data: bytearray) -> int:
     """Sealed and restored; what was restored is what was saved."""
     state = {"model": {"w": torch.zeros_like(WEIGHTS)}, "it": 0}
     iteration = restore(memoryview(data), state, seal(memoryview(data)))
@@ -57,7 +57,7 @@ def loaded(data: bytearray) -> int:
     return iteration
 
 
-def moved(start: int, kind: type = int) -> Edit:
+def move_checkpoint(start: int, kind: type = int) -> Edit:
     def edit(header: dict[str, Any]) -> None:
         begin, end = header["model.w"]["data_offsets"]
         header["__everstep_zz__"] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
@@ -67,10 +67,10 @@ def moved(start: int, kind: type = int) -> Edit:
 
 
 EDITS: dict[str, Edit] = {
-    "a negative offset": moved(-(1 << 30)),
-    "an overlap with the JSON part": moved(0),
-    "an offset beyond the file": moved(1 << 60),
-    "a fractional offset": moved(0, float),
+    "a negative offset": move_checkpoint(-(1 << 30)),
+    "an overlap with the JSON part": move_checkpoint(0),
+    "an offset beyond the file": move_checkpoint(1 << 60),
+    "a fractional offset": move_checkpoint(0, float),
     "a negative shape": lambda header: header["model.w"].update(shape=[-64, -64]),
     "a shape of another size": lambda header: header["model.w"].update(shape=[1 << 44]),
     "a fractional shape": lambda header: header["model.w"].update(shape=[4096.0]),
@@ -95,7 +95,7 @@ EDITS: dict[str, Edit] = {
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_a_header_that_lies_is_refused(edit: Edit) -> None:
     with pytest.raises(RestoreError):
-        loaded(shard(edit))
+        seal_and_restore(shard(edit))
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,19 @@ def test_a_header_that_lies_is_refused(edit: Edit) -> None:
 )
 def test_a_json_part_that_lies_is_refused(text: bytes) -> None:
     with pytest.raises(RestoreError):
-        loaded(shard(text=text))
+        seal_and_restore(shard(text=text))
 
 
-def committed(folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object] | None = None) -> DirectoryStore:
+def store_with_commit(
+    folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object] | None = None
+) -> DirectoryStore:
     store = DirectoryStore(folder)
     store.put(shard_key("j", 1, 3, 0), data)
-    held = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
-    told = json.loads(encode_manifest(make_commit("j", 1, [held])))
+    holding = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
+    manifest = json.loads(encode_manifest(make_commit("j", 1, [holding])))
     if edit:
-        edit(told)
-    store.put(manifest_key("j", (1, 3)), json.dumps(told).encode())
+        edit(manifest)
+    store.put(manifest_key("j", (1, 3)), json.dumps(manifest).encode())
     return store
 
 
@@ -139,18 +141,38 @@ def test_what_no_shard_has_gets_no_memory(tmp_path: Path) -> None:
     data = shard(edit)
     seal(memoryview(data))
     with pytest.raises(RestoreError, match=r"model\.w: no shard has the part at \[4096\]"):
-        export(committed(tmp_path, bytes(data)))
+        export(store_with_commit(tmp_path, bytes(data)))
 
 
 LIES: dict[str, tuple[Callable[[dict[str, Any]], object], type[RestoreError], str]] = {
-    "of a later version": (lambda told: told.update(version=7), NewerError, "version 7, this Everstep reads up to 1"),
-    "of 10^14 bytes": (lambda told: told["objects"][0].update(size=10**14), DamagedError, "has .* bytes, 10+ were"),
-    "of a negative size": (lambda told: told["objects"][0].update(size=-1), DamagedError, "manifest is damaged"),
-    "without a digest": (lambda told: told["objects"][0].update(digest=""), DamagedError, "manifest is damaged"),
-    "of two shards": (lambda told: told["objects"].append(told["objects"][0]), DamagedError, "manifest is damaged"),
-    "of none": (lambda told: told.update(objects=[]), DamagedError, "manifest is damaged"),
-    "of another iteration": (lambda told: told.update(iteration=4), DamagedError, "moved or renamed"),
-    "of another object": (lambda told: told["objects"][0].update(key="../x"), DamagedError, "x is gone"),
+    "of a later version": (
+        lambda manifest: manifest.update(version=7),
+        NewerError,
+        "version 7, this Everstep reads up to 1",
+    ),
+    "of 10^14 bytes": (
+        lambda manifest: manifest["objects"][0].update(size=10**14),
+        DamagedError,
+        "has .* bytes, 10+ were",
+    ),
+    "of a negative size": (
+        lambda manifest: manifest["objects"][0].update(size=-1),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "without a digest": (
+        lambda manifest: manifest["objects"][0].update(digest=""),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "of two shards": (
+        lambda manifest: manifest["objects"].append(manifest["objects"][0]),
+        DamagedError,
+        "manifest is damaged",
+    ),
+    "of none": (lambda manifest: manifest.update(objects=[]), DamagedError, "manifest is damaged"),
+    "of another iteration": (lambda manifest: manifest.update(iteration=4), DamagedError, "moved or renamed"),
+    "of another object": (lambda manifest: manifest["objects"][0].update(key="../x"), DamagedError, "x is gone"),
 }
 
 
@@ -160,9 +182,9 @@ def test_a_manifest_that_lies_is_refused_by_name(
 ) -> None:
     data = shard()
     seal(memoryview(data))
-    assert torch.equal(export(committed(tmp_path, bytes(data)))["model"]["w"], WEIGHTS)
+    assert torch.equal(export(store_with_commit(tmp_path, bytes(data)))["model"]["w"], WEIGHTS)
     with pytest.raises(kind, match=text):
-        export(committed(tmp_path, bytes(data), edit))
+        export(store_with_commit(tmp_path, bytes(data), edit))
 
 
 @given(st.binary(max_size=300))
@@ -172,11 +194,11 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
 
 
 def test_a_commit_is_read_as_it_was_written() -> None:
-    held = [Holding(1, 3, n, 2, 9, key=shard_key("j", 1, 3, n), digest=f"{n:032x}") for n in (1, 0)]
-    commit = make_commit("j", 2, held)
+    holdings_held = [Holding(1, 3, n, 2, 9, key=shard_key("j", 1, 3, n), digest=f"{n:032x}") for n in (1, 0)]
+    commit = make_commit("j", 2, holdings_held)
     assert isinstance(commit, Commit)
     assert parse_manifest(encode_manifest(commit)) == commit
-    assert commit.holdings(checkpoint_folder("j", (1, 3))) == tuple(reversed(held))
+    assert commit.holdings(checkpoint_folder("j", (1, 3))) == tuple(reversed(holdings_held))
 
 
 NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
@@ -200,7 +222,7 @@ def test_whatever_a_header_says_nothing_wrong_is_loaded_and_nothing_large_alloca
     data = shard(edit)
     tracemalloc.start()
     try:
-        assert loaded(data) == 3
+        assert seal_and_restore(data) == 3
     except RestoreError:
         pass
     finally:

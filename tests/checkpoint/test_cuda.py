@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for_bit(node: Any, same: Any) -> None:
-    def made(seed: int) -> dict[str, Any]:
+    def make_state(seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 512)).cuda()
         return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)}
@@ -22,16 +22,16 @@ def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for
         state["optimizer"].zero_grad()
 
     node.begin(1)
-    saved, live = made(1), made(2)
-    checkpointer = Checkpointer(saved, link=node.link())
+    saved_state, live = make_state(1), make_state(2)
+    checkpointer = Checkpointer(saved_state, keeper=node.link())
     for iteration in (1, 2, 3):
-        step(saved)  # Still queued on the device when the save begins.
-        checkpointer.save(iteration, saved)
+        step(saved_state)  # Still queued on the device when the save begins.
+        checkpointer.save(iteration, saved_state)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    assert Checkpointer(live, link=node.link(2)).load(live) == 3
-    assert same(live, saved)
-    for state in (saved, live):
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 3
+    assert same(live, saved_state)
+    for state in (saved_state, live):
         torch.manual_seed(9)
         step(state)
-    assert same(live, saved)
+    assert same(live, saved_state)

@@ -8,7 +8,7 @@ import pytest
 from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
 from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.protocol.worker_link import LinkError, Staged
-from tests.checkpoint.test_keeper import trained
+from tests.checkpoint.test_keeper import train
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 
@@ -26,7 +26,7 @@ def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_nex
     broken.set()
     monkeypatch.setattr(keeper_io, "seal", seal)
     node.begin(1)
-    checkpointer = trained(node, state := make_state(1), 1)
+    checkpointer = train(node, state := make_state(1), 1)
     with pytest.raises(LinkError, match=r"iteration 1 (cannot be persisted: not a shard|is not staged)"):
         checkpointer.flush(1)
     wait_until(lambda: node.keeper.holdings("") == (), "nothing damaged is held", PATIENCE_S)
@@ -38,7 +38,7 @@ def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_nex
 
 def test_a_stage_of_another_iteration_than_the_slot_was_given_for_is_refused(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     with node.keeper.open_shard(1, 1, 0) as shard:
         whole = bytes(shard)
     slot = node.keeper.acquire(0, 2)

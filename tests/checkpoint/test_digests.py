@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard import digests, restore
 from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, Digests, seal
-from tests.checkpoint.test_restoring import staged
+from tests.checkpoint.test_restoring import stage_state
 
 
 @contextmanager
@@ -34,34 +34,34 @@ CUTS = st.tuples(st.integers(64, 5000), st.integers(16, 3000))
 def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
     sizes: list[int], cuts: tuple[int, int], where: float
 ) -> None:
-    saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
+    saved_state = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     with small(*cuts):
-        data = staged(saved)
+        data = stage_state(saved_state)
         digest = seal(data)
-        live = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+        live = {name: torch.zeros_like(tensor) for name, tensor in saved_state.items()}
         assert restore.restore(data, live, digest) == 5
-        assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+        assert all(torch.equal(live[name], tensor) for name, tensor in saved_state.items())
         first = len(Digests(data).head)
         if first == len(data):
             return
         at = first + int(where * (len(data) - first))
         data[at] ^= 0x10
-        with pytest.raises(RestoreError, match=r"the digest of bytes (\d+) to (\d+)") as told:
+        with pytest.raises(RestoreError, match=r"the digest of bytes (\d+) to (\d+)") as raised:
             restore.restore(data, live, digest)
-    begin, end = (int(word) for word in str(told.value).split() if word.isdigit())
+    begin, end = (int(word) for word in str(raised.value).split() if word.isdigit())
     assert begin <= at < end
 
 
 @given(st.binary(min_size=1, max_size=3000), st.lists(st.integers(0, 700), max_size=40))
 def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None:
     with small(512, 256):
-        data = staged({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
+        data = stage_state({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
         seal(data)
-        known = Digests(data)
+        digests = Digests(data)
         for damaged in (False, True):
-            running, at = known.start_check(len(known.head)), len(known.head)
+            running, at = digests.start_check(len(digests.head)), len(digests.head)
             if damaged:
-                data[len(known.head)] ^= 1
+                data[len(digests.head)] ^= 1
             try:
                 for size in pieces:
                     running.update(data[at : at + size])
@@ -78,17 +78,17 @@ def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None
 def test_what_comes_in_parts_is_checked_as_it_comes(
     sizes: list[int], block: int, parts: list[int], where: float
 ) -> None:
-    saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
+    saved_state = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     with small(block, 512):
-        data = staged(saved)
+        data = stage_state(saved_state)
         digest = seal(data)
         assert damaged_at(data, digest, parts) is None
         head, at = len(Digests(data).head), int(where * len(data))
         data[at] ^= 0x10
-        found = damaged_at(data, digest, parts)
-        assert found is not None
-        assert at < found
-        assert at < head or found <= at + block + max(parts)
+        at_damage = damaged_at(data, digest, parts)
+        assert at_damage is not None
+        assert at < at_damage
+        assert at < head or at_damage <= at + block + max(parts)
 
 
 def damaged_at(data: memoryview, digest: str, parts: list[int]) -> int | None:

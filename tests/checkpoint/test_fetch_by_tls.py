@@ -19,8 +19,8 @@ from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, read
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.messages import Holding
-from tests.checkpoint.test_restoring import staged
+from everstep.runtime.protocol.holdings import Holding
+from tests.checkpoint.test_restoring import stage_state
 from tests.credentials import credentials
 
 SIZE = 3_000_000
@@ -30,7 +30,7 @@ class Holder:
     """What the server asks of a keeper."""
 
     def __init__(self) -> None:
-        self.shard = staged({"t": torch.randint(0, 256, (SIZE,), dtype=torch.uint8)})
+        self.shard = stage_state({"t": torch.randint(0, 256, (SIZE,), dtype=torch.uint8)})
         self.digest, self.asked = seal(self.shard), 0
 
     @contextmanager
@@ -99,7 +99,7 @@ def test_what_was_damaged_at_the_peer_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("credentials_used", "why"),
     [
         (credentials("another"), "CERTIFICATE_VERIFY_FAILED"),
         (credentials("t", "another"), "CERTIFICATE_VERIFY_FAILED"),
@@ -108,8 +108,8 @@ def test_what_was_damaged_at_the_peer_is_found() -> None:
     ],
     ids=["token", "job", "clear", "authority alone"],
 )
-def test_who_has_not_the_jobs_token_gets_no_byte(told: Credentials, why: str) -> None:
+def test_who_has_not_the_jobs_token_gets_no_byte(credentials_used: Credentials, why: str) -> None:
     holder = Holder()
     with peer(holder) as address, pytest.raises(UnreachableError, match=f"peer peer: .*{why}"):
-        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, told)
+        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, credentials_used)
     assert not holder.asked

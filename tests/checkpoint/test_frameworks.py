@@ -23,26 +23,26 @@ FOLDER = Path(__file__).parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    return {**inherited, "OMP_NUM_THREADS": "1", **more}
 
 
 @pytest.mark.long
 def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tmp_path: Path, same: Any) -> None:
     store, result = tmp_path / "store", tmp_path / "result"
     command = [sys.executable, str(FOLDER / "fsdp1_script.py"), str(store), str(result), "2", "3", "1"]
-    told = environment(EVERSTEP_KEEP_LAST="0")
-    ended = subprocess.run(command, env=told, timeout=500, check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    variables = environment(EVERSTEP_KEEP_LAST="0")
+    completed = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     rounds = [torch.load(f"{result}-{number}") for number in range(3)]
-    assert [told["done"] for told in rounds] == [0, 2, 4]
+    assert [result["done"] for result in rounds] == [0, 2, 4]
     for before, after in pairwise(rounds):
         assert same(after["loaded"], before["trained"])
-    found = list_checkpoints(DirectoryStore(store), "jobs/fsdp1_script-alone/")
-    assert [(one.round, one.iteration, one.shards) for one in found] == [
+    checkpoints = list_checkpoints(DirectoryStore(store), "jobs/fsdp1_script-alone/")
+    assert [(one.round, one.iteration, one.shards) for one in checkpoints] == [
         (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),
     ]  # fmt: skip
-    for one in found:
+    for one in checkpoints:
         assert one.commit is not None
         assert list(find_problems(DirectoryStore(store), one.folder, one.commit)) == []
 
@@ -73,7 +73,7 @@ def test_memory_and_disk_saves_of_dlrovers_api_all_commit_in_any_order(node: Any
         for kind in kinds:
             checkpointer.save_checkpoint(step, {"model": model.state_dict(), "step": step}, f"at/{step}", kind)
     checkpointer.wait_latest_checkpoint()
-    assert {held.iteration for held in node.persisted} == {1, 3, 4}
+    assert {holding.iteration for holding in node.persisted} == {1, 3, 4}
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
     worker(EVERSTEP_ROUND="2")
@@ -90,12 +90,12 @@ def test_what_users_of_dlrover_are_told_is_true_when_pasted(worker: Any, tmp_pat
         if block.startswith("from everstep.flash_checkpoint")
     ]
     saving, assignment, loading = block.partition("state_dict = ")
-    saved = {"weight": torch.arange(3), "step": 7}
-    names: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "step": 7, "path": "7.pt", "state_dict": saved}
+    saved_state = {"weight": torch.arange(3), "step": 7}
+    names: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "step": 7, "path": "7.pt", "state_dict": saved_state}
     exec(saving, names)
     names["checkpointer"].wait_latest_checkpoint()
     exec(assignment + loading, names)
-    assert same(names["state_dict"], saved)
+    assert same(names["state_dict"], saved_state)
     assert list(tmp_path.glob("jobs/*/checkpoints/000001-000000007/manifest.json"))
 
 
@@ -112,13 +112,13 @@ def test_a_disk_save_leaves_a_file_that_torch_loads_and_a_memory_save_none(
     for step, kind in ((1, StorageType.MEMORY), (2, StorageType.DISK)):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         checkpointer.save_checkpoint(step, state, str(files[step - 1]), storage_type=kind)
-    wanted = {"model": {name: value.clone() for name, value in model.state_dict().items()}, "step": 2}
+    expected = {"model": {name: value.clone() for name, value in model.state_dict().items()}, "step": 2}
     with torch.no_grad():
         model.weight.zero_()  # Training goes on: the file is of what was saved.
     checkpointer.wait_latest_checkpoint()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint-2.pt"]
     loaded = torch.load(files[1], weights_only=True)
-    assert same({name: loaded[name] for name in wanted}, wanted)
+    assert same({name: loaded[name] for name in expected}, expected)
     again = torch.optim.AdamW(torch.nn.Linear(4, 3).parameters())
     again.load_state_dict(loaded["optimizer"])
 
@@ -148,8 +148,8 @@ def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any,
 
 def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path, same: Any, forks: Forks) -> None:
     folder, pipe = tmp_path / "trainer", tmp_path / "pipe"
-    for made in (folder, tmp_path / "faults"):
-        made.mkdir()
+    for folder_to_make in (folder, tmp_path / "faults"):
+        folder_to_make.mkdir()
     os.mkfifo(pipe)
     place = {"EVERSTEP_AGENT": node.path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "EVERSTEP_FAULT_DIR": str(tmp_path / "faults")}
@@ -157,13 +157,13 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
     with os.fdopen(os.open(pipe, os.O_RDWR), "w", buffering=1) as to_script:  # To open it so waits for nobody.
         codes: list[int] = []
 
-        def ended() -> list[int]:
-            told = (folder / "codes").read_text() if (folder / "codes").exists() else ""
-            return [int(line) for line in told.splitlines()][len(codes) :]
+        def new_codes() -> list[int]:
+            codes_text = (folder / "codes").read_text() if (folder / "codes").exists() else ""
+            return [int(line) for line in codes_text.splitlines()][len(codes) :]
 
         def run(name: str, **variables: str) -> int:
             to_script.write(json.dumps({"RESULT": str(tmp_path / name), **variables}) + "\n")
-            codes.extend(wait_until(ended, f"the end of {name}"))
+            codes.extend(wait_until(new_codes, f"the end of {name}"))
             return codes[-1]
 
         assert run("undisturbed") == 0

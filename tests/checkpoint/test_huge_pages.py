@@ -27,13 +27,13 @@ def file() -> Iterator[int]:
 
 def kilobytes(file: int, name: str) -> int:
     """Of all mappings of that file in this process, as the kernel tells them."""
-    path, found, inside = os.readlink(f"/proc/self/fd/{file}"), 0, False
+    path, mapped, inside = os.readlink(f"/proc/self/fd/{file}"), 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
             inside = line.endswith(path)
         elif inside and line.startswith(f"{name}:"):
-            found += int(line.split()[1])
-    return found
+            mapped += int(line.split()[1])
+    return mapped
 
 
 def collapses() -> bool:
@@ -63,30 +63,30 @@ def test_new_memory_is_huge_pages_in_every_mapping(file: int) -> None:
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
 def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    advised: list[tuple[int, int]] = []
 
-    def refused(_: memoryview, start: int, size: int, __: int) -> int:
-        asked.append((start, size))
+    def refuse_advice(_: memoryview, start: int, size: int, __: int) -> int:
+        advised.append((start, size))
         return error
 
     monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 2 << 20)
-    monkeypatch.setattr(huge_pages, "_madvise", refused)
+    monkeypatch.setattr(huge_pages, "_madvise", refuse_advice)
     memory = map_shared(file, SIZE)
     allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)
     # For want of a page now, the next ones are tried.
-    assert asked == [(0, 16 << 20), (16 << 20, 16 << 20)][: 2 if error == errno.EAGAIN else 1]
+    assert advised == [(0, 16 << 20), (16 << 20, 16 << 20)][: 2 if error == errno.EAGAIN else 1]
 
 
 def test_where_they_are_dear_it_is_small_ones(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    advised: list[int] = []
     monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 2 << 20)
-    monkeypatch.setattr(huge_pages, "_madvise", lambda _, start, *__: asked.append(start) or 0)
+    monkeypatch.setattr(huge_pages, "_madvise", lambda _, start, *__: advised.append(start) or 0)
     monkeypatch.setattr(huge_pages.time, "thread_time", iter([1.0, 1.06, 2.0, 2.07]).__next__)
     memory = map_shared(file, 2 * SIZE)
     allocate(file, memory, 0, 2 * SIZE)
     assert os.fstat(file).st_blocks * 512 >= 2 * SIZE
-    assert asked == [0, 16 << 20]
+    assert advised == [0, 16 << 20]
 
 
 def test_a_kernel_without_them_is_not_asked(file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

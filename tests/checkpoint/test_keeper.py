@@ -15,16 +15,16 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from everstep.runtime.protocol.worker_link import LinkError, Staged
 from everstep.runtime.store import DirectoryStore, StoreError
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 
 
-def trained(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
+def train(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
     """A worker that stages so many iterations of one state."""
-    checkpointer = Checkpointer(state, link=node.link(round_))
+    checkpointer = Checkpointer(state, keeper=node.link(round_))
     node.has_memory()
     for iteration in range(1, iterations + 1):
         state["position"] = iteration
@@ -40,46 +40,46 @@ def peer(make_node: Any) -> Any:
 
 def test_after_a_workers_death_the_state_comes_from_own_memory(node: Any, make_state: Any, same: Any) -> None:
     node.begin(1)
-    saved = make_state(2)
-    trained(node, saved, 7)
+    saved_state = make_state(2)
+    train(node, saved_state, 7)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
     live = make_state(0)
-    assert Checkpointer(live, link=node.link(2)).load(live) == 7
-    assert same(live, saved)
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 7
+    assert same(live, saved_state)
     assert node.keeper.wait_for_restore(0).source == "memory"
 
 
 def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: Any, same: Any) -> None:
     peer.begin(1)
-    saved = make_state(2)
-    trained(peer, saved, 3)
+    saved_state = make_state(2)
+    train(peer, saved_state, 3)
     fresh = make_node("worker-0-1")
     fresh.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     live = make_state(0)
-    assert Checkpointer(live, link=fresh.link(2)).load(live) == 3
-    assert same(live, saved)
+    assert Checkpointer(live, keeper=fresh.link(2)).load(live) == 3
+    assert same(live, saved_state)
     assert fresh.keeper.wait_for_restore(0).source == "peer worker-1-0"
 
 
 def test_a_round_that_starts_from_nothing_says_so(node: Any, make_state: Any) -> None:
     node.begin(1)
-    assert Checkpointer(make_state(0), link=node.link()).load(make_state(0)) == 0
+    assert Checkpointer(make_state(0), keeper=node.link()).load(make_state(0)) == 0
 
 
 def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_state: Any, same: Any) -> None:
     node.begin(1)
-    saved = make_state(2)
-    trained(node, saved, 2)
+    saved_state = make_state(2)
+    train(node, saved_state, 2)
     node.begin(2, node.newest())
     live = make_state(0)
-    second = Checkpointer(live, link=node.link(2, local_rank=1), local_rank=1)
+    second = Checkpointer(live, keeper=node.link(2, local_rank=1), local_rank=1)
     assert second.load(live) == 2
-    assert same(live, saved)
+    assert same(live, saved_state)
     second.save(3, live)
     second.beacon(3, "forward")
     assert node.keeper.beacon(1) == (3, "forward")
-    assert max(held.iteration for held in node.keeper.holdings("")) == 2
+    assert max(holding.iteration for holding in node.keeper.holdings("")) == 2
 
 
 def damage(node: Any, iteration: int) -> None:
@@ -96,13 +96,13 @@ def damage(node: Any, iteration: int) -> None:
 def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
     peer: Any, make_node: Any, make_state: Any, same: Any, caplog: Any
 ) -> None:
-    node, saved = make_node(), make_state(2)
+    node, saved_state = make_node(), make_state(2)
     for one in (peer, node):
         one.begin(1)
-        trained(one, saved, 4)
-    key = trained(node, saved, 4).flush(4)
-    held = [*node.keeper.holdings("127.0.0.1:1"), *peer.keeper.holdings(peer.address), *node.persisted]
-    restore = Restore(1, 4, tuple(holding for holding in held if holding.iteration == 4), "")
+        train(one, saved_state, 4)
+    key = train(node, saved_state, 4).flush(4)
+    holdings_held = [*node.keeper.holdings("127.0.0.1:1"), *peer.keeper.holdings(peer.address), *node.persisted]
+    restore = Restore(1, 4, tuple(holding for holding in holdings_held if holding.iteration == 4), "")
     expected = ["peer worker-1-0", f"store {key.replace('manifest.json', 'rank-00000.safetensors')}"]
     for round_, source in enumerate(expected, 2):
         damage(node, 4)
@@ -110,9 +110,9 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
             damage(peer, 4)
         node.begin(round_, restore)
         live = make_state(0)
-        assert Checkpointer(live, link=node.link(round_)).load(live) == 4
+        assert Checkpointer(live, keeper=node.link(round_)).load(live) == 4
         assert node.keeper.wait_for_restore(0).source == source
-        assert same(live, saved)
+        assert same(live, saved_state)
     assert "own memory: the digest of bytes" in caplog.text
     assert "peer worker-1-0: the digest of bytes" in caplog.text
 
@@ -127,23 +127,23 @@ def test_when_no_source_is_right_each_is_told_the_master_and_the_round_is_waited
     )
     node = make_node()
     node.begin(2, Restore(1, 5, sources, ""))
-    refused = {held.key or held.node: held for held in node.refused.get(timeout=PATIENCE_S)}
-    assert {name: held.flaw for name, held in refused.items()} == {
+    refusals_by_name = {refusal.key or refusal.node: refusal for refusal in node.refused.get(timeout=PATIENCE_S)}
+    assert {name: refusal.flaw for name, refusal in refusals_by_name.items()} == {
         "missing": Flaw.DAMAGED, "short": Flaw.DAMAGED, "worker-9-0": Flaw.UNREACHABLE,
     }  # fmt: skip
-    assert "missing: no such object" in refused["missing"].why
-    asked = ThreadPoolExecutor(1).submit(node.keeper.wait_for_restore, 0)
+    assert "missing: no such object" in refusals_by_name["missing"].why
+    waiting_load = ThreadPoolExecutor(1).submit(node.keeper.wait_for_restore, 0)
     node.begin(3)
     with pytest.raises(KeeperError, match="the round ended"):
-        asked.result(PATIENCE_S)
+        waiting_load.result(PATIENCE_S)
 
 
 def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
     node.begin(1)
-    checkpointer = trained(node, make_state(1), 3)
+    checkpointer = train(node, make_state(1), 3)
     slot = node.keeper.acquire(0, 5)
     node.keeper.worker_died(0)
-    offered = {held.iteration for held in node.keeper.holdings("")}
+    offered = {holding.iteration for holding in node.keeper.holdings("")}
     assert offered in ({1, 3}, {2, 3})  # The oldest gives way, unless somebody reads it.
     with pytest.raises(KeyError), node.keeper.open_shard(1, 4, 0):
         pass
@@ -153,7 +153,7 @@ def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
 
 def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any) -> None:
     node.begin(1)
-    checkpointer = trained(node, make_state(1), 1)
+    checkpointer = train(node, make_state(1), 1)
     node.keeper.acquire(0, 2)
     node.keeper.worker_died(0)
     with pytest.raises(KeeperError, match="not what worker 0 was given"):
@@ -163,7 +163,7 @@ def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any
 
 def test_what_is_no_shard_is_refused_when_it_is_staged(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     slot = node.keeper.acquire(0, 2)
     with pytest.raises(KeeperError, match="iteration 2 of worker 0: not a shard of Everstep"):
         node.keeper.commit_stage(0, Staged(slot.slot, 2, 10, False))
@@ -174,11 +174,11 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
     node = make_node(interval=2)
     node.begin(1)
     state = make_state(1)
-    checkpointer = Checkpointer(state, link=node.link())
+    checkpointer = Checkpointer(state, keeper=node.link())
     for iteration in range(1, 6):
         checkpointer.save(iteration, state)
         wait_until(
-            lambda done=iteration // 2: len(node.persisted) == done, "a commit of every second iteration", PATIENCE_S
+            lambda count=iteration // 2: len(node.persisted) == count, "a commit of every second iteration", PATIENCE_S
         )
     keys = [f"jobs/job/checkpoints/000001-{n:09d}/rank-00000.safetensors" for n in (2, 4)]
     assert [entry.key for entry in store.list("jobs/")] == keys
@@ -190,17 +190,17 @@ def test_a_node_that_does_not_persist_puts_nothing_and_waits_for_nothing(
     node = make_node(interval=1)
     node.begin(1, persists=False)
     state = make_state(1)
-    checkpointer = trained(node, state, 3)
+    checkpointer = train(node, state, 3)
     assert checkpointer.flush(3) == ""
     assert list(store.list("")) == []
 
 
 def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(1), 3)
+    train(node, make_state(1), 3)
     node.keeper.worker_died(0)
     wait_until(lambda: node.persisted, "a commit", PATIENCE_S)
-    assert [held.iteration for held in node.persisted] == [3]
+    assert [holding.iteration for holding in node.persisted] == [3]
 
 
 def test_with_an_overhead_the_interval_follows_from_the_first_copy_on(make_node: Any, make_state: Any) -> None:
@@ -208,7 +208,7 @@ def test_with_an_overhead_the_interval_follows_from_the_first_copy_on(make_node:
     node.begin(1)
     assert node.keeper.interval() == (16, "every 16 iterations, until one was measured")
     state = make_state(1)
-    checkpointer = trained(node, state, 1)
+    checkpointer = train(node, state, 1)
     for iteration in range(2, 17):
         checkpointer.save(iteration, state)
     wait_until(
@@ -236,7 +236,7 @@ class GatedStore(DirectoryStore):
 def persisting(node: Any, store: GatedStore, state: dict[str, Any]) -> tuple[dict[str, Any], Checkpointer]:
     """The first iteration of round 1 is on its way to the store; the state and who saves it."""
     node.begin(1)
-    checkpointer = trained(node, state, 1)
+    checkpointer = train(node, state, 1)
     assert store.asked.acquire(timeout=PATIENCE_S)
     return state, checkpointer
 
@@ -252,7 +252,7 @@ def test_while_the_store_is_slow_training_goes_on_and_the_newest_wins(
     assert node.keeper.skipped == 5
     store.gate.release(2)
     wait_until(lambda: len(node.persisted) == 2, "two commits", PATIENCE_S)
-    assert [held.iteration for held in node.persisted] == [1, 7]
+    assert [holding.iteration for holding in node.persisted] == [1, 7]
     assert "iteration 6 is not persisted" in caplog.text
 
 
@@ -264,12 +264,12 @@ def test_a_later_rounds_state_is_not_persisted_by_a_node_that_does_not_persist_i
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)
     node.begin(2, node.newest(), persists=False)
-    trained(node, state, 4, round_=2)
+    train(node, state, 4, round_=2)
     node.begin(3, node.newest())
     store.gate.release(9)
-    trained(node, state, 1, round_=3)
+    train(node, state, 1, round_=3)
     wait_until(lambda: node.persisted[-1:] and node.persisted[-1].round == 3, "a commit of round 3", PATIENCE_S)
-    assert {held.round for held in node.persisted} == {1, 3}
+    assert {holding.round for holding in node.persisted} == {1, 3}
 
 
 def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
@@ -287,16 +287,16 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)
     node.begin(2, node.newest())
-    checkpointer = trained(node, state, 1, round_=2)
+    checkpointer = train(node, state, 1, round_=2)
     staged.set()
     assert looked.wait(PATIENCE_S)
     wait_until(
         lambda: node.keeper.wait_for_restore(0).source == "memory", "the state in the node's own memory", PATIENCE_S
     )
-    taken = threading.Thread(target=checkpointer.save, args=(2, state), daemon=True)
-    taken.start()
-    taken.join(PATIENCE_S)
-    assert not taken.is_alive()
+    save_thread = threading.Thread(target=checkpointer.save, args=(2, state), daemon=True)
+    save_thread.start()
+    save_thread.join(PATIENCE_S)
+    assert not save_thread.is_alive()
     store.gate.release(9)
 
 
@@ -330,7 +330,9 @@ def test_what_is_asked_for_is_persisted_though_others_are_skipped(
     checkpointer.save(3, state)
     store.gate.release(9)
     checkpointer.save(4, state)
-    wait_until(lambda: {1, 2, 4} <= {held.iteration for held in node.persisted}, "commits of 1, 2 and 4", PATIENCE_S)
+    wait_until(
+        lambda: {1, 2, 4} <= {holding.iteration for holding in node.persisted}, "commits of 1, 2 and 4", PATIENCE_S
+    )
 
 
 def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_state: Any, tmp_path: Path) -> None:
@@ -338,7 +340,7 @@ def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_st
     node = make_node(store=store)
     node.begin(1)
     state = make_state(1)
-    checkpointer = trained(node, state, 1)
+    checkpointer = train(node, state, 1)
     for iteration in (2, 3, 4):
         checkpointer.save(iteration, state, persist=iteration < 4)
     failed = threading.Event()
@@ -361,7 +363,7 @@ def test_flush_tells_why_the_store_refused(make_node: Any, make_state: Any, tmp_
 
     node = make_node(store=FullStore(tmp_path / "full"))
     node.begin(1)
-    checkpointer = trained(node, make_state(1), 2)
+    checkpointer = train(node, make_state(1), 2)
     with pytest.raises(LinkError, match=r"iteration 2 cannot be persisted: .*No space left"):
         checkpointer.flush(2)
     with pytest.raises(LinkError, match="iteration 9 is not staged"):
@@ -381,7 +383,7 @@ def test_flush_outlasts_a_store_that_is_away_for_a_moment(make_node: Any, make_s
     store = AwayStore(tmp_path / "away")
     node = make_node(store=store, store_patience_s=PATIENCE_S)
     node.begin(1)
-    checkpointer = trained(node, make_state(1), 2)
+    checkpointer = train(node, make_state(1), 2)
     assert checkpointer.flush(2).endswith("/000001-000000002/manifest.json")
     assert store.refusals < 0
 
@@ -390,18 +392,18 @@ def test_flush_of_what_was_overwritten_since_commits_the_newest_of_its_round(nod
     """As a node that leaves does it: its worker trains on meanwhile."""
     node.begin(1)
     state = make_state(1)
-    checkpointer = trained(node, state, 3)
-    asked, last = node.newest().iteration, 3
-    while asked in {holding.iteration for holding in node.keeper.holdings("")}:
+    checkpointer = train(node, state, 3)
+    flushed_iteration, last = node.newest().iteration, 3
+    while flushed_iteration in {holding.iteration for holding in node.keeper.holdings("")}:
         last += 1
         checkpointer.save(last, state)
-    assert node.keeper.flush(0, asked) == f"jobs/job/checkpoints/000001-{last:09d}/manifest.json"
+    assert node.keeper.flush(0, flushed_iteration) == f"jobs/job/checkpoints/000001-{last:09d}/manifest.json"
     assert [holding.iteration for holding in node.persisted] == [last]
 
 
 def test_flush_of_a_shard_that_was_overwritten_fails_as_other_ranks_put_theirs(node: Any, make_state: Any) -> None:
     node.begin(1, world_size=2)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     with node.keeper.open_shard(1, 1, 0) as shard:
         whole = bytes(shard)
     segment = node.keeper.announce(1, len(whole), sharded=True)
@@ -418,37 +420,37 @@ def test_flush_ends_with_its_round(make_node: Any, make_state: Any) -> None:
     node = make_node()
     node.commits = False
     node.begin(1)
-    checkpointer = trained(node, make_state(1), 2)
-    told: list[str] = []
+    checkpointer = train(node, make_state(1), 2)
+    reasons: list[str] = []
 
     def flush() -> None:
         with pytest.raises(LinkError, match="ended before iteration 2") as error:
             checkpointer.flush(2)
-        told.append(str(error.value))
+        reasons.append(str(error.value))
 
     thread = threading.Thread(target=flush)
     thread.start()
     wait_until(lambda: node.persisted, "a commit", PATIENCE_S)
     node.begin(2, node.newest())
     thread.join(PATIENCE_S)
-    assert told
+    assert reasons
 
 
 def test_a_finished_job_that_is_restarted_commits_its_last_state_in_the_new_round(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(2), 7)
+    train(node, make_state(2), 7)
     node.begin(2, node.newest())
     live = make_state(0)
-    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer = Checkpointer(live, keeper=node.link(2))
     checkpointer.load(live)
     assert checkpointer.finish(live) == "jobs/job/checkpoints/000002-000000007/manifest.json"
 
 
 def test_a_segment_survives_its_worker_and_close_leaves_nothing(node: Any, make_state: Any) -> None:
     node.begin(1)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     first = os.listdir(node.shm)
-    trained(node, make_state(1), 1)
+    train(node, make_state(1), 1)
     assert os.listdir(node.shm) == first
     assert first[0].endswith("-worker-0-0-0")
     node.keeper.close()
@@ -459,27 +461,27 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     node: Any, make_state: Any
 ) -> None:
     node.begin(1)
-    trained(node, make_state(1), 3)
+    train(node, make_state(1), 3)
     other = make_state(1) | {"more": torch.zeros(100000)}
-    checkpointer = Checkpointer(other, link=node.link())
+    checkpointer = Checkpointer(other, keeper=node.link())
     assert len(os.listdir(node.shm)) == 2
-    assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {1, 2, 3}
     with node.keeper.open_shard(1, 3, 0):
         checkpointer.save(4, other)
         assert len(os.listdir(node.shm)) == 2
     wait_until(lambda: len(os.listdir(node.shm)) == 1, "the segment without a reader goes", PATIENCE_S)
-    assert {held.iteration for held in node.keeper.holdings("")} == {4}
+    assert {holding.iteration for holding in node.keeper.holdings("")} == {4}
 
 
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
     node.begin(1)
     state = make_state(1) | {"log": [1.5]}
-    checkpointer = trained(node, state, 1)
+    checkpointer = train(node, state, 1)
     state["log"] = [float(number) for number in range(100_000)]
     checkpointer.save(2, state)
     node.begin(2, node.newest())
     live = make_state(0) | {"log": []}
-    assert Checkpointer(live, link=node.link(2)).load(live) == 2
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 2
     assert live["log"] == state["log"]
 
 

@@ -10,7 +10,7 @@ from everstep.runtime.checkpoint.node.core.actions import PutObject, Refuse
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
-from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of
 from tests.examples import examples
 
@@ -97,8 +97,8 @@ class Explorer:
         rank, waits = self.rank(), self.chance.random() < 0.7
         worker = self.world.workers[rank]
         if self.alive(rank) and worker.announced and not worker.granted and not self.asks(events.Acquire, rank):
-            asked = (rank, worker.iteration + 1, waits)
-            answer = self.world.ask(lambda ticket: events.Acquire(ticket, *asked))
+            slot_question = (rank, worker.iteration + 1, waits)
+            answer = self.world.ask(lambda ticket: events.Acquire(ticket, *slot_question))
             assert waits or answer != "waits"
 
     def a_worker_stages(self) -> None:
@@ -288,8 +288,8 @@ def test_a_question_that_the_phase_does_not_take_is_refused_with_its_text(kind: 
     if phase is Phase.CLOSED:
         core.handle(events.NodeLeaving(), 0.0)
     refusals = [action for action in core.handle(kind(7, *QUESTIONS[kind]), 1.0) if isinstance(action, Refuse)]
-    refused = [(refusal.ticket, str(refusal.error)) for refusal in refusals] == [(7, phase.value)]
-    assert refused == (phase not in core.table[kind].phases)
+    refused_texts = [(refusal.ticket, str(refusal.error)) for refusal in refusals] == [(7, phase.value)]
+    assert refused_texts == (phase not in core.table[kind].phases)
 
 
 def test_the_table_lists_every_event() -> None:

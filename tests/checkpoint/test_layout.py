@@ -20,7 +20,7 @@ from everstep.runtime.checkpoint.state.flatten import flatten
 from tests.examples import examples
 
 
-def staged(state: Any, iteration: int = 5) -> bytearray:
+def stage_state(state: Any, iteration: int = 5) -> bytearray:
     tree = flatten(state)
     text = json_bytes({"iteration": iteration, "state": tree.json})
     layout = plan_layout(tree.tensors, state_capacity(text))
@@ -31,7 +31,7 @@ def staged(state: Any, iteration: int = 5) -> bytearray:
 
 def test_safetensors_reads_what_is_staged(tmp_path: Path, make_state: Callable[[int], dict[str, Any]]) -> None:
     state = make_state(3)
-    (tmp_path / "shard.safetensors").write_bytes(staged(state))
+    (tmp_path / "shard.safetensors").write_bytes(stage_state(state))
     read = safetensors.torch.load_file(tmp_path / "shard.safetensors")
     for name, weight in state["model"].state_dict().items():
         assert torch.equal(read[f"model.{name}"], weight)
@@ -56,7 +56,7 @@ TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int
 @given(st.dictionaries(st.text('abc.é"\\', min_size=1, max_size=4), st.tuples(TYPES, SHAPES), max_size=8))
 def test_any_tensors_come_back_bit_for_bit_and_aligned(tmp: dict[str, tuple[torch.dtype, list[int]]]) -> None:
     tensors = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in tmp.items()}
-    data = staged(tensors)
+    data = stage_state(tensors)
     read = safetensors.torch.load(bytes(data))
     state, own = read_shard(data)
     for name, tensor in tensors.items():
@@ -81,18 +81,18 @@ JSON = st.recursive(
 @settings(max_examples=examples(100))
 @given(JSON)
 def test_what_is_no_tensor_comes_back_as_it_was(value: Any) -> None:
-    back = read_shard(staged({"value": value}))[0]["value"]
+    back = read_shard(stage_state({"value": value}))[0]["value"]
     assert back == value
     assert repr(back) == repr(value)
 
 
 def test_a_nan_is_kept_though_json_has_none() -> None:
-    assert math.isnan(read_shard(staged({"loss": [math.nan]}))[0]["loss"][0])
+    assert math.isnan(read_shard(stage_state({"loss": [math.nan]}))[0]["loss"][0])
 
 
 def test_a_tensor_at_two_places_is_stored_once_and_read_at_both() -> None:
     weight = torch.randn(300, 100)
-    state, tensors = read_shard(staged({"embedding": weight, "head": {"weight": weight}}))
+    state, tensors = read_shard(stage_state({"embedding": weight, "head": {"weight": weight}}))
     assert list(tensors) == ["embedding"]
     assert torch.equal(state["head"]["weight"], weight)
 
@@ -110,7 +110,7 @@ def test_a_tensor_at_two_places_is_stored_once_and_read_at_both() -> None:
 )
 def test_what_cannot_be_checkpointed_is_named_by_its_key_path(state: Any, path: str) -> None:
     with pytest.raises(StateError, match=path):
-        staged(state)
+        stage_state(state)
 
 
 def test_a_state_that_outgrows_its_place_says_so() -> None:
@@ -122,7 +122,7 @@ def test_a_state_that_outgrows_its_place_says_so() -> None:
 @pytest.mark.parametrize("cut", [4, 5000, -1])
 def test_a_torn_shard_is_refused(cut: int) -> None:
     with pytest.raises(RestoreError):
-        read_shard(staged({"a": torch.zeros(5)})[:cut])
+        read_shard(stage_state({"a": torch.zeros(5)})[:cut])
 
 
 def test_a_file_of_somebody_else_is_refused() -> None:

@@ -18,21 +18,21 @@ SCRIPT = Path(__file__).with_name("megatron_script.py")
 
 def run(tmp_path: Path, *rounds: str) -> list[dict[str, Any]]:
     """What rank 0 of each round said."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
-    variables = {**kept, "OMP_NUM_THREADS": "1", "EVERSTEP_KEEP_LAST": "0", "PYTHONPATH": str(ROOT)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    variables = {**inherited, "OMP_NUM_THREADS": "1", "EVERSTEP_KEEP_LAST": "0", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "store"), str(tmp_path / "result"), *rounds]
-    ended = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-5000:]
+    completed = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
+    assert completed.returncode == 0, (completed.stdout + completed.stderr)[-5000:]
     return [torch.load(tmp_path / f"result-{number}") for number in range(len(rounds))]
 
 
 @pytest.mark.long
 def test_a_gpt_goes_on_at_other_tensor_and_pipeline_sizes_with_the_same_loss(tmp_path: Path) -> None:
     rounds = run(tmp_path, "2x1", "1x1", "1x2", "1x1", "2x1")
-    assert [told["start"] for told in rounds] == [0, 2, 4, 6, 8]
-    assert [told["operations"] for told in rounds] == [3, 10, 21, 36, 55]
-    assert [told["steps"] for told in rounds] == [2, 4, 6, 8, 10]
-    assert [int(told["step"]) for told in rounds] == [2, 4, 6, 8, 10]
+    assert [result["start"] for result in rounds] == [0, 2, 4, 6, 8]
+    assert [result["operations"] for result in rounds] == [3, 10, 21, 36, 55]
+    assert [result["steps"] for result in rounds] == [2, 4, 6, 8, 10]
+    assert [int(result["step"]) for result in rounds] == [2, 4, 6, 8, 10]
     for before, after in pairwise(rounds):
         assert after["losses"][0] == pytest.approx(before["losses"][1], abs=1e-5)
     assert rounds[-1]["losses"][1] < rounds[0]["losses"][0] - 0.5

@@ -31,11 +31,11 @@ def test_a_save_of_fsdp2_neither_gathers_nor_asks_anybody(node: Any, one_of_four
     fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
     state = {"model": model, "iteration": 1}
     node.begin(1, world_size=RANKS)
-    with CommDebugMode() as seen:
-        checkpointer = Checkpointer(state, link=node.link())
+    with CommDebugMode() as collectives:
+        checkpointer = Checkpointer(state, keeper=node.link())
         for iteration in (1, 2):
             checkpointer.save(iteration, state)
-    assert seen.get_total_counts() == 0
-    held = node.keeper.holdings("")
-    assert {(one.iteration, one.shard, one.shards) for one in held} == {(1, 0, RANKS), (2, 0, RANKS)}
-    assert all(whole / RANKS <= one.size < whole / 2 for one in held)
+    assert collectives.get_total_counts() == 0
+    holdings_held = node.keeper.holdings("")
+    assert {(one.iteration, one.shard, one.shards) for one in holdings_held} == {(1, 0, RANKS), (2, 0, RANKS)}
+    assert all(whole / RANKS <= one.size < whole / 2 for one in holdings_held)

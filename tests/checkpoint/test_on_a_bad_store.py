@@ -10,7 +10,7 @@ import torch
 
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
-from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.store import DirectoryStore, Entry, StoreError
 
@@ -87,7 +87,7 @@ def test_a_state_that_the_store_refused_is_told_and_the_next_flush_commits_it(
 ) -> None:
     node, training = make_node(store=bad), Training()
     node.begin(1)
-    checkpointer = Checkpointer(training.state, link=node.link())
+    checkpointer = Checkpointer(training.state, keeper=node.link())
     training.run(1, 3, checkpointer)
     bad.trouble = trouble
     with pytest.raises(LinkError, match="iteration 3 cannot be persisted"):
@@ -98,7 +98,7 @@ def test_a_state_that_the_store_refused_is_told_and_the_next_flush_commits_it(
     other = Training()
     fresh = make_node("worker-1-0", store=bad)
     fresh.begin(2, Restore(1, 3, tuple(node.persisted), ""))
-    assert Checkpointer(other.state, link=fresh.link(2)).load(other.state) == 3
+    assert Checkpointer(other.state, keeper=fresh.link(2)).load(other.state) == 3
     assert torch.equal(other.model.weight, training.model.weight)
 
 
@@ -108,15 +108,15 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
 ) -> None:
     node, training = make_node(store=bad), Training()
     node.begin(1)
-    checkpointer = Checkpointer(training.state, link=node.link())
+    checkpointer = Checkpointer(training.state, keeper=node.link())
     training.run(1, 3, checkpointer)
     checkpointer.flush(3)
     (stored,) = node.persisted
-    held = next(holding for holding in node.keeper.holdings(node.address) if holding.iteration == 3)
+    memory_holding = next(holding for holding in node.keeper.holdings(node.address) if holding.iteration == 3)
     fresh, other = make_node("worker-1-0", store=bad), Training()
     bad.trouble = trouble
-    fresh.begin(2, Restore(1, 3, (stored, held), ""))
-    assert Checkpointer(other.state, link=fresh.link(2)).load(other.state) == 3
+    fresh.begin(2, Restore(1, 3, (stored, memory_holding), ""))
+    assert Checkpointer(other.state, keeper=fresh.link(2)).load(other.state) == 3
     assert bad.suffered is trouble
     assert fresh.keeper.wait_for_restore(0).source == "peer worker-0-0"
     assert f"store {stored.key}" in caplog.text
@@ -125,7 +125,7 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
 
 def test_a_list_that_lags_delays_a_commit_and_gives_no_round_twice(bad: BadStore) -> None:
     training, alone = Training(), StandaloneKeeper(bad, "job")
-    checkpointer = Checkpointer(training.state, alone=alone)
+    checkpointer = Checkpointer(training.state, keeper=alone)
     checkpointer.save(1, training.state, persist=True)
     checkpointer.flush(1)
     bad.trouble = Trouble.STALE
@@ -134,7 +134,7 @@ def test_a_list_that_lags_delays_a_commit_and_gives_no_round_twice(bad: BadStore
     assert bad.suffered is Trouble.STALE
     bad.trouble = Trouble.STALE
     other = Training()
-    again = Checkpointer(other.state, alone=StandaloneKeeper(bad, "job"))
+    again = Checkpointer(other.state, keeper=StandaloneKeeper(bad, "job"))
     again.save(2, other.state, persist=True)
     assert again.flush(2).endswith("/000002-000000002/manifest.json")
 
@@ -166,27 +166,29 @@ def test_training_goes_on_bit_for_bit_whichever_copy_has_a_flipped_bit(
     for node in nodes:
         node.begin(1)
         training = Training()
-        training.run(1, 4, Checkpointer(training.state, link=node.link()))
-    checkpointer = Checkpointer(training.state, link=nodes[0].link())
+        training.run(1, 4, Checkpointer(training.state, keeper=node.link()))
+    checkpointer = Checkpointer(training.state, keeper=nodes[0].link())
     checkpointer.flush(4)
     (stored,) = nodes[0].persisted
-    held = [holding for node in nodes for holding in node.keeper.holdings(node.address) if holding.iteration == 4]
+    holdings_held = [
+        holding for node in nodes for holding in node.keeper.holdings(node.address) if holding.iteration == 4
+    ]
 
     def in_store() -> None:
         path = Path(store.uri) / stored.key
         _flip(path, path.read_bytes())
 
-    told = [
-        ("own memory", _in_memory(nodes[0]), [*held, stored], nodes[0]),
-        ("peer worker-1-0", _in_memory(nodes[1]), [held[1], stored], make_node("worker-2-0")),
-        (f"store {stored.key}", in_store, [stored, held[0]], make_node("worker-3-0")),
+    damages = [
+        ("own memory", _in_memory(nodes[0]), [*holdings_held, stored], nodes[0]),
+        ("peer worker-1-0", _in_memory(nodes[1]), [holdings_held[1], stored], make_node("worker-2-0")),
+        (f"store {stored.key}", in_store, [stored, holdings_held[0]], make_node("worker-3-0")),
     ]
-    for place, damage, order, node in told:
+    for place, damage, order, node in damages:
         damage()
         node.begin(2, Restore(1, 4, tuple(order), ""))
         resumed = Training()
-        done = Checkpointer(resumed.state, link=node.link(2)).load(resumed.state)
+        iteration = Checkpointer(resumed.state, keeper=node.link(2)).load(resumed.state)
         assert f"{place}: the digest of bytes" in caplog.text, "found, and named"
-        resumed.run(done + 1, 9)
+        resumed.run(iteration + 1, 9)
         assert torch.equal(resumed.model.weight, undisturbed.model.weight)
         caplog.clear()

@@ -162,7 +162,7 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
     device = ThreadedDevice(3, trains_here=True)
     node.begin(1)
     state, live = make_state(1), make_state(2)
-    checkpointer = Checkpointer(state, link=node.link(), copies=lambda _: device)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
     for iteration in range(1, 6):
         state["model"](torch.randn(4, 40)).square().sum().backward()
         state["optimizer"].step()
@@ -176,5 +176,5 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
     device.end()
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    assert Checkpointer(live, link=node.link(2)).load(live) == 5
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 5
     assert same(live, state)

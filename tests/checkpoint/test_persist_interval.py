@@ -56,9 +56,9 @@ def test_the_interval_is_youngs_and_daly_s_rounded_up_to_a_power_of_two() -> Non
     training.run(3000)
     cost = 10.0 * 0.25 / 1.25
     assert interval.cost_s == pytest.approx(cost, rel=0.1)
-    wanted = young_daly(cost, PRIOR_S + training.now - 1000)
-    assert wanted == pytest.approx(math.sqrt(2 * cost * 13_800), rel=0.05)
-    assert interval.interval.iterations == 1 << math.ceil(math.log2(wanted))
+    expected_interval = young_daly(cost, PRIOR_S + training.now - 1000)
+    assert expected_interval == pytest.approx(math.sqrt(2 * cost * 13_800), rel=0.05)
+    assert interval.interval.iterations == 1 << math.ceil(math.log2(expected_interval))
     assert "a failure comes every" in interval.interval.reason
 
 
@@ -69,8 +69,8 @@ def test_copies_take_no_more_of_the_time_than_asked(overhead: float) -> None:
     training.run(2000)
     before, began = training.copies, training.now
     training.run(1 << 18)
-    lost = (training.copies - before) * 1.1  # of each copy's two seconds one is lost, and a begun iteration's part
-    assert lost / (training.now - began) <= overhead * 1.2
+    lost_s = (training.copies - before) * 1.1  # of each copy's two seconds one is lost, and a begun iteration's part
+    assert lost_s / (training.now - began) <= overhead * 1.2
 
 
 def test_more_failures_make_it_shorter() -> None:

@@ -35,7 +35,8 @@ from everstep.runtime.job.records import FaultJudged, PassedOver
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Unrestored
+from everstep.runtime.protocol.holdings import Flaw, Holding
+from everstep.runtime.protocol.messages import Persisted, Unrestored
 from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
 from tests.job.world import World, platform
 
@@ -49,7 +50,7 @@ def value(place: CheckpointId) -> float:
 
 
 def commit(store: DirectoryStore, place: CheckpointId, shards: int) -> list[Holding]:
-    held = []
+    holdings_held = []
     for shard in range(shards):
         live = flatten({"weight": torch.full((50,), value(place)), "shard": shard})
         text = json_bytes({"iteration": place[1], "state": live.json})
@@ -59,9 +60,9 @@ def commit(store: DirectoryStore, place: CheckpointId, shards: int) -> list[Hold
         layout.tensors["weight"].view(memoryview(data)).copy_(live.tensors["weight"])
         digest = seal(memoryview(data))
         store.put(key := shard_key("j", *place, shard), bytes(data))
-        held.append(Holding(*place, shard, shards, len(data), key=key, digest=digest))
-    store.create(manifest_key("j", place), encode_manifest(make_commit("j", shards, held)))
-    return held
+        holdings_held.append(Holding(*place, shard, shards, len(data), key=key, digest=digest))
+    store.create(manifest_key("j", place), encode_manifest(make_commit("j", shards, holdings_held)))
+    return holdings_held
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Holding]
     """A store with four checkpoints, the newer two of two shards, and what lies in it."""
     folder = tmp_path_factory.mktemp("whole")
     store = DirectoryStore(folder)
-    return folder, [held for number, place in enumerate(PLACES) for held in commit(store, place, 1 + number // 2)]
+    return folder, [holding for number, place in enumerate(PLACES) for holding in commit(store, place, 1 + number // 2)]
 
 
 class Sick(DirectoryStore):
@@ -165,7 +166,7 @@ def objects(store: Sick, place: CheckpointId) -> list[str]:
     return [entry.key for entry in store.list(f"{checkpoint_folder('j', place)}/")] or [manifest_key("j", place)]
 
 
-def damaged(store: Sick, chance: random.Random) -> Iterator[str]:
+def damage_some(store: Sick, chance: random.Random) -> Iterator[str]:
     """Damage some checkpoints, the newer ones more often; what was done."""
     for _ in range(chance.choice([1, 1, 2, 3, 6])):
         kind, place = chance.choice(KINDS), PLACES[-1 - int(4 * chance.random() ** 2)]
@@ -204,22 +205,22 @@ def begins(world: World, store: Sick) -> tuple[CheckpointId | None, float]:
             assert iteration == restore.iteration
             return (restore.round, restore.iteration), float(state["weight"].unique().item())
         except PassedOverError as error:
-            told = Unrestored(world.names(NodePhase.RUNNING)[0], world.number, error.refusals)
-            world.send(RestoreFailed(told, survey_store(store, "j", world.state)))
+            unrestored = Unrestored(world.names(NodePhase.RUNNING)[0], world.number, error.refusals)
+            world.send(RestoreFailed(unrestored, survey_store(store, "j", world.state)))
     raise AssertionError("blocked: no round begins")
 
 
-def job(known: list[Holding]) -> World:
+def job(shards: list[Holding]) -> World:
     """A job that was killed whole, with all that its nodes held; without `known` its journal is gone, too."""
     world = World(platform({"worker": RoleSpec(1, 1)}))
-    if known:
+    if shards:
         for number in (1, 2):
             world.join_all()
             name = world.names(NodePhase.RUNNING)[0]
-            for held in (held for held in known if held.round == number):
-                world.send(ShardStored(Persisted(name, held)))
-                if held.shard == held.shards - 1:
-                    place = held.round, held.iteration
+            for shard_holding in (shard_holding for shard_holding in shards if shard_holding.round == number):
+                world.send(ShardStored(Persisted(name, shard_holding)))
+                if shard_holding.shard == shard_holding.shards - 1:
+                    place = shard_holding.round, shard_holding.iteration
                     world.send(ManifestWritten(*place, manifest_key("j", place)))
             world.exit(name, -9)
         world.takeover()
@@ -230,38 +231,38 @@ def job(known: list[Holding]) -> World:
 def test_random_damages_block_no_job_load_nothing_wrong_and_are_charged_to_nobody(
     block: int, whole: tuple[Path, list[Holding]], tmp_path: Path
 ) -> None:
-    original, known = whole
+    original, shards = whole
     for seed in range(block, DAMAGES, 4):
         chance = random.Random(seed)
         store = Sick(tmp_path / str(seed))
         shutil.copytree(original, store.uri, dirs_exist_ok=True)
-        what = ", ".join(damaged(store, chance))
-        left = {entry.key for entry in store.list(checkpoints_prefix("j"))}
-        world = job([] if chance.random() < 0.3 else known)
+        what = ", ".join(damage_some(store, chance))
+        keys_left = {entry.key for entry in store.list(checkpoints_prefix("j"))}
+        world = job([] if chance.random() < 0.3 else shards)
         judged = sum(isinstance(record, FaultJudged) for record in world.records)
         world.send(Opened(survey_store(store, "j", world.state)))
-        place, found = begins(world, store)
-        told = f"seed {seed}: {what}; began from {place}"
-        wanted = max(intact(store, original), default=None)
+        place, state_value = begins(world, store)
+        circumstances = f"seed {seed}: {what}; began from {place}"
+        expected_place = max(intact(store, original), default=None)
         if place is not None:
-            assert found == value(place), told
-        if wanted is not None:
-            assert place is not None, told
-            assert place >= wanted, told
+            assert state_value == value(place), circumstances
+        if expected_place is not None:
+            assert place is not None, circumstances
+            assert place >= expected_place, circumstances
         elif place is None and world.state.ended is not None:
             flaws = {refusal.flaw for refusal in world.state.refused}
-            assert flaws & {Flaw.NEWER, Flaw.UNREACHABLE}, told
-        assert sum(isinstance(record, FaultJudged) for record in world.records) == judged, told
-        assert {entry.key for entry in store.list(checkpoints_prefix("j"))} == left, "what is damaged stays"
+            assert flaws & {Flaw.NEWER, Flaw.UNREACHABLE}, circumstances
+        assert sum(isinstance(record, FaultJudged) for record in world.records) == judged, circumstances
+        assert {entry.key for entry in store.list(checkpoints_prefix("j"))} == keys_left, "what is damaged stays"
         shutil.rmtree(store.uri)
 
 
 def test_what_is_passed_over_is_told_in_one_line(whole: tuple[Path, list[Holding]], tmp_path: Path) -> None:
-    original, known = whole
+    original, shards = whole
     store = Sick(tmp_path / "store")
     shutil.copytree(original, store.uri, dirs_exist_ok=True)
     os.truncate(folder(store, (2, 40)) / "rank-00001.safetensors", 5000)
-    world = job(known)
+    world = job(shards)
     world.send(Opened(survey_store(store, "j", world.state)))
     (record,) = [record for record in world.records if isinstance(record, PassedOver)]
     assert world.state.reason.startswith("iteration 40 of round 2 is skipped: rank-00001.safetensors has 5000 bytes")

@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkp
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.master.manifest import write_manifest
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 from tests.forks import Forks
@@ -43,18 +43,22 @@ class Ranks:
         with self._lock:
             self.persisted.append(holding)
             place = holding.round, holding.iteration
-            same = {held.shard: held for held in self.persisted if (held.round, held.iteration) == place}
+            same = {
+                shard_holding.shard: shard_holding
+                for shard_holding in self.persisted
+                if (shard_holding.round, shard_holding.iteration) == place
+            }
             if len(same) == holding.shards:
                 every = tuple(same[shard] for shard in sorted(same))
                 key = write_manifest(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
                 for node in self.nodes:
-                    for held in every:
-                        node.keeper.note_commit(held, key)
+                    for shard_holding in every:
+                        node.keeper.note_commit(shard_holding, key)
 
     def begin(self) -> int:
         """A round, from the newest state that is held whole; its iteration."""
-        held = [holding for node in self.nodes for holding in node.keeper.holdings(node.address)]
-        restore = choose_restore(held + self.persisted)
+        holdings_held = [holding for node in self.nodes for holding in node.keeper.holdings(node.address)]
+        restore = choose_restore(holdings_held + self.persisted)
         self.round += 1
         sharded = self.kind == "fsdp"
         for rank, node in enumerate(self.nodes):
@@ -66,10 +70,10 @@ class Ranks:
     def live(self, chance: random.Random, fault: str) -> None:
         """Ranks start, and one of them is killed: there, or at some moment after it has begun to save."""
         log = str(self.folder / f"log-{self.round}")
-        asked = {"kind": self.kind, "agents": [node.path for node in self.nodes], "log": log}
+        instructions = {"kind": self.kind, "agents": [node.path for node in self.nodes], "log": log}
         variables = {"EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(self.folder / "faults")}
         variables |= {"EVERSTEP_ROUND": str(self.round)}
-        running = self.forks.start([str(SCRIPT), json.dumps(asked)], variables, self.folder / "out")
+        running = self.forks.start([str(SCRIPT), json.dumps(instructions)], variables, self.folder / "out")
         if not fault:
             wait_until(lambda: all("saves" in self.log(rank) for rank in range(len(self.nodes))), "a save of each rank")
             threading.Event().wait(chance.random() * 0.2)
@@ -90,17 +94,19 @@ def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
     nodes = [make_node(f"worker-{number}-0", interval=3) for number in range(2)]
     ranks, chance = Ranks(kind, nodes, tmp_path, forks), random.Random(0)
     replicated: dict[int, str] = {}  # What one rank has saved all of them have, or would have.
-    saved: list[dict[int, str]] = [{} if kind == "fsdp" else replicated for _ in nodes]
+    saved_by_rank: list[dict[int, str]] = [{} if kind == "fsdp" else replicated for _ in nodes]
     (tmp_path / "faults").mkdir()
     for number in range(len(POINTS) + ROUNDS):
         begun = ranks.begin()
         assert bool(begun) == bool(number), "it began from nothing though something was held"
         ranks.live(chance, f"{POINTS[number]},iteration={begun + 3},rank=1=kill" if number < len(POINTS) else "")
-        for rank, known in enumerate(saved):
-            (_, loaded, found), *saves = (line.split() for line in ranks.log(rank).splitlines() if line.count(" ") == 2)
+        for rank, saved_values in enumerate(saved_by_rank):
+            (_, loaded, digest), *saves = (
+                line.split() for line in ranks.log(rank).splitlines() if line.count(" ") == 2
+            )
             assert int(loaded) == begun
-            assert begun == 0 or known[begun] == found
-            known.update((int(iteration), value) for _, iteration, value in saves)
+            assert begun == 0 or saved_values[begun] == digest
+            saved_values.update((int(iteration), value) for _, iteration, value in saves)
     assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
     for one in list_checkpoints(store, "jobs/job/"):
         if one.commit is not None:

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
+def stage_state(state: dict[str, Any], iteration: int = 5) -> memoryview:
     prepare_state(state)
     tree = flatten(state)
     text = json_bytes({"iteration": iteration, "state": tree.json})
@@ -39,17 +39,17 @@ def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
 
 
 def test_a_restored_state_is_the_saved_one_bit_for_bit_and_in_place(make_state: Any, same: Any) -> None:
-    saved, live = make_state(3), make_state(0)
-    data = staged(saved)
+    saved_state, live = make_state(3), make_state(0)
+    data = stage_state(saved_state)
     weights = [p.data_ptr() for p in live["model"].parameters()]
     assert restore(data, live, seal(data)) == 5
-    assert same(live, saved)
+    assert same(live, saved_state)
     assert [p.data_ptr() for p in live["model"].parameters()] == weights
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_training_goes_on_from_a_restored_state_as_if_it_had_never_stopped(kind: str, same: Any) -> None:
-    def made(seed: int) -> dict[str, Any]:
+    def make_state(seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = torch.nn.Linear(7, 3)
         return {"model": model, "optimizer": OPTIMIZERS[kind](model.parameters())}
@@ -61,10 +61,10 @@ def test_training_goes_on_from_a_restored_state_as_if_it_had_never_stopped(kind:
             state["optimizer"].step()
             state["optimizer"].zero_grad()
 
-    whole, first, second = made(1), made(1), made(2)
+    whole, first, second = make_state(1), make_state(1), make_state(2)
     train(whole, range(6))
     train(first, range(3))
-    restore(staged(first), second)
+    restore(stage_state(first), second)
     train(second, range(3, 6))
     assert same(second, whole)
 
@@ -92,24 +92,24 @@ def test_an_optimizer_that_does_not_start_from_zeros_is_named() -> None:
 
 
 def test_a_learning_rate_schedule_comes_back(make_state: Any, same: Any) -> None:
-    saved, live = make_state(1), make_state(0)
-    for state in (saved, live):
+    saved_state, live = make_state(1), make_state(0)
+    for state in (saved_state, live):
         state["schedule"] = torch.optim.lr_scheduler.StepLR(state["optimizer"], step_size=2)
     for _ in range(5):
-        saved["optimizer"].step()
-        saved["schedule"].step()
-    restore(staged(saved), live)
+        saved_state["optimizer"].step()
+        saved_state["schedule"].step()
+    restore(stage_state(saved_state), live)
     assert live["schedule"].last_epoch == 5
-    assert live["optimizer"].param_groups[0]["lr"] == saved["optimizer"].param_groups[0]["lr"]
-    assert same(live["optimizer"], saved["optimizer"])
+    assert live["optimizer"].param_groups[0]["lr"] == saved_state["optimizer"].param_groups[0]["lr"]
+    assert same(live["optimizer"], saved_state["optimizer"])
 
 
 def test_values_inside_lists_tuples_and_dicts_come_back_in_place(same: Any) -> None:
-    saved = {"seen": {"epochs": 3, 7: (1, 2.5)}, "all": [torch.ones(3), torch.nn.Linear(2, 2)], "name": "a"}
+    saved_state = {"seen": {"epochs": 3, 7: (1, 2.5)}, "all": [torch.ones(3), torch.nn.Linear(2, 2)], "name": "a"}
     live = {"seen": {"epochs": 0, 7: (0, 0.0)}, "all": [torch.zeros(3), torch.nn.Linear(2, 2)], "name": "b"}
     inner, tensor = live["seen"], live["all"][0]
-    restore(staged(saved), live)
-    assert same(live, saved)
+    restore(stage_state(saved_state), live)
+    assert same(live, saved_state)
     assert live["seen"] is inner
     assert live["all"][0] is tensor
 
@@ -129,17 +129,17 @@ class Position:
 
 def test_an_object_whose_state_is_made_of_new_tensors_gets_the_saved_values() -> None:
     live = {"here": Position(0, 0), "deeper": [{"there": Position(0)}]}
-    restore(staged({"here": Position(3, 4), "deeper": [{"there": Position(5)}]}), live)
+    restore(stage_state({"here": Position(3, 4), "deeper": [{"there": Position(5)}]}), live)
     assert live["here"].values == (3, 4)
     assert live["deeper"][0]["there"].values == (5,)
 
 
 def test_names_do_not_depend_on_how_the_model_was_trained(free_group: None, same: Any) -> None:
     model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    data = staged({"model": DistributedDataParallel(model)})
+    data = stage_state({"model": DistributedDataParallel(model)})
     restore(data, {"model": other})
     assert same(model, other)
-    restore(staged({"model": torch.nn.Linear(3, 2)}), {"model": DistributedDataParallel(model)})
+    restore(stage_state({"model": torch.nn.Linear(3, 2)}), {"model": DistributedDataParallel(model)})
 
 
 @pytest.fixture
@@ -150,12 +150,12 @@ def free_group(tmp_path: Any) -> Any:
 
 
 def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_loads_nothing(same: Any) -> None:
-    saved = {"w": {f"a{n}": torch.ones(1) for n in range(12)} | {"x": torch.ones(2)}, "gone": 1}
+    saved_state = {"w": {f"a{n}": torch.ones(1) for n in range(12)} | {"x": torch.ones(2)}, "gone": 1}
     live = {"w": {f"b{n}": torch.zeros(1) for n in range(11)} | {"x": torch.zeros(3)}, "new": 2}
     before = {"w": {name: tensor.clone() for name, tensor in live["w"].items()}, "new": 2}
-    with pytest.raises(RestoreError) as told:
-        restore(staged(saved), live)
-    text = str(told.value)
+    with pytest.raises(RestoreError) as raised:
+        restore(stage_state(saved_state), live)
+    text = str(raised.value)
     assert "missing: w.b0" in text
     assert text.count("w.b") == 10
     assert "and 2 more" in text
@@ -166,20 +166,20 @@ def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_load
 
 def test_large_tensors_come_back_whole_also_where_they_do_not_lie_in_a_row() -> None:
     wide = torch.arange(9 << 20, dtype=torch.int16).view(3 << 10, 3 << 10)
-    saved = {"row": wide, "turned": wide.t().contiguous(), "none": torch.empty(0), "one": torch.tensor(7)}
-    data = staged(saved)
+    saved_state = {"row": wide, "turned": wide.t().contiguous(), "none": torch.empty(0), "one": torch.tensor(7)}
+    data = stage_state(saved_state)
     turned = torch.zeros_like(wide).t()
     live = {"row": torch.zeros_like(wide), "turned": turned, "none": torch.empty(0), "one": torch.tensor(0)}
     digest = seal(data)
     assert restore(data, live, digest) == 5
-    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved_state.items())
     data[len(data) // 3] ^= 1
     with pytest.raises(RestoreError, match="the digest of bytes"):
         restore(data, live, digest)
 
 
 def test_a_flipped_bit_is_found(make_state: Any) -> None:
-    data = staged(make_state(2))
+    data = stage_state(make_state(2))
     digest = seal(data)
     data[len(data) // 2] ^= 1
     with pytest.raises(RestoreError, match="damaged"):

@@ -30,10 +30,10 @@ def whole(*places: CheckpointId) -> dict[CheckpointId, StoredObjects]:
 
 
 def test_the_newest_stay_and_every_so_many_iterations_the_newest_one() -> None:
-    found = whole((1, 10), (1, 20), (1, 30), (2, 20), (2, 30), (2, 35), (2, 40))
-    assert surplus(found, RetentionPolicy(2, 20), 0.0) == [(1, 10), (1, 20), (1, 30), (2, 30)]
-    assert surplus(found, RetentionPolicy(2), 0.0) == [(1, 10), (1, 20), (1, 30), (2, 20), (2, 30)]
-    assert surplus(found, RetentionPolicy(), 0.0) == []
+    checkpoints = whole((1, 10), (1, 20), (1, 30), (2, 20), (2, 30), (2, 35), (2, 40))
+    assert surplus(checkpoints, RetentionPolicy(2, 20), 0.0) == [(1, 10), (1, 20), (1, 30), (2, 30)]
+    assert surplus(checkpoints, RetentionPolicy(2), 0.0) == [(1, 10), (1, 20), (1, 30), (2, 20), (2, 30)]
+    assert surplus(checkpoints, RetentionPolicy(), 0.0) == []
 
 
 def test_what_the_running_round_began_from_stays() -> None:
@@ -41,12 +41,12 @@ def test_what_the_running_round_began_from_stays() -> None:
 
 
 def test_what_was_never_committed_goes_when_it_is_old_and_a_newer_one_is_committed() -> None:
-    found = whole((2, 5)) | {
+    checkpoints = whole((2, 5)) | {
         (1, 4): StoredObjects(modified=100.0),
         (2, 4): StoredObjects(modified=500.0),
         (2, 6): StoredObjects(modified=1.0),
     }
-    assert surplus(found, RetentionPolicy(), 200.0 + DEBRIS_S) == [(1, 4)]
+    assert surplus(checkpoints, RetentionPolicy(), 200.0 + DEBRIS_S) == [(1, 4)]
     assert surplus({(1, 4): StoredObjects()}, RetentionPolicy(1), 10**9) == []
 
 
@@ -57,13 +57,13 @@ places = st.tuples(st.integers(1, 3), st.integers(1, 30))
 def test_the_newest_committed_one_and_what_is_newer_always_stay(
     committed: dict[CheckpointId, bool], last: int, every: int, begun: CheckpointId
 ) -> None:
-    found = {place: StoredObjects(committed=is_whole) for place, is_whole in committed.items()}
-    gone = surplus(found, RetentionPolicy(last, every, begun), 10**9)
+    checkpoints = {place: StoredObjects(committed=is_whole) for place, is_whole in committed.items()}
+    surplus_places = surplus(checkpoints, RetentionPolicy(last, every, begun), 10**9)
     newest = max((place for place, is_whole in committed.items() if is_whole), default=(0, 0))
-    assert all(place < newest for place in gone)
-    assert begun not in gone or not committed[begun]
-    left = [place for place, is_whole in committed.items() if is_whole and place not in gone]
-    assert len(left) >= min(last or len(left), sum(committed.values()))
+    assert all(place < newest for place in surplus_places)
+    assert begun not in surplus_places or not committed[begun]
+    places_left = [place for place, is_whole in committed.items() if is_whole and place not in surplus_places]
+    assert len(places_left) >= min(last or len(places_left), sum(committed.values()))
 
 
 class Failing(DirectoryStore):
@@ -86,9 +86,9 @@ def test_a_deletion_that_is_broken_off_leaves_no_manifest_without_its_objects(tm
         alone.flush(iteration)
     with pytest.raises(KeyboardInterrupt):
         delete_checkpoints(store, keys_to_delete(store, "j", RetentionPolicy(1)))
-    found = list_checkpoints(store, JOB)
-    assert [(one.iteration, one.commit is not None) for one in found] == [(2, False), (3, True), (4, True)]
-    for one in found[1:]:
+    checkpoints = list_checkpoints(store, JOB)
+    assert [(one.iteration, one.commit is not None) for one in checkpoints] == [(2, False), (3, True), (4, True)]
+    for one in checkpoints[1:]:
         assert one.commit is not None
         assert list(find_problems(store, one.folder, one.commit)) == []
     store.left = 99

@@ -49,17 +49,17 @@ def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(segment
 def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer_one_is_written(
     segments: Segments,
 ) -> None:
-    read, written = (stage(segments, segments.claim(n, copies_of(n), 4096)) for n in (0, 1))
-    newer = written.table.acquire(Identity(2, 1))
+    read, newer_copy = (stage(segments, segments.claim(n, copies_of(n), 4096)) for n in (0, 1))
+    newer = newer_copy.table.acquire(Identity(2, 1))
     assert newer is not None
-    pins = [segments.pin(copy, 0, Reader.PEER) for copy in (read, written)]
+    pins = [segments.pin(copy, 0, Reader.PEER) for copy in (read, newer_copy)]
     segments.supersede_copies(2)
-    written.table.stage(newer, 4096)
+    newer_copy.table.stage(newer, 4096)
     assert not segments.advance()
     for pin in pins:
         segments.unpin(pin)
     assert segments.advance()
-    assert segments.all() == [written]
+    assert segments.all() == [newer_copy]
 
 
 def test_memory_that_is_still_coming_for_a_copy_is_not_let_go_of(segments: Segments) -> None:
@@ -75,8 +75,8 @@ def test_slots_get_their_memory_one_after_the_other_until_the_segment_goes(segme
     segments.end_allocation(AllocationEnded(one))
     other = segments.get_for_worker(0, 8192).number
     segments.end_allocation(AllocationEnded(one))
-    wanted = [MakeSegment(one, "0", 3, 4096, 0), AllocateSlot(one), AllocateSlot(one), RemoveSegment(one)]
-    assert tx.actions == [*wanted, MakeSegment(other, "0", 3, 8192, 0), EndAllocation(one)]
+    expected = [MakeSegment(one, "0", 3, 4096, 0), AllocateSlot(one), AllocateSlot(one), RemoveSegment(one)]
+    assert tx.actions == [*expected, MakeSegment(other, "0", 3, 8192, 0), EndAllocation(one)]
 
 
 def test_two_fetches_that_want_slots_of_different_sizes_do_not_remove_each_others(segments: Segments) -> None:

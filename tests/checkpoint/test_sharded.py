@@ -14,7 +14,7 @@ from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.master.manifest import write_manifest
-from everstep.runtime.protocol.messages import Holding, Restore
+from everstep.runtime.protocol.holdings import Holding, Restore
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 from tests.forks import Forks
@@ -41,20 +41,22 @@ class Job:
 
     def _persisted(self, _: Holding) -> None:
         """Commit what is whole, and tell everybody."""
-        stored = [held for node in self.nodes for held in node.persisted]
-        for place in {held[:2] for held in map(_fields, stored)}:
-            shards = {held.shard: held for held in stored if _fields(held)[:2] == place}
+        stored = [shard_holding for node in self.nodes for shard_holding in node.persisted]
+        for place in {shard_holding[:2] for shard_holding in map(_fields, stored)}:
+            shards = {
+                shard_holding.shard: shard_holding for shard_holding in stored if _fields(shard_holding)[:2] == place
+            }
             if len(shards) == next(iter(shards.values())).shards:
                 every = tuple(shards[n] for n in sorted(shards))
                 key = write_manifest(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
                 self.manifests.append(key)
                 for node in self.nodes:
-                    for held in every:
-                        node.keeper.note_commit(held, key)
+                    for shard_holding in every:
+                        node.keeper.note_commit(shard_holding, key)
 
     def holdings(self) -> list[Holding]:
-        stored = [held for node in self.nodes for held in node.persisted]
-        return [held for node in self.nodes for held in node.keeper.holdings(node.address)] + stored
+        stored = [holding for node in self.nodes for holding in node.persisted]
+        return [holding for node in self.nodes for holding in node.keeper.holdings(node.address)] + stored
 
     def begin(self, nodes: Sequence[Node], restore: Restore | None) -> None:
         self.round += 1
@@ -82,8 +84,8 @@ class Job:
         return code, torch.load(result) if result.exists() else {}
 
 
-def _fields(held: Holding) -> tuple[int, int, int]:
-    return held.round, held.iteration, held.shard
+def _fields(holding: Holding) -> tuple[int, int, int]:
+    return holding.round, holding.iteration, holding.shard
 
 
 @pytest.fixture
@@ -126,42 +128,42 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
     job: Job, same: Any, store: Any
 ) -> None:
     job.begin([job.node(workers=2)], None)
-    code, saved = job.run("fsdp", 3)
+    code, saved_state = job.run("fsdp", 3)
     assert code == 0
     folder = job.manifests[-1].rpartition("/")[0]
     commit = read_commit(store, folder)
-    assert [(held.shard, held.shards) for held in commit.holdings(folder)] == [(0, 2), (1, 2)]
+    assert [(holding.shard, holding.shards) for holding in commit.holdings(folder)] == [(0, 2), (1, 2)]
     whole, iteration = read_committed(store, folder, commit)
     assert iteration == 3
-    assert same(dict(whole["model"]), dict(saved["model"]))
+    assert same(dict(whole["model"]), dict(saved_state["model"]))
     for mesh, nodes in (
         ("fsdp", [job.node(workers=2), job.node()]),
         ("plain", [job.node()]),
         ("tp", [job.node(workers=2)]),
         ("both", [job.node(workers=4)]),
     ):
-        stored = [held for node in job.nodes for held in node.persisted]
+        stored = [holding for node in job.nodes for holding in node.persisted]
         restore = choose_restore(stored)
         assert restore is not None
         assert restore.iteration == 3
         job.begin(nodes, restore)
-        code, found = job.run(mesh, 3)
+        code, state = job.run(mesh, 3)
         assert code == 0
-        assert found["done"] == 3
-        assert same(found["model"], saved["model"])
-        assert same(found["optimizer"], saved["optimizer"])
+        assert state["done"] == 3
+        assert same(state["model"], saved_state["model"])
+        assert same(state["optimizer"], saved_state["optimizer"])
         for node in nodes:
-            node.persisted += [held for held in stored if held not in node.persisted][: len(stored)]
+            node.persisted += [holding for holding in stored if holding not in node.persisted][: len(stored)]
 
 
 @pytest.mark.long
 def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_need(job: Job, same: Any) -> None:
-    code, saved = job.script(["*2"], "fsdp", 3)
+    code, saved_state = job.script(["*2"], "fsdp", 3)
     assert code == 0
     job.round = 1
-    code, found = job.script(["*3"], "fsdp", 3)
+    code, state = job.script(["*3"], "fsdp", 3)
     assert code == 0
-    assert (saved.pop("done"), found.pop("done")) == (0, 3)
-    assert same(found, saved)
+    assert (saved_state.pop("done"), state.pop("done")) == (0, 3)
+    assert same(state, saved_state)
     places = list_checkpoints(DirectoryStore(job._folder / "alone"), "jobs/job/")
     assert [(one.round, one.iteration, one.shards, one.commit is not None) for one in places] == [(1, 3, 2, True)]

@@ -46,10 +46,10 @@ def test_once_it_is_measured_staging_takes_no_more_than_its_share(
 
 
 def test_ranks_that_measure_differently_stage_the_same_iterations() -> None:
-    told: list[float] = []
-    slow = StagingInterval(0.01, lambda mine: told.append(mine) or mine)
+    measured_costs: list[float] = []
+    slow = StagingInterval(0.01, lambda mine: measured_costs.append(mine) or mine)
     train(slow, FIRST_DECISION + 1, 1.0, 0.1)
-    fast = StagingInterval(0.01, lambda mine: max(mine, *told))
+    fast = StagingInterval(0.01, lambda mine: max(mine, *measured_costs))
     train(fast, FIRST_DECISION + 1, 1.0, 0.001)
     assert slow.every == fast.every == 16
 

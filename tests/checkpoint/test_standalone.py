@@ -35,7 +35,7 @@ def part(iteration: int, rank: int, run: int) -> FlatState:
     return flatten({f"rank{rank}": torch.full((300,), float(100 * run + iteration)), "run": run})
 
 
-class Died(Exception):  # noqa: N818
+class KilledHere(Exception):  # noqa: N818
     """The process was killed here."""
 
 
@@ -49,7 +49,7 @@ class Mortal(DirectoryStore):
     def _live(self) -> None:
         self.calls -= 1
         if self.calls < 0:
-            raise Died
+            raise KilledHere
 
     def put(self, key: str, source: Any) -> None:
         self._live()
@@ -64,15 +64,15 @@ class Mortal(DirectoryStore):
         return super().list(prefix)
 
 
-def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
+def start_processes(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
     """The ranks of one run; rank 0's numbers hold for all, as a collective makes it."""
-    told: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
 
     def agree(rank: int) -> Agree:
         def numbers(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
             if rank == 0:
-                told[:] = [look()]
-            return told[0]
+                places[:] = [look()]
+            return places[0]
 
         return numbers
 
@@ -89,7 +89,7 @@ def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
 
 def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
-    store, found = DirectoryStore(folder), {}
+    store, value_at = DirectoryStore(folder), {}
     for one in list_checkpoints(store, JOB):
         if one.commit is not None:
             assert list(find_problems(store, one.folder, one.commit)) == []
@@ -101,12 +101,12 @@ def check(folder: Path) -> dict[tuple[int, int], float]:
             if len(shards) > 1:
                 with pytest.raises(ApartError, match="rank1: not every rank has it"):
                     assemble_state(shards)
-            found[one.round, one.iteration] = values.pop()
-    return found
+            value_at[one.round, one.iteration] = values.pop()
+    return value_at
 
 
 def test_a_sharded_checkpoint_is_there_when_every_rank_has_put_its_part(tmp_path: Path) -> None:
-    ranks = started(tmp_path, [10**6] * 2)
+    ranks = start_processes(tmp_path, [10**6] * 2)
     ranks[0].save(1, part(1, 0, 0), persist=True)
     ranks[0]._wait()
     assert check(tmp_path) == {}
@@ -116,7 +116,7 @@ def test_a_sharded_checkpoint_is_there_when_every_rank_has_put_its_part(tmp_path
 
 
 def test_ranks_put_the_same_iterations_without_a_word(tmp_path: Path) -> None:
-    ranks = started(tmp_path, [10**6] * 3)
+    ranks = start_processes(tmp_path, [10**6] * 3)
     for iteration in range(SHARDED_INTERVAL - 1, SHARDED_INTERVAL + 2):
         for rank, alone in enumerate(ranks):
             alone.save(iteration, part(iteration, rank, 0))
@@ -126,8 +126,8 @@ def test_ranks_put_the_same_iterations_without_a_word(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_has_begun_is_never_completed_by_the_next(tmp_path: Path) -> None:
-    started(tmp_path, [10**6] * 2)[1].save(1, part(1, 1, 1), persist=True)
-    again = started(tmp_path, [10**6] * 2)
+    start_processes(tmp_path, [10**6] * 2)[1].save(1, part(1, 1, 1), persist=True)
+    again = start_processes(tmp_path, [10**6] * 2)
     again[0].save(1, part(1, 0, 2), persist=True)
     again[0]._wait()
     assert check(tmp_path) == {}
@@ -168,10 +168,10 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
     with tempfile.TemporaryDirectory() as name:
         folder, newest = Path(name), (0, 0)
         for run, calls in enumerate(runs):
-            ranks = started(folder, calls)
-            sources = ranks[0].restore(lambda found: found) if calls[0] > 2 else None
+            ranks = start_processes(folder, calls)
+            sources = ranks[0].restore(lambda sources: sources) if calls[0] > 2 else None
             if sources is not None:
-                assert {(held.round, held.iteration) for held in sources.holdings} == {newest}
+                assert {(holding.round, holding.iteration) for holding in sources.holdings} == {newest}
             dead: set[int] = set()
             for iteration in range(1, 4):
                 for rank, alone in enumerate(ranks):
@@ -179,15 +179,15 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
                         if rank not in dead:
                             alone.save(iteration, part(iteration, rank, run), persist=True)
                             alone._wait()
-                    except Died:
+                    except KilledHere:
                         dead.add(rank)
                 if dead:
                     break  # A collective of the next iteration would not end.
-            found = check(folder)
+            checkpoints = check(folder)
             if not dead:
-                assert max(found) == (ranks[0]._round, 3)
-            assert max(found, default=(0, 0)) >= newest
-            newest = max(found, default=(0, 0))
+                assert max(checkpoints) == (ranks[0]._round, 3)
+            assert max(checkpoints, default=(0, 0)) >= newest
+            newest = max(checkpoints, default=(0, 0))
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_path: Path, capsys: Any) -> None:
@@ -201,8 +201,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_
     shard = tmp_path / folders[1] / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(" is skipped: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is skipped: ")[0] for line in lines] == [f"everstep: {f}" for f in folders[:0:-1]]
     (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
     assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
     manifest = tmp_path / folders[2] / "manifest.json"
@@ -222,7 +222,7 @@ def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> N
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
 
 
-def _saved(store: Store, iterations: Iterable[int], keep_last: int = 3) -> StandaloneKeeper:
+def _save_run(store: Store, iterations: Iterable[int], keep_last: int = 3) -> StandaloneKeeper:
     """A run that begins from what is there, and saves these."""
     alone = StandaloneKeeper(store, "j", keep_last=keep_last)
     alone.restore(lambda sources: read_whole(*sources)[1])
@@ -238,15 +238,15 @@ def _there(store: Store) -> list[tuple[int, int]]:
 
 def test_the_newest_checkpoints_of_all_runs_stay_and_what_this_one_began_from(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    _saved(store, range(1, 6))
+    _save_run(store, range(1, 6))
     assert _there(store) == [(1, 3), (1, 4), (1, 5)]
-    _saved(store, [6])
+    _save_run(store, [6])
     assert _there(store) == [(1, 4), (1, 5), (2, 6)]
-    _saved(store, range(7, 12))
+    _save_run(store, range(7, 12))
     assert _there(store) == [(2, 6), (3, 9), (3, 10), (3, 11)]
-    _saved(store, [12])
+    _save_run(store, [12])
     assert _there(store) == [(3, 10), (3, 11), (4, 12)]
-    _saved(store, range(13, 19), keep_last=0)
+    _save_run(store, range(13, 19), keep_last=0)
     assert len(_there(store)) == 9, "0: all of them"
 
 
@@ -255,10 +255,10 @@ def test_a_store_that_deletes_nothing_is_told_and_the_training_goes_on(tmp_path:
         def delete(self, key: str) -> None:
             raise StoreError("refuses to DELETE")
 
-    _saved(Stubborn(tmp_path), range(1, 6))
+    _save_run(Stubborn(tmp_path), range(1, 6))
     assert len(_there(DirectoryStore(tmp_path))) == 5
     assert "old checkpoints stay until the next one: refuses to DELETE" in capsys.readouterr().err
-    _saved(DirectoryStore(tmp_path), [6])
+    _save_run(DirectoryStore(tmp_path), [6])
     assert _there(DirectoryStore(tmp_path)) == [(1, 4), (1, 5), (2, 6)]
 
 
@@ -267,7 +267,7 @@ def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_fro
         def read_into(self, key: str, start: int, buffer: memoryview) -> None:
             raise StoreError("answers 500")
 
-    _saved(DirectoryStore(tmp_path), [1, 2])
+    _save_run(DirectoryStore(tmp_path), [1, 2])
     with pytest.raises(UnreachableError, match=r"though some may be complete: store .*answers 500"):
         StandaloneKeeper(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
 
@@ -281,10 +281,10 @@ def single(folder: Path, interval: int = 0) -> tuple[StandaloneKeeper, OwnSlots]
 
 def iteration_of(alone: StandaloneKeeper) -> int | None:
     """What it starts from, with every byte as it was saved."""
-    found = alone.restore(lambda sources: verify_shards(open_shards(*sources)))
-    if found is None:
+    shards = alone.restore(lambda sources: verify_shards(open_shards(*sources)))
+    if shards is None:
         return None
-    state, iteration = assemble_state(found)
+    state, iteration = assemble_state(shards)
     assert float(state["rank0"][0]) == float(100 * state["run"] + iteration)
     return iteration
 
@@ -320,9 +320,9 @@ def test_memory_of_a_store_that_was_emptied_is_forgotten(tmp_path: Path) -> None
         first.save(iteration, part(iteration, 0, 1))
     slots.close()
     shutil.rmtree(tmp_path / "store")
-    for saved in (None, 1):
+    for saved_iteration in (None, 1):
         again, slots = single(tmp_path)
-        assert iteration_of(again) == saved
+        assert iteration_of(again) == saved_iteration
         again.save(1, part(1, 0, 2))
         slots.close()
 

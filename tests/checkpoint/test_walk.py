@@ -46,15 +46,15 @@ def same(one: FlatState, other: FlatState) -> bool:
 
 
 def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
-    told, walker = state(), Flattener()
-    before = walker.flatten(told)
-    assert same(before, flatten(told))
-    told["few"]["b"], told["optimizer"]["groups"][0]["lr"] = 3, 0.01
-    told["model"]["w3"].fill_(9)
-    found = walker.flatten(told)
-    assert found.traversal is before.traversal
-    assert same(found, flatten(told))
-    assert found.json["few"]["b"] == 3
+    state_value, walker = state(), Flattener()
+    before = walker.flatten(state_value)
+    assert same(before, flatten(state_value))
+    state_value["few"]["b"], state_value["optimizer"]["groups"][0]["lr"] = 3, 0.01
+    state_value["model"]["w3"].fill_(9)
+    flat = walker.flatten(state_value)
+    assert flat.traversal is before.traversal
+    assert same(flat, flatten(state_value))
+    assert flat.json["few"]["b"] == 3
 
 
 @pytest.mark.parametrize(
@@ -79,34 +79,34 @@ def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
     ],
 )
 def test_whatever_changes_is_seen(change: Callable[[dict[str, Any]], Any]) -> None:
-    told, walker = state(), Flattener()
-    before = walker.flatten(told)
-    change(told)
-    found = walker.flatten(told)
-    assert found.traversal is not before.traversal
-    assert same(found, flatten(told))
-    assert same(walker.flatten(told), flatten(told))
+    state_value, walker = state(), Flattener()
+    before = walker.flatten(state_value)
+    change(state_value)
+    flat = walker.flatten(state_value)
+    assert flat.traversal is not before.traversal
+    assert same(flat, flatten(state_value))
+    assert same(walker.flatten(state_value), flatten(state_value))
 
 
 def test_a_walk_keeps_no_tensor_alive() -> None:
-    told, walker = state(), Flattener()
-    walker.flatten(told)
+    state_value, walker = state(), Flattener()
+    walker.flatten(state_value)
     freed: list[str] = []
-    for tensor in (told["model"]["w7"], told["optimizer"]["state"][0]["mean"], told["few"]["a"]):
+    for tensor in (state_value["model"]["w7"], state_value["optimizer"]["state"][0]["mean"], state_value["few"]["a"]):
         weakref.finalize(tensor, freed.append, "freed")
     del tensor
-    told.clear()
+    state_value.clear()
     assert freed == ["freed"] * 3
 
 
 def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, walker = state(), Flattener()
-    walker.flatten(told)
+    state_value, walker = state(), Flattener()
+    walker.flatten(state_value)
     looked: list[str] = []
     monkeypatch.setattr(
         traversal, "fingerprint", lambda tensor, mark=traversal.fingerprint: looked.append("one") or mark(tensor)
     )
-    walker.flatten(told)
+    walker.flatten(state_value)
     assert len(looked) == 3, "the embedding, the tied one and the one of the few"
 
 
@@ -120,11 +120,11 @@ def test_a_module_and_its_optimizer_are_found_again() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    told, walker = {"model": model, "optimizer": optimizer}, Flattener()
-    before = walker.flatten(told)
+    state_value, walker = {"model": model, "optimizer": optimizer}, Flattener()
+    before = walker.flatten(state_value)
     optimizer.step()
-    assert walker.flatten(told).traversal is before.traversal
-    assert same(walker.flatten(told), flatten(told))
+    assert walker.flatten(state_value).traversal is before.traversal
+    assert same(walker.flatten(state_value), flatten(state_value))
 
 
 @pytest.fixture
@@ -140,29 +140,29 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
     mesh: DeviceMesh, change: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sharded(number: int) -> torch.Tensor:
+    def sharded_tensors(number: int) -> torch.Tensor:
         return distribute_tensor(torch.full((4, 2), float(number)), mesh, [Shard(0)])
 
-    weights = {f"w{n}": sharded(n) for n in range(traversal.MIN_GROUP)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(traversal.MIN_GROUP)}
-    told, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Flattener()
-    before = walker.flatten(told)
+    weights = {f"w{n}": sharded_tensors(n) for n in range(traversal.MIN_GROUP)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": sharded_tensors(n)} for n in range(traversal.MIN_GROUP)}
+    state_value, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Flattener()
+    before = walker.flatten(state_value)
     if change:
-        told["model"]["w2"] = sharded(2) if change == "memory" else local_part(weights["w2"])
+        state_value["model"]["w2"] = sharded_tensors(2) if change == "memory" else local_part(weights["w2"])
     looked: list[str] = []
     monkeypatch.setattr(
         traversal, "fingerprint", lambda tensor, mark=traversal.fingerprint: looked.append("one") or mark(tensor)
     )
-    found = walker.flatten(told)
-    assert (found.traversal is before.traversal) == (change is None)
+    flat = walker.flatten(state_value)
+    assert (flat.traversal is before.traversal) == (change is None)
     assert looked == ["one"] or change, "the tied one alone"
-    assert same(found, flatten(told))
-    assert found.parts() == flatten(told).parts()
-    assert len(found.parts()) == 2 * traversal.MIN_GROUP - (change == "whole")
-    for path, one in (("model.w1", told["model"]["w1"]), ("model.w2", told["model"]["w2"])):
-        assert isinstance(found.live_tensor(path), DTensor) is isinstance(one, DTensor)
-        assert found.live_tensor(path).data_ptr() == one.data_ptr()
-    assert found.is_sharded() is False, "one rank holds it all"
+    assert same(flat, flatten(state_value))
+    assert flat.parts() == flatten(state_value).parts()
+    assert len(flat.parts()) == 2 * traversal.MIN_GROUP - (change == "whole")
+    for path, one in (("model.w1", state_value["model"]["w1"]), ("model.w2", state_value["model"]["w2"])):
+        assert isinstance(flat.live_tensor(path), DTensor) is isinstance(one, DTensor)
+        assert flat.live_tensor(path).data_ptr() == one.data_ptr()
+    assert flat.is_sharded() is False, "one rank holds it all"
 
 
 def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was_then() -> None:

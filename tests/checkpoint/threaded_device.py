@@ -80,8 +80,8 @@ class ThreadedDevice:
 
 
 class _Copying:
-    def __init__(self, compute: Stream | None, ended: threading.Event) -> None:
-        self._compute, self._ended = compute, ended
+    def __init__(self, compute: Stream | None, end_flag: threading.Event) -> None:
+        self._compute, self._ended = compute, end_flag
 
     def hold(self) -> None:
         if self._compute is None:

@@ -13,7 +13,7 @@ def main(iterations: int, result: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 400), torch.nn.Tanh(), torch.nn.Linear(400, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer}
-    checkpointer = Checkpointer(state, link=Link.from_environment())
+    checkpointer = Checkpointer(state, keeper=Link.from_environment())
     for iteration in range(checkpointer.load(state) + 1, iterations + 1):
         torch.manual_seed(iteration)
         model(torch.randn(8, 16)).square().mean().backward()

@@ -31,7 +31,7 @@ def main(words: list[str]) -> str:
         case ["status"]:
             return lifecycle.status()
         case ["lose", number]:
-            node.lost(int(number))
+            node.lose_node(int(number))
             return ""
         case ["cut" | "join" as verb, number]:
             network.cut(int(number), off=verb == "cut")

@@ -19,7 +19,7 @@ from tests.cluster.namespace import STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.cluster.processes import start
 from tests.cluster.trainings import Training
-from tests.golang import built
+from tests.golang import build_programs
 
 ADDED = "_argo"
 """The folder beside the programs' module with what the executor lacks on Linux and with this Kubernetes."""
@@ -30,20 +30,20 @@ ENDED = ("Succeeded", "Failed", "Error")
 
 def programs() -> Path:
     """The folder with `workflow-controller`, `argoexec` and Argo's kinds; built the first time. Raises NoGoError."""
-    wanted = [f"{ARGO}/cmd/workflow-controller", f"{ARGO}/cmd/argoexec"]
-    return built("kube", wanted, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
+    program_paths = [f"{ARGO}/cmd/workflow-controller", f"{ARGO}/cmd/argoexec"]
+    return build_programs("kube", program_paths, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
 
 
 def install(kubectl: Kubectl) -> None:
     """The controller, its kinds with every field, and its executor on every node. Raises NoGoError, ClusterError."""
-    made = programs()
-    kubectl.apply(*(path.read_text() for path in sorted(made.glob("argoproj.io_*.yaml"))))
+    built_programs = programs()
+    kubectl.apply(*(path.read_text() for path in sorted(built_programs.glob("argoproj.io_*.yaml"))))
     for one in range(1, NODES + 1):
-        node.imported(one, [images.executor(made / "argoexec")])
+        node.import_images(one, [images.executor(built_programs / "argoexec")])
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     kubectl.apply(_settings(), namespace=NAMESPACE)
     controller = [
-        made / "workflow-controller", "--kubeconfig", ADMIN, "--namespace", NAMESPACE, "--executor-image",
+        built_programs / "workflow-controller", "--kubeconfig", ADMIN, "--namespace", NAMESPACE, "--executor-image",
         images.EXECUTOR,
     ]  # fmt: skip
     start("argo", 0, controller, {"LEADER_ELECTION_DISABLE": "true", "DEFAULT_REQUEUE_TIME": "1s"})
@@ -71,9 +71,9 @@ def workflow(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return {"status": {}, **(kubectl.get("workflow", name) or {})}
 
 
-def phases(found: dict[str, Any]) -> dict[str, str]:
+def phases(workflow: dict[str, Any]) -> dict[str, str]:
     """Of a workflow's nodes, by their display names."""
-    return {one["displayName"]: one["phase"] for one in found["status"].get("nodes", {}).values()}
+    return {one["displayName"]: one["phase"] for one in workflow["status"].get("nodes", {}).values()}
 
 
 def retry(training: "ByArgo") -> None:
@@ -116,8 +116,8 @@ class ByArgo(Training):
 
     def phase(self) -> str:
         """The Workflow's."""
-        found = self.cluster.kubectl.get("workflow", self.name)
-        return found.get("status", {}).get("phase", "") if found else "gone"
+        workflow = self.cluster.kubectl.get("workflow", self.name)
+        return workflow.get("status", {}).get("phase", "") if workflow else "gone"
 
     def over(self) -> bool:
         """It has ended, well or not."""

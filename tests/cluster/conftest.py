@@ -45,6 +45,6 @@ def dataset(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def training(cluster: Cluster, dataset: str) -> Iterator[Training]:
     """A training to submit, one for the tests of a module; whatever is left of it is deleted."""
-    made = Training(cluster, dataset)
-    yield made
-    made.delete()
+    new_training = Training(cluster, dataset)
+    yield new_training
+    new_training.delete()

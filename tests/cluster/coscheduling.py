@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME
 from tests.cluster.processes import start, stop
-from tests.golang import built
+from tests.golang import build_programs
 
 NAME = "scheduler-plugins-scheduler"
 PLUGIN = "Coscheduling"
@@ -22,20 +22,20 @@ PROFILE = {
 
 def programs() -> Path:
     """The folder with the scheduler and the PodGroups' definition; built the first time. Raises NoGoError."""
-    return built("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
+    return build_programs("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
 
 
 def install(kubectl: Kubectl) -> None:
     """It schedules whoever names it. Raises NoGoError, ClusterError."""
-    made = programs()
-    kubectl.apply((made / "crd.yaml").read_text())
+    built_programs = programs()
+    kubectl.apply((built_programs / "crd.yaml").read_text())
     settings = HOME / "coscheduling.json"
     configuration = {
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration", "profiles": [PROFILE],
         "leaderElection": {"leaderElect": False}, "clientConnection": {"kubeconfig": str(ADMIN)},
     }  # fmt: skip
     settings.write_text(json.dumps(configuration))
-    start("coscheduling", 0, [made / "coscheduling", "--config", settings, "--secure-port=10269"])
+    start("coscheduling", 0, [built_programs / "coscheduling", "--config", settings, "--secure-port=10269"])
 
 
 def remove() -> None:

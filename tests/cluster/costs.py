@@ -52,28 +52,28 @@ class Cost:
 
 def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
     """Since that moment (Unix time), as the workers' reports of their iterations tell; one may be told twice."""
-    newest, since, longest, lost = 0, moment, 0.0, 0
+    newest, since, longest, lost_iterations = 0, moment, 0.0, 0
     for time_s, iteration in sorted({(line["time"], line["iteration"]) for line in reports}):
         if iteration <= newest:
-            lost += time_s > moment
+            lost_iterations += time_s > moment
             continue
         newest = iteration
         if time_s > moment:
             longest = max(longest, time_s - since)
         since = time_s
-    return Cost(longest, lost)
+    return Cost(longest, lost_iterations)
 
 
 def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
     """By fault, in the order in which they were suffered. Raises FileNotFoundError."""
-    found: dict[str, list[Cost]] = {}
+    costs: dict[str, list[Cost]] = {}
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
-            known = {one.get("name"): one.get("value", "") for one in case.iter("property")}
-            if "fault" in known:
-                told = Cost(float(known["seconds"]), int(known["lost"]), float(known["load"]))
-                found.setdefault(known["fault"], []).append(told)
-    return found
+            properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+            if "fault" in properties:
+                cost = Cost(float(properties["seconds"]), int(properties["lost"]), float(properties["load"]))
+                costs.setdefault(properties["fault"], []).append(cost)
+    return costs
 
 
 def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
@@ -84,8 +84,8 @@ def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
 def _line(fault: str, each: Sequence[Cost]) -> str:
     loads = sorted({f"{one.load:.0f}" for one in each}, key=int)
     load = loads[0] if len(loads) == 1 else f"{loads[0]} to {loads[-1]}"
-    seconds, lost = _of([one.seconds for one in each], ".1f"), _of([one.lost for one in each], ".0f")
-    return f"| {fault} | {seconds} | {lost} | {len(each)} | {load} |\n"
+    seconds, lost_iterations = _of([one.seconds for one in each], ".1f"), _of([one.lost for one in each], ".0f")
+    return f"| {fault} | {seconds} | {lost_iterations} | {len(each)} | {load} |\n"
 
 
 def _of(figures: Sequence[float], form: str) -> str:

@@ -46,7 +46,9 @@ def phases(job: Training) -> dict[str, str]:
 
 
 @contextmanager
-def crowded(job: Training, scheduler: str = "default-scheduler", labels: Mapping[str, str] = {}) -> Iterator[None]:
+def run_more_important_pod(
+    job: Training, scheduler: str = "default-scheduler", labels: Mapping[str, str] = {}
+) -> Iterator[None]:
     """A pod of the other job's class runs, in the place of an extra; it goes at the end."""
     name = f"other-{secrets.token_hex(3)}"
     container = {"name": "main", "image": images.PAUSE}
@@ -59,8 +61,8 @@ def crowded(job: Training, scheduler: str = "default-scheduler", labels: Mapping
     job.cluster.kubectl.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def runs() -> bool:
-        found = job.cluster.kubectl.get("pod", name)
-        return bool(found and found["status"].get("phase") == "Running")
+        pod = job.cluster.kubectl.get("pod", name)
+        return bool(pod and pod["status"].get("phase") == "Running")
 
     wait_until(runs, f"{name} in the place of an extra", PATIENCE_S, pause_s=0.5)
     yield

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import psutil
 
 from everstep.cli.status import OUT_OF_SERVICE
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes
 from tests.cluster.costs import Cost, cost
-from tests.cluster.journal import Records, both_lost, has_fault, has_new_master, lost, taken_over, untouched
+from tests.cluster.journal import Records, both_lost, has_fault, has_new_master, lost_nodes, taken_over, untouched_nodes
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.trainings import PATIENCE_S, Training
 from tests.harness import ROUNDS, kill, wait_until
@@ -46,20 +46,22 @@ class Fault:
 
 def suffer(training: Training, name: str) -> Cost:
     """Let it happen, see that it did and that the training goes on. Raises TimeoutError, AssertionError."""
-    _settled(training)
+    _wait_until_settled(training)
     if FAULTS[name].apart:
         spread(training)
-    known, fired = len(training.records()), FAULTS[name].fired
+    count_before, fired = len(training.records()), FAULTS[name].fired
     moment = FAULTS[name].harm(training)
-    wait_until(lambda: fired(training.records()[known:]), f"{name}: the journal's word of it", PATIENCE_S, pause_s=0.5)
-    _settled(training)
+    wait_until(
+        lambda: fired(training.records()[count_before:]), f"{name}: the journal's word of it", PATIENCE_S, pause_s=0.5
+    )
+    _wait_until_settled(training)
     goes_on(training)
-    since = training.records()[known:]
+    since = training.records()[count_before:]
     assert fired(since), f"{name}: then it went another way: {[one['kind'] for one in since]}"
     return cost(training.reports(), moment)
 
 
-def _settled(training: Training) -> None:
+def _wait_until_settled(training: Training) -> None:
     """Wait until both nodes are in a round, and nothing that happened before has still to take effect."""
     wait_until(lambda: steady(training) or training.over(), "a round of both nodes", PATIENCE_S, pause_s=0.5)
     assert not training.over(), training.last_words()
@@ -87,13 +89,13 @@ def steady(training: Training) -> bool:
 
 def newest(training: Training, host: str = "") -> tuple[str, str]:
     """(node, its pod's name) of the training, on that host if one is named: the last by its name whose pod runs."""
-    found = [
+    iterations = [
         (name, pod["metadata"]["name"])
         for name, pod in training.nodes().items()
         if pod["status"].get("phase") == "Running" and host in ("", pod["spec"].get("nodeName"))
     ]
-    assert found, f"no node of the training runs{f' on {host}' if host else ''}"
-    return max(found)
+    assert iterations, f"no node of the training runs{f' on {host}' if host else ''}"
+    return max(iterations)
 
 
 def hosts(training: Training) -> set[str]:
@@ -113,28 +115,30 @@ def spread(training: Training) -> None:
         return
     training.cluster.kubectl("cordon", *where)
     try:
-        _deleted(training, newest(training)[1])
+        _delete_pods(training, newest(training)[1])
         wait_until(lambda: len(hosts(training)) == NODES, "a node on another machine", PATIENCE_S, pause_s=0.5)
-        _settled(training)
+        _wait_until_settled(training)
     finally:
         training.cluster.kubectl("uncordon", *where)
 
 
-def marked(*wanted: str) -> list[psutil.Process]:
+def marked_processes(*mark_texts: str) -> list[psutil.Process]:
     """All processes with these variables (NAME=value), as this machine sees them."""
-    marks = {mark.encode() for mark in wanted}
-    found = []
+    marks = {mark.encode() for mark in mark_texts}
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError), open(f"/proc/{process.pid}/environ", "rb") as file:
             if marks <= set(file.read().split(b"\0")):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def step_of(training: Training) -> psutil.Process:
     """The step's own process."""
-    (found,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline())
-    return found
+    (process,) = (
+        one for one in marked_processes(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline()
+    )
+    return process
 
 
 def worker_of(training: Training, name: str) -> psutil.Process:
@@ -142,7 +146,7 @@ def worker_of(training: Training, name: str) -> psutil.Process:
 
     def find_process() -> psutil.Process | None:
         with suppress(psutil.Error):
-            there = marked(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
+            there = marked_processes(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
             servers = {one.pid for one in there if "everstep.runtime.agent.forkserver" in one.cmdline()}
             return next((one for one in there if one.ppid() in servers), None)
         return None
@@ -157,16 +161,16 @@ def process_killed(training: Training) -> float:
 
 def pod_deleted(training: Training) -> float:
     """`kubectl delete pod`: SIGTERM, and time to hand over."""
-    return _deleted(training, newest(training)[1])
+    return _delete_pods(training, newest(training)[1])
 
 
 def all_pods_deleted(training: Training) -> float:
     """Every pod that trains, at once and by force."""
     pods = [pod["metadata"]["name"] for pod in training.nodes().values()]
-    return _deleted(training, *pods, flags=("--grace-period=0", "--force"))
+    return _delete_pods(training, *pods, flags=("--grace-period=0", "--force"))
 
 
-def _deleted(training: Training, *pods: str, flags: tuple[str, ...] = ()) -> float:
+def _delete_pods(training: Training, *pods: str, flags: tuple[str, ...] = ()) -> float:
     moment = time.time()
     training.cluster.kubectl("delete", "pod", "--wait=false", "--ignore-not-found", *flags, *pods)
     return moment
@@ -185,22 +189,22 @@ def evict(training: Training, pod: str) -> float:
     return moment
 
 
-def missed(training: Training, host: str) -> Callable[[], bool]:
+def is_missed_by(training: Training, host: str) -> Callable[[], bool]:
     """Tells whether every node that is there now was lost since, as far as the journal knows."""
-    known = len(training.records())
+    count_before = len(training.records())
     there = {name for name, pod in training.nodes().items() if pod["spec"].get("nodeName") == host}
-    return lambda: there <= lost(training.records()[known:])
+    return lambda: there <= lost_nodes(training.records()[count_before:])
 
 
 def drained(training: Training) -> float:
     """`kubectl drain` of the machine of a node: no pod may go there until it is uncordoned."""
     host = node_name(elsewhere(training))
-    gone, moment = missed(training, host), time.time()
+    is_missed, moment = is_missed_by(training, host), time.time()
     training.cluster.kubectl("cordon", host)
     try:
         pods = [pod for pod in training.nodes().values() if pod["spec"].get("nodeName") == host]
-        _deleted(training, *(pod["metadata"]["name"] for pod in pods))
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        _delete_pods(training, *(pod["metadata"]["name"] for pod in pods))
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         training.cluster.kubectl("uncordon", host)
@@ -219,9 +223,9 @@ def out_of_memory(training: Training) -> float:
 def node_lost(training: Training) -> float:
     """Power cut of the machine of a node; it comes back when the training has gone on without."""
     number = elsewhere(training)
-    gone, moment = missed(training, node_name(number)), time.time()
+    is_missed, moment = is_missed_by(training, node_name(number)), time.time()
     with powerless(number):
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     return moment
 
@@ -233,7 +237,7 @@ def powerless(number: int) -> Iterator[None]:
     First its cable is pulled: else its kernel, which is also that of the others, would tell them of closed connections.
     """
     network.cut(number, off=True)
-    node.lost(number)
+    node.lose_node(number)
     try:
         yield
     finally:
@@ -244,10 +248,10 @@ def powerless(number: int) -> Iterator[None]:
 def node_cut_off(training: Training) -> float:
     """A machine leaves the network, its pods running on unseen; it returns when the training has gone on without."""
     number = elsewhere(training)
-    gone, moment = missed(training, node_name(number)), time.time()
+    is_missed, moment = is_missed_by(training, node_name(number)), time.time()
     network.cut(number, off=True)
     try:
-        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        wait_until(is_missed, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         network.cut(number, off=False)
@@ -257,7 +261,7 @@ def node_cut_off(training: Training) -> float:
 
 def master_deleted(training: Training) -> float:
     """The step's own pod is deleted, and tried again."""
-    moment = _deleted(training, training.pod)
+    moment = _delete_pods(training, training.pod)
     _tried_again(training, MASTERS_HOST)
     return moment
 
@@ -288,14 +292,14 @@ def masters_machine_lost(training: Training) -> float:
     `everstep status` says that somebody has to; then the step is tried again elsewhere.
     """
     number, kubectl = elsewhere(training), training.cluster.kubectl
-    gone, moment = missed(training, MASTERS_HOST), time.time()
+    is_missed, moment = is_missed_by(training, MASTERS_HOST), time.time()
     with powerless(int(MASTERS_HOST.rpartition("-")[2])):
-        _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
+        _delete_pods(training, training.pod)  # Kubernetes does it after 5 minutes.
         wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
         kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
         try:
             _tried_again(training, node_name(number))
-            wait_until(gone, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
+            wait_until(is_missed, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
             goes_on(training)
         finally:
             kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
@@ -318,11 +322,13 @@ def api_server_stopped(training: Training) -> float:
 
 def store_stopped(training: Training) -> float:
     """MinIO is stopped: the step says so, the workers train on, and what they report waits until it is back."""
-    said, moment = len(training.words()), time.time()
+    word_count, moment = len(training.words()), time.time()
     processes.stop("minio")
     away = time.time()
     try:
-        wait_until(lambda: "cannot be reached" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
+        wait_until(
+            lambda: "cannot be reached" in training.words()[word_count:], "the step's word of it", PATIENCE_S, 0.5
+        )
         wait_until(lambda: time.time() > away + STORE_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
         assert not plane.store_answers()
         back = time.time()
@@ -340,33 +346,33 @@ def image_missing(training: Training) -> float:
     number = elsewhere(training)
     moment = time.time()
     training.cluster.kubectl("cordon", MASTERS_HOST)
-    node.forgotten(number, images.HOST)
+    node.forget_image(number, images.HOST)
     try:
-        _deleted(training, newest(training, node_name(number))[1])
+        _delete_pods(training, newest(training, node_name(number))[1])
         wait_until(lambda: "its container cannot start" in training.words(), "the reason in the step's log", PATIENCE_S,
                    pause_s=0.5)  # fmt: skip
         goes_on(training)
     finally:
-        node.imported(number, images.of_the_cluster())
+        node.import_images(number, images.of_the_cluster())
         training.cluster.kubectl("uncordon", MASTERS_HOST)
     return moment
 
 
 FAULTS = {
     "a training process is killed": Fault(process_killed, has_fault(Reason.KILLED)),
-    "a pod is deleted": Fault(pod_deleted, lost),
-    "a pod is evicted": Fault(evicted, lost),
+    "a pod is deleted": Fault(pod_deleted, lost_nodes),
+    "a pod is evicted": Fault(evicted, lost_nodes),
     "all pods that train are deleted by force": Fault(all_pods_deleted, both_lost),
     "a container runs out of memory": Fault(out_of_memory, has_fault(Reason.OOM)),
     "the step's own pod is deleted": Fault(master_deleted, taken_over),
     "the step's own pod is evicted": Fault(master_evicted, taken_over),
     "the step's own process is killed": Fault(master_killed, taken_over),
-    "the API server stops": Fault(api_server_stopped, untouched),
-    "the store stops": Fault(store_stopped, untouched),
-    "a machine is drained": Fault(drained, lost, apart=True),
-    "a machine has no image for the next pod": Fault(image_missing, lost, apart=True),
-    "a machine leaves the network": Fault(node_cut_off, lost, apart=True),
-    "a machine loses its power": Fault(node_lost, lost, apart=True),
+    "the API server stops": Fault(api_server_stopped, untouched_nodes),
+    "the store stops": Fault(store_stopped, untouched_nodes),
+    "a machine is drained": Fault(drained, lost_nodes, apart=True),
+    "a machine has no image for the next pod": Fault(image_missing, lost_nodes, apart=True),
+    "a machine leaves the network": Fault(node_cut_off, lost_nodes, apart=True),
+    "a machine loses its power": Fault(node_lost, lost_nodes, apart=True),
     "the step's own machine loses its power": Fault(masters_machine_lost, has_new_master, apart=True),
 }
 """By what happens; the last one leaves the step's own pod on another machine than `MASTERS_HOST`."""

@@ -58,8 +58,8 @@ def executor(program: Path) -> Image:
 def patch() -> dict[str, Any]:
     """What a pod of `HOST` needs besides, over its own spec: this machine's programs, and no whole CPU."""
     volumes = [{"name": name, "hostPath": {"path": path}} for name, path in _places().items()]
-    seen = [{"name": name, "mountPath": path, "readOnly": True} for name, path in _places().items()]
-    main = {"name": "main", "volumeMounts": seen, "resources": {"requests": {"cpu": CPU}}}
+    mounts_read_only = [{"name": name, "mountPath": path, "readOnly": True} for name, path in _places().items()]
+    main = {"name": "main", "volumeMounts": mounts_read_only, "resources": {"requests": {"cpu": CPU}}}
     return {"volumes": volumes, "containers": [main]}
 
 
@@ -73,8 +73,8 @@ def _places() -> dict[str, str]:
 
 def archive(image: Image) -> Path:
     """The image as a file that containerd imports; written once for each content."""
-    told = {**image.__dict__, "files": {to: _stamp(path) for to, path in image.files.items()}}
-    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    image_facts = {**image.__dict__, "files": {to: _stamp(path) for to, path in image.files.items()}}
+    key = hashlib.sha256(json.dumps(image_facts, sort_keys=True).encode()).hexdigest()[:16]
     path = FOLDER / f"{image.name.rpartition('/')[2].replace(':', '-')}-{key}.tar"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def archive(image: Image) -> Path:
 
 
 def _stamp(path: Path) -> list[Any]:
-    told = path.stat()
-    return [str(path), told.st_size, told.st_mtime_ns]
+    status = path.stat()
+    return [str(path), status.st_size, status.st_mtime_ns]
 
 
 def _write(path: Path, image: Image) -> None:
@@ -95,18 +95,19 @@ def _write(path: Path, image: Image) -> None:
         "architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         "config": {"Cmd": list(image.command), "Env": [f"{key}={value}" for key, value in image.environment.items()]},
     }  # fmt: skip
-    told = json.dumps(config).encode()
+    config_bytes = json.dumps(config).encode()
     manifest = json.dumps({
         "schemaVersion": 2, "mediaType": f"{OCI}.manifest.v1+json",
-        "config": _described(told, f"{OCI}.config.v1+json"), "layers": [_described(layer, f"{OCI}.layer.v1.tar")],
+        "config": _descriptor(config_bytes, f"{OCI}.config.v1+json"),
+        "layers": [_descriptor(layer, f"{OCI}.layer.v1.tar")],
     }).encode()  # fmt: skip
-    entry = _described(manifest, f"{OCI}.manifest.v1+json")
+    entry = _descriptor(manifest, f"{OCI}.manifest.v1+json")
     entry["annotations"] = {"io.containerd.image.name": image.name}
     index = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
     with tarfile.open(path, "w") as tar:
         _add(tar, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         _add(tar, "index.json", index)
-        for blob in (layer, told, manifest):
+        for blob in (layer, config_bytes, manifest):
             _add(tar, f"blobs/{_digest(blob).replace(':', '/')}", blob)
 
 
@@ -136,5 +137,5 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _described(content: bytes, media: str) -> dict[str, Any]:
+def _descriptor(content: bytes, media: str) -> dict[str, Any]:
     return {"mediaType": media, "digest": _digest(content), "size": len(content)}

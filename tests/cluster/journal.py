@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 
 Records = list[dict[str, Any]]
 
@@ -13,14 +13,14 @@ def has_fault(*reasons: Reason) -> Callable[[Records], object]:
     return lambda records: [one for one in records if one["kind"] == "FaultJudged" and one["reason"] in reasons]
 
 
-def lost(records: Records) -> set[str]:
+def lost_nodes(records: Records) -> set[str]:
     """Nodes that were lost, or announced that they have to go."""
     return {one["node"] for one in records if one["kind"] in ("NodeLost", "NodeLeaving")}
 
 
 def both_lost(records: Records) -> object:
     """One alone would not have done."""
-    return len(lost(records)) >= 2
+    return len(lost_nodes(records)) >= 2
 
 
 def has_new_master(records: Records) -> object:
@@ -33,6 +33,6 @@ def taken_over(records: Records) -> object:
     return has_new_master(records) and "NodeRequested" not in [one["kind"] for one in records]
 
 
-def untouched(records: Records) -> object:
+def untouched_nodes(records: Records) -> object:
     """Nobody's round ended for it."""
     return not [one for one in records if one["kind"] in ("RoundBroken", "NodeLost")]

@@ -21,19 +21,19 @@ class Kubectl:
 
     def apply(self, *objects: str | Mapping[str, Any], namespace: str = NAMESPACE) -> None:
         """Make the objects so (YAML, or as they are)."""
-        told = "\n---\n".join(one if isinstance(one, str) else json.dumps(one) for one in objects)
-        self("apply", "--server-side", "--force-conflicts", "-f", "-", namespace=namespace, text=told)
+        documents = "\n---\n".join(one if isinstance(one, str) else json.dumps(one) for one in objects)
+        self("apply", "--server-side", "--force-conflicts", "-f", "-", namespace=namespace, text=documents)
 
     def create(self, *objects: Mapping[str, Any], namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         """Make the objects; each as the API server has it. It checks them by itself."""
-        told = "\n---\n".join(map(json.dumps, objects))
-        text = self("create", "--validate=false", "-o", "json", "-f", "-", namespace=namespace, text=told)
-        decoder, found = json.JSONDecoder(), []
+        documents = "\n---\n".join(map(json.dumps, objects))
+        text = self("create", "--validate=false", "-o", "json", "-f", "-", namespace=namespace, text=documents)
+        decoder, items = json.JSONDecoder(), []
         while text := text.lstrip():
             one, end = decoder.raw_decode(text)
-            found += one.get("items", [one])
+            items += one.get("items", [one])
             text = text[end:]
-        return found
+        return items
 
     def ask(self, path: str, wish: Mapping[str, Any], namespace: str = NAMESPACE) -> None:
         """POST to a path below the namespace that no object stands for: `pods/NAME/eviction`."""

@@ -12,7 +12,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME, NAMESPACE, PLANE
 from tests.cluster.processes import output_of, start, stop, wait
 from tests.cluster.room import SLOT
-from tests.golang import built
+from tests.golang import build_programs
 
 MODULE, GROUP = "sigs.k8s.io/kueue", "kueue.x-k8s.io"
 VERSION = "v1beta2"
@@ -35,16 +35,16 @@ KINDS = (
 
 def programs() -> Path:
     """The folder with its controller and kinds; built the first time. Raises NoGoError."""
-    return built("kueue", [f"{MODULE}/cmd/kueue"], files={MODULE: "config/components/crd/bases"})
+    return build_programs("kueue", [f"{MODULE}/cmd/kueue"], files={MODULE: "config/components/crd/bases"})
 
 
 def install(kubectl: Kubectl) -> None:
     """Its controller answers. Raises NoGoError, ClusterError."""
-    made, etc = programs(), HOME / "kueue"
+    built_programs, etc = programs(), HOME / "kueue"
     keys = etc / "kueue/metrics/certs"
-    kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
+    kubectl.apply(*(path.read_text() for path in sorted(built_programs.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})
-    wait(lambda: _are_established(kubectl, len(list(made.glob("*.yaml")))), "Kueue's kinds")
+    wait(lambda: _are_established(kubectl, len(list(built_programs.glob("*.yaml")))), "Kueue's kinds")
     keys.mkdir(parents=True, exist_ok=True)
     output_of(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=kueue", "-addext",
@@ -53,8 +53,14 @@ def install(kubectl: Kubectl) -> None:
     settings = keys / "configuration.json"
     settings.write_text(json.dumps({**CONFIGURATION, "webhook": {"port": PORT, "certDir": str(keys)}}))
     # With certificates from outside it reads those of its metrics below /etc, wherever the others are.
-    seen = ["unshare", "--mount", "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh"]
-    command = [*seen, made / "kueue", "--config", settings, "--feature-gates=VisibilityOnDemand=false"]
+    mount_command = ["unshare", "--mount", "sh", "-c", f'mount --bind {etc} /etc && exec "$@"', "sh"]
+    command = [
+        *mount_command,
+        built_programs / "kueue",
+        "--config",
+        settings,
+        "--feature-gates=VisibilityOnDemand=false",
+    ]
     start("kueue", 0, command, {"KUBECONFIG": str(ADMIN), "HOME": str(HOME)})
     kubectl.apply(*_webhooks((keys / "tls.crt").read_bytes()))
     wait(lambda: _takes_queues(kubectl), "Kueue's webhooks")
@@ -62,7 +68,7 @@ def install(kubectl: Kubectl) -> None:
 
 def _webhooks(certificate: bytes) -> list[dict[str, Any]]:
     """Its two configurations, for the namespace of the tests only: no other pod waits for it."""
-    found = []
+    webhooks = []
     for kind, verb, letter in (("MutatingWebhookConfiguration", "mutate", "m"),
                                ("ValidatingWebhookConfiguration", "validate", "v")):  # fmt: skip
         hooks = []
@@ -78,17 +84,17 @@ def _webhooks(certificate: bytes) -> list[dict[str, Any]]:
             if resource == "pods":
                 hook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}
             hooks.append(hook)
-        found.append({
+        webhooks.append({
             "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "kueue"},
             "webhooks": hooks,
         })  # fmt: skip
-    return found
+    return webhooks
 
 
 def _are_established(kubectl: Kubectl, kinds: int) -> bool:
     """Whether the API server serves so many kinds of its group. (`kubectl wait` fails where there is no status yet.)"""
-    found = [one for one in kubectl.list("crd") if one["spec"]["group"] == GROUP]
-    conditions = [one for kind in found for one in kind.get("status", {}).get("conditions") or ()]
+    crds = [one for one in kubectl.list("crd") if one["spec"]["group"] == GROUP]
+    conditions = [one for kind in crds for one in kind.get("status", {}).get("conditions") or ()]
     return sum(one["type"] == "Established" and one["status"] == "True" for one in conditions) == kinds
 
 

@@ -15,7 +15,7 @@ from tests.cluster import namespace, network, node, plane
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import HOME, NODES
 from tests.cluster.processes import ClusterError, names, output_of, running, stop, wait, works
-from tests.golang import TOOLS, built
+from tests.golang import TOOLS, build_programs
 
 DEBIAN = "containerd runc containernetworking-plugins nftables iptables conntrack busybox-static iproute2 openssl"
 NEEDED = ("containerd", "ctr", "runc", "nft", "conntrack", "busybox", "ip", "nsenter", "openssl")
@@ -45,10 +45,10 @@ def programs() -> Path:
     version = re.search(r"k8s.io/kubernetes (v[0-9.]+)", (TOOLS / "kube" / "go.mod").read_text())
     assert version, "tools/kube/go.mod names no Kubernetes"
     major, minor, _ = version[1].removeprefix("v").split(".")
-    told = {"gitVersion": version[1], "gitMajor": major, "gitMinor": minor}
+    stamp_values = {"gitVersion": version[1], "gitMajor": major, "gitMinor": minor}
     stamped = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    stamps = {f"{package}.{name}": value for package in stamped for name, value in told.items()}
-    return built("kube", ["."], stamps, {ARGO: "manifests/base/crds/minimal"})
+    stamps = {f"{package}.{name}": value for package in stamped for name, value in stamp_values.items()}
+    return build_programs("kube", ["."], stamps, {ARGO: "manifests/base/crds/minimal"})
 
 
 @dataclass(frozen=True)
@@ -68,41 +68,41 @@ def up() -> Cluster:
     """Start what does not run, until all is ready. Raises ClusterError, NoGoError."""
     if why := missing():
         raise ClusterError(why)
-    made, store = programs(), minio.binary()
-    kubectl = Kubectl(made / "kube")
+    built_programs, store = programs(), minio.binary()
+    kubectl = Kubectl(built_programs / "kube")
     network.make_hosts(NODES)
-    plane.start_plane(made / "kube")
+    plane.start_plane(built_programs / "kube")
     plane.store_started(store)
     for one in range(1, NODES + 1):
-        node.start_node(one, made / "kube")
-    namespace.made_ready(kubectl, made)
+        node.start_node(one, built_programs / "kube")
+    namespace.made_ready(kubectl, built_programs)
     wait(plane.store_answers, "MinIO")
     wait(lambda: _ready(kubectl) == NODES, "every node Ready")
-    return Cluster(kubectl, made)
+    return Cluster(kubectl, built_programs)
 
 
 def _ready(kubectl: Kubectl) -> int:
-    conditions = [one for found in kubectl.list("nodes") for one in found["status"].get("conditions", ())]
+    conditions = [one for node in kubectl.list("nodes") for one in node["status"].get("conditions", ())]
     return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def down() -> None:
     """Stop all of it, and leave nothing behind. Idempotent."""
     for one in range(1, NODES + 1):
-        node.lost(one)
+        node.lose_node(one)
     for name in names():  # Nothing is kept, so nobody needs time to end well.
         stop(name, signal.SIGKILL)
-    for place in _mounted():
+    for place in _mount_points():
         output_of("umount", "--lazy", place)
-    if left := _mounted():
-        raise ClusterError(f"{left[0]} is still mounted: nothing was removed")
+    if mounts_left := _mount_points():
+        raise ClusterError(f"{mounts_left[0]} is still mounted: nothing was removed")
     for one in range(1, NODES + 1):
         node.groups_removed(one)
-    network.removed()
+    network.remove_rules()
     shutil.rmtree(HOME, ignore_errors=True)
 
 
-def _mounted() -> list[str]:
+def _mount_points() -> list[str]:
     """What is mounted in the cluster's folder, the innermost first."""
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     return sorted((place for place in places if place.startswith(f"{HOME}/")), reverse=True)

@@ -44,7 +44,7 @@ def cut(host: int, off: bool) -> None:
     output_of("ip", "link", "set", host_name(host), "down" if off else "up")
 
 
-def removed() -> None:
+def remove_rules() -> None:
     """Nothing is left of it. A wire first: with its namespace alone it would go at some later moment."""
     for link in Path("/sys/class/net").glob(f"{PREFIX}*"):
         works("ip", "link", "delete", link.name)

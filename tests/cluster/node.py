@@ -50,7 +50,7 @@ def start_node(node: int, kube: Path) -> None:
     _groups(node)
     start(f"containerd-{node}", node, ["containerd", "--config", home / "containerd.toml"])
     wait(lambda: works(*_ctr(node), "version"), f"containerd of {node_name(node)}")
-    imported(node, images.of_the_cluster())
+    import_images(node, images.of_the_cluster())
     start(
         f"kubelet-{node}", node,
         [
@@ -62,15 +62,15 @@ def start_node(node: int, kube: Path) -> None:
     start(f"proxy-{node}", node, [kube, "kube-proxy", "--config", home / "proxy.json"])
 
 
-def imported(node: int, wanted: Iterable[images.Image]) -> None:
+def import_images(node: int, images_to_import: Iterable[images.Image]) -> None:
     """The node has these images."""
     have = output_of(*_ctr(node), "images", "list", "--quiet").split()
-    for image in wanted:
+    for image in images_to_import:
         if image.name not in have:
             output_of(*_ctr(node), "images", "import", images.archive(image))
 
 
-def forgotten(node: int, image: str) -> None:
+def forget_image(node: int, image: str) -> None:
     """The node has that image no more."""
     output_of(*_ctr(node), "images", "remove", "--sync", image)
 
@@ -138,7 +138,7 @@ def _groups(node: int) -> None:
                 (group / knob).write_text((hierarchy / knob).read_text())
 
 
-def lost(node: int) -> None:
+def lose_node(node: int) -> None:
     """As in a power cut: kubelet, containerd and every container are killed."""
     for name in (f"kubelet-{node}", f"proxy-{node}", f"containerd-{node}"):
         stop(name, signal.SIGKILL)
@@ -149,19 +149,19 @@ def lost(node: int) -> None:
             process.kill()
     psutil.wait_procs(shims, 30)
     deadline = time.monotonic() + 30
-    while (left := _contained(node)) and time.monotonic() < deadline:
-        for pid in left:
+    while (pids_left := _pids_in_containers(node)) and time.monotonic() < deadline:
+        for pid in pids_left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _contained(node: int) -> list[int]:
+def _pids_in_containers(node: int) -> list[int]:
     """Every process in a container of the node."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in (GROUPS / "pids" / host_name(node)).rglob("cgroup.procs"):
         with suppress(OSError):  # It was removed meanwhile.
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def groups_removed(node: int) -> None:

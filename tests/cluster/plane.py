@@ -17,13 +17,13 @@ SILENT_S = 12
 def kubeconfig(path: Path, token: str) -> None:
     """A file by which whoever has that token reaches the API."""
     cluster = {"server": API, "certificate-authority": str(KEYS / "apiserver.crt")}
-    told = {
+    kube_settings = {
         "apiVersion": "v1", "kind": "Config", "current-context": "tests",
         "clusters": [{"name": "tests", "cluster": cluster}], "users": [{"name": "tests", "user": {"token": token}}],
         "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(kube_settings))
     path.chmod(0o600)
 
 
@@ -40,12 +40,12 @@ def identities() -> None:
     KEYS.chmod(0o700)
     output_of("openssl", "genrsa", "-out", KEYS / "accounts.key", "2048")
     admin = secrets.token_hex(16)
-    known = [f'{admin},admin,admin,"system:masters"']
+    token_lines = [f'{admin},admin,admin,"system:masters"']
     for node in range(1, NODES + 1):
         token = secrets.token_hex(16)
-        known.append(f'{token},system:node:{node_name(node)},{node_name(node)},"system:nodes"')
+        token_lines.append(f'{token},system:node:{node_name(node)},{node_name(node)},"system:nodes"')
         kubeconfig(node_kubeconfig(node), token)
-    (KEYS / "tokens.csv").write_text("\n".join(known) + "\n")
+    (KEYS / "tokens.csv").write_text("\n".join(token_lines) + "\n")
     kubeconfig(ADMIN, admin)
 
 
@@ -96,22 +96,23 @@ def answers(kube: Path) -> bool:
 
 def store_started(minio: Path) -> None:
     """The store with an empty bucket."""
-    kept = HOME / "store.json"
-    if not kept.exists():
-        found = {
+    store_file = HOME / "store.json"
+    if not store_file.exists():
+        credentials = {
             "MINIO_ENDPOINT": STORE, "AWS_ACCESS_KEY_ID": f"user{secrets.token_hex(4)}",
             "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16),
         }  # fmt: skip
-        kept.write_text(json.dumps(found))
-        kept.chmod(0o600)
-    found = store_variables()
+        store_file.write_text(json.dumps(credentials))
+        store_file.chmod(0o600)
+    credentials = store_variables()
     (HOME / "store" / BUCKET).mkdir(parents=True, exist_ok=True)
-    told = {
-        "MINIO_ROOT_USER": found["AWS_ACCESS_KEY_ID"], "MINIO_ROOT_PASSWORD": found["AWS_SECRET_ACCESS_KEY"],
+    variables = {
+        "MINIO_ROOT_USER": credentials["AWS_ACCESS_KEY_ID"],
+        "MINIO_ROOT_PASSWORD": credentials["AWS_SECRET_ACCESS_KEY"],
         "MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "HOME": str(HOME),
     }  # fmt: skip
     command = [minio, "server", "--quiet", "--address", f"{PLANE}:9000", HOME / "store"]
-    start("minio", 0, command, told)
+    start("minio", 0, command, variables)
 
 
 def store_answers() -> bool:

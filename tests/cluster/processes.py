@@ -22,10 +22,10 @@ class ClusterError(RuntimeError):
 def output_of(*command: str | Path, text: str | None = None) -> str:
     """What the command printed. Raises ClusterError with its last words when it fails."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{' '.join(words)[:200]}: {done.stderr.strip()[-500:] or done.returncode}")
-    return done.stdout
+    completed = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise ClusterError(f"{' '.join(words)[:200]}: {completed.stderr.strip()[-500:] or completed.returncode}")
+    return completed.stdout
 
 
 def works(*command: str | Path) -> bool:
@@ -57,9 +57,9 @@ def start(name: str, host: int, command: Sequence[str | Path], environment: Mapp
 def running(name: str) -> psutil.Process | None:
     """The process of that name, if it lives."""
     try:
-        kept = json.loads((PIDS / name).read_text())
-        process = psutil.Process(kept["pid"])
-        if process.create_time() == kept["born"] and process.status() != psutil.STATUS_ZOMBIE:
+        record = json.loads((PIDS / name).read_text())
+        process = psutil.Process(record["pid"])
+        if process.create_time() == record["born"] and process.status() != psutil.STATUS_ZOMBIE:
             return process
     except (OSError, psutil.NoSuchProcess):
         pass
@@ -91,13 +91,13 @@ def last_words(name: str) -> str:
         return "no log"
 
 
-def wait(found: Callable[[], object], what: str, seconds: float = 120) -> None:
+def wait(predicate: Callable[[], object], what: str, seconds: float = 120) -> None:
     """Until it is so. Raises ClusterError at the deadline, and as soon as one of the processes is dead."""
 
     def so_or_dead() -> bool:
         if dead := [name for name in names() if not running(name)]:
             raise ClusterError(f"{dead[0]} died: {last_words(dead[0])}; see {LOGS}")
-        return bool(found())
+        return bool(predicate())
 
     try:
         wait_until(so_or_dead, what, seconds, pause_s=0.1)

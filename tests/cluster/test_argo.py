@@ -71,26 +71,26 @@ def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster,
     text = tmp_path / "mine.jsonl"
     text.write_bytes(lines)
     name = f"pipeline-{secrets.token_hex(3)}"
-    done = everstep(
+    completed = everstep(
         cluster, "pipelines/llama_finetune.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
         "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
         "--store", f"s3://{BUCKET}/{name}", "--corpus", str(text), "--iterations", "40",
     )  # fmt: skip
-    found = argo.workflow(cluster.kubectl, name)
-    assert done.returncode == 0, done.stderr + json.dumps(found["status"], indent=1)
-    assert found["status"]["phase"] == "Succeeded"
-    told = argo.phases(found)
-    assert {told.get(step) for step in (*STEPS, f"{name}.onExit")} == {"Succeeded"}
-    assert f"{name} · target argo" in done.stderr
-    ticked = {line.split()[1].partition("(")[0] for line in done.stderr.splitlines() if line.startswith(" ✔")}
-    assert ticked >= STEPS, done.stderr
-    assert f"--corpus {text}: 1 files" in done.stderr, "it came along"
-    assert str(tmp_path) not in json.dumps(found["spec"])
-    kept = {entry.key for entry in open_store(f"s3://{BUCKET}/{name}", environment=cluster.store).list("")}
-    assert any("checkpoints/" in key for key in kept)
-    taken = [key for key in kept if "/starts/" in key]
-    assert len(taken) == layout.NODES, "each checked pod became a node of the training"
-    assert not [one["name"] for one in found["spec"]["arguments"]["parameters"] if one["value"] == ""]
+    workflow = argo.workflow(cluster.kubectl, name)
+    assert completed.returncode == 0, completed.stderr + json.dumps(workflow["status"], indent=1)
+    assert workflow["status"]["phase"] == "Succeeded"
+    phases = argo.phases(workflow)
+    assert {phases.get(step) for step in (*STEPS, f"{name}.onExit")} == {"Succeeded"}
+    assert f"{name} · target argo" in completed.stderr
+    ticked = {line.split()[1].partition("(")[0] for line in completed.stderr.splitlines() if line.startswith(" ✔")}
+    assert ticked >= STEPS, completed.stderr
+    assert f"--corpus {text}: 1 files" in completed.stderr, "it came along"
+    assert str(tmp_path) not in json.dumps(workflow["spec"])
+    keys = {entry.key for entry in open_store(f"s3://{BUCKET}/{name}", environment=cluster.store).list("")}
+    assert any("checkpoints/" in key for key in keys)
+    start_keys = [key for key in keys if "/starts/" in key]
+    assert len(start_keys) == layout.NODES, "each checked pod became a node of the training"
+    assert not [one["name"] for one in workflow["spec"]["arguments"]["parameters"] if one["value"] == ""]
 
 
 def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluster, text: str) -> None:
@@ -102,28 +102,28 @@ def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluste
     (workflow,) = yaml.safe_load_all((ROOT / "templates/reuse.yaml").read_text())
     name = f"reuse-{secrets.token_hex(3)}"
     workflow["metadata"] = {"name": name}
-    given = {"store": f"s3://{BUCKET}/{name}", "text": text}
+    values_by_name = {"store": f"s3://{BUCKET}/{name}", "text": text}
     for parameter in workflow["spec"]["arguments"]["parameters"]:
-        parameter["value"] = given[parameter["name"]]
+        parameter["value"] = values_by_name[parameter["name"]]
     cluster.kubectl.create(workflow)
 
     def ended_workflow() -> dict[str, Any] | None:
-        found = argo.workflow(cluster.kubectl, name)
-        return found if found["status"].get("phase") in argo.ENDED else None
+        done_workflow = argo.workflow(cluster.kubectl, name)
+        return done_workflow if done_workflow["status"].get("phase") in argo.ENDED else None
 
-    found = wait_until(ended_workflow, f"the end of workflow {name}", 2 * PATIENCE_S, pause_s=1)
-    assert found["status"]["phase"] == "Succeeded", json.dumps(found["status"], indent=1)
-    assert argo.phases(found)["tokenize"] == "Succeeded"
+    done_workflow = wait_until(ended_workflow, f"the end of workflow {name}", 2 * PATIENCE_S, pause_s=1)
+    assert done_workflow["status"]["phase"] == "Succeeded", json.dumps(done_workflow["status"], indent=1)
+    assert argo.phases(done_workflow)["tokenize"] == "Succeeded"
 
 
 @pytest.fixture
 def training(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
     """A train step of Argo's; whatever is left of it is deleted."""
-    made = ByArgo(cluster, dataset)
+    new_training = ByArgo(cluster, dataset)
     try:
-        yield made
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted"])
@@ -168,15 +168,15 @@ def test_a_run_that_was_stopped_and_is_retried_does_no_iteration_again(training:
     assert stopped.returncode == 0, stopped.stderr
     assert training.finish() == "Failed"
     wait_until(lambda: not training.nodes(), "the end of every pod", PATIENCE_S, pause_s=0.2)
-    known = len(training.records())
-    (ended,) = training.records_of("JobEnded")
-    trained = max(training.iteration(), ended["iteration"])
+    count_before = len(training.records())
+    (end_record,) = training.records_of("JobEnded")
+    trained = max(training.iteration(), end_record["iteration"])
     assert training.not_stored() == 0
     argo.retry(training)
     faults.goes_on(training)
-    (first, *_) = (one["round"] for one in training.records()[known:] if one["kind"] == "RoundFormed")
+    (first, *_) = (one["round"] for one in training.records()[count_before:] if one["kind"] == "RoundFormed")
     assert first["restore"]["iteration"] >= trained
-    assert cost(training.reports(), ended["time"]).lost == 0
+    assert cost(training.reports(), end_record["time"]).lost == 0
     assert training.in_order()
 
 
@@ -213,18 +213,18 @@ def test_the_drill_holds_on_a_cluster_and_says_which_faults_it_cannot_inject(
     cluster: Cluster, text: str, names: tuple[str, ...], record_property: Callable[[str, object], None]
 ) -> None:
     name = f"drill-{secrets.token_hex(3)}"
-    done = everstep(
+    completed = everstep(
         cluster, "pipelines/chaos_drill.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
         "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
         "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "200", "--only", ",".join(names),
     )  # fmt: skip
-    found = argo.workflow(cluster.kubectl, name)
-    assert done.returncode == 0, done.stderr + json.dumps(found["status"], indent=1)
-    phases = argo.phases(found)
+    workflow = argo.workflow(cluster.kubectl, name)
+    assert completed.returncode == 0, completed.stderr + json.dumps(workflow["status"], indent=1)
+    phases = argo.phases(workflow)
     assert phases["verdict"] == "Succeeded"
     assert {phases[f"chaos-{one}"] for one in names} == {"Succeeded"}
-    told = [line for line in done.stderr.splitlines() if "verdict" in line]
-    record_property("verdict", "; ".join(told))
-    held = sum(one in DRILLED for one in names)
-    assert f"{held} of {len(names)} experiments hold" in done.stderr
-    assert ("not possible here" in done.stderr) == (held < len(names))
+    verdict_lines = [line for line in completed.stderr.splitlines() if "verdict" in line]
+    record_property("verdict", "; ".join(verdict_lines))
+    holds_count = sum(one in DRILLED for one in names)
+    assert f"{holds_count} of {len(names)} experiments hold" in completed.stderr
+    assert ("not possible here" in completed.stderr) == (holds_count < len(names))

@@ -47,7 +47,10 @@ def test_who_ran_out_of_memory_had_got_twice_as_much(suffering: Training) -> Non
 def test_it_ends_at_its_last_iteration_and_leaves_no_pod(suffering: Training) -> None:
     suffering.stop()
     assert suffering.finish() == "Succeeded", suffering.last_words()
-    (ended,) = (one for one in suffering.records() if one["kind"] == "JobEnded")
-    assert ended["iteration"] - suffering.iteration() in (0, 1)  # The loop is left before it tells of its last one.
+    (end_record,) = (one for one in suffering.records() if one["kind"] == "JobEnded")
+    assert end_record["iteration"] - suffering.iteration() in (
+        0,
+        1,
+    )  # The loop is left before it tells of its last one.
     assert suffering.in_order()
     assert suffering.nodes() == {}

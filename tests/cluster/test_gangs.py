@@ -11,7 +11,7 @@ import pytest
 
 from everstep.runtime.platform.kubernetes.pods import waiting_reason
 from tests.cluster import coscheduling, volcano
-from tests.cluster.extras import MINIMUM, SPEC, classes, crowded, goes_on_with, phases
+from tests.cluster.extras import MINIMUM, SPEC, classes, goes_on_with, phases, run_more_important_pod
 from tests.cluster.layout import node_name
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.room import room
@@ -55,18 +55,18 @@ def job(cluster: Cluster, dataset: str, gang: str) -> Iterator[Training]:
     """Four nodes asked for, three needed, room for two."""
     room(cluster, 1, 2)
     room(cluster, 2, 0)
-    made = Training(cluster, dataset)
+    new_training = Training(cluster, dataset)
     try:
-        made.submit_paced(node_name(1), SPEC, gang=gang, priority_class="min", extra_priority_class="extra")
-        wait_until(lambda: len(made.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
-        yield made
+        new_training.submit_paced(node_name(1), SPEC, gang=gang, priority_class="min", extra_priority_class="extra")
+        wait_until(lambda: len(new_training.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
         for node in (1, 2):
             room(cluster, node, 0)
 
 
-def unplaced(job: Training) -> set[str]:
+def unplaced_pods(job: Training) -> set[str]:
     """Nodes that have no machine."""
     return {name for name, pod in job.nodes().items() if not pod["spec"].get("nodeName")}
 
@@ -76,7 +76,7 @@ def test_two_places_are_not_enough_for_a_gang_of_three(job: Training) -> None:
         return all("no machine has room" in waiting_reason(job.nodes()[name]) for name in MINIMUM)
 
     wait_until(is_refused, "the scheduler's word on each of the three", PATIENCE_S, pause_s=0.5)
-    assert unplaced(job) == {*MINIMUM, "worker-3-0"}
+    assert unplaced_pods(job) == {*MINIMUM, "worker-3-0"}
     assert "gets a machine after the nodes of the minimum" in job.words()
 
 
@@ -92,7 +92,7 @@ def test_the_fourth_joins_when_there_is_room(job: Training) -> None:
 
 
 def test_an_extra_gives_way_to_a_more_important_pod_and_the_minimum_does_not(job: Training, gang: str) -> None:
-    with crowded(job, SCHEDULERS[gang].name):
+    with run_more_important_pod(job, SCHEDULERS[gang].name):
         goes_on_with(job, 3)
         assert set(MINIMUM) <= set(phases(job))
     goes_on_with(job, 4)

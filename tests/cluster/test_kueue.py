@@ -9,7 +9,7 @@ import pytest
 
 from everstep.runtime.platform.kubernetes.pods import waiting_reason
 from tests.cluster import kueue
-from tests.cluster.extras import MINIMUM, SPEC, classes, crowded, goes_on_with, phases
+from tests.cluster.extras import MINIMUM, SPEC, classes, goes_on_with, phases, run_more_important_pod
 from tests.cluster.layout import node_name
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.room import room
@@ -38,15 +38,15 @@ def job(cluster: Cluster, dataset: str, queue: str) -> Iterator[Training]:
     """Four nodes asked for, three needed, quota for two."""
     for node in (1, 2):
         room(cluster, node, 4)
-    made = Training(cluster, dataset)
+    new_training = Training(cluster, dataset)
     try:
-        made.submit_paced(
+        new_training.submit_paced(
             node_name(1), SPEC, gang="kueue", queue=queue, priority_class="min", extra_priority_class="extra"
         )
-        wait_until(lambda: len(made.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
-        yield made
+        wait_until(lambda: len(new_training.nodes()) == 4, "the pods of four nodes", PATIENCE_S, pause_s=0.5)
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
         for node in (1, 2):
             room(cluster, node, 0)
 
@@ -73,7 +73,7 @@ def test_the_fourth_joins_when_there_is_quota(job: Training) -> None:
 
 
 def test_an_extra_gives_its_quota_to_a_more_important_pod_and_the_minimum_does_not(job: Training, queue: str) -> None:
-    with crowded(job, labels={"kueue.x-k8s.io/queue-name": queue}):
+    with run_more_important_pod(job, labels={"kueue.x-k8s.io/queue-name": queue}):
         goes_on_with(job, 3)
         assert set(MINIMUM) <= set(phases(job))
     goes_on_with(job, 4)

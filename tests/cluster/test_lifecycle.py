@@ -12,15 +12,15 @@ from tests.cluster.lifecycle import Cluster
 
 def left_behind() -> list[str]:
     """Whatever carries the cluster's name, except its lock."""
-    found = [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(HOME) in line]
-    found += [f"namespace {path.name}" for path in Path("/run/netns").glob(f"{PREFIX}*")]
-    found += [f"link {path.name}" for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
-    found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{PREFIX}*")]
+    leftovers = [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(HOME) in line]
+    leftovers += [f"namespace {path.name}" for path in Path("/run/netns").glob(f"{PREFIX}*")]
+    leftovers += [f"link {path.name}" for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
+    leftovers += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{PREFIX}*")]
     lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-    found += [f"process {line}" for line in lines if str(HOME) in line]
+    leftovers += [f"process {line}" for line in lines if str(HOME) in line]
     routes = run(["ip", "route"], capture_output=True, text=True, check=True).stdout.splitlines()
-    found += [f"route {line}" for line in routes if line.startswith("unreachable 10.9")]
-    return [*found, *([str(HOME)] if HOME.exists() else [])]
+    leftovers += [f"route {line}" for line in routes if line.startswith("unreachable 10.9")]
+    return [*leftovers, *([str(HOME)] if HOME.exists() else [])]
 
 
 def pids() -> dict[str, int]:

@@ -41,8 +41,8 @@ def owner(cluster: Cluster) -> Owner:
     name = f"owner-{secrets.token_hex(3)}"
     spec = {"entrypoint": "main", "templates": [{"name": "main", "suspend": {}}]}
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}, "spec": spec}
-    (made,) = cluster.kubectl.create(workflow)
-    return Owner(name, made["metadata"]["uid"])
+    (object_made,) = cluster.kubectl.create(workflow)
+    return Owner(name, object_made["metadata"]["uid"])
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_pods_are_made_once_told_of_and_gone_with_the_code_of_their_agent(cluste
         await shared_token(api, job, owner)
         async with KubernetesPlatform(api, job, owner, template()) as platform:
             assert await platform.observe() == []
-            made = await platform.create(request("worker-0-0", "--no-such-flag"))
-            assert (await platform.create(request("worker-0-0", "--no-such-flag"))).uid == made.uid
+            node_made = await platform.create(request("worker-0-0", "--no-such-flag"))
+            assert (await platform.create(request("worker-0-0", "--no-such-flag"))).uid == node_made.uid
             (pod,) = cluster.kubectl.list("pods", "everstep/node=worker-0-0")
             assert pod["metadata"]["ownerReferences"][0]["uid"] == owner.uid
-            gone = await anext(platform.node_ends())
-            assert (gone.name, gone.uid, gone.exit_code) == ("worker-0-0", made.uid, 2)
+            node_end = await anext(platform.node_ends())
+            assert (node_end.name, node_end.uid, node_end.exit_code) == ("worker-0-0", node_made.uid, 2)
             with pytest.raises(OSError, match="already exists and has ended"):
                 await platform.create(request("worker-0-0"))
 
@@ -88,15 +88,15 @@ def test_a_pod_without_a_host_waits_until_it_is_deleted_and_the_next_master_find
     async def story(api: KubeApi) -> None:
         await shared_token(api, job, owner)
         async with KubernetesPlatform(api, job, owner, template()) as platform:
-            made = await platform.create(request("worker-0-0", avoid=HOSTS))
-            assert made.host == ""
+            node_made = await platform.create(request("worker-0-0", avoid=HOSTS))
+            assert node_made.host == ""
         async with KubernetesPlatform(api, job, owner, template()) as platform:
-            (found,) = await platform.observe()
-            assert (found.name, found.uid) == ("worker-0-0", made.uid)
+            (node,) = await platform.observe()
+            assert (node.name, node.uid) == ("worker-0-0", node_made.uid)
             await platform.delete("worker-0-0", "another-uid")
-            await platform.delete("worker-0-0", made.uid)
-            gone = await anext(platform.node_ends())
-            assert (gone.uid, gone.exit_code, gone.reason) == (made.uid, None, "its pod was deleted")
+            await platform.delete("worker-0-0", node_made.uid)
+            node_end = await anext(platform.node_ends())
+            assert (node_end.uid, node_end.exit_code, node_end.reason) == (node_made.uid, None, "its pod was deleted")
 
     play(story)
 

@@ -38,11 +38,11 @@ MAY = {
 """By account and resource: the verbs."""
 
 
-def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
+def allowed_verbs(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
     """By resource: the verbs that the account may use there, on the object of that name."""
-    asked = list(itertools.product(RESOURCES, VERBS))
+    questions = list(itertools.product(RESOURCES, VERBS))
     reviews = []
-    for (group, resource), verb in asked:
+    for (group, resource), verb in questions:
         kind, _, below = resource.partition("/")
         wish = {
             "namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": below, "name": name,
@@ -50,20 +50,20 @@ def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> d
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         spec = {"user": user, "groups": ["system:authenticated"], "resourceAttributes": wish}
         reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
-    found: dict[str, set[str]] = {}
+    rights: dict[str, set[str]] = {}
     for review in cluster.kubectl.create(*reviews):
         wish = review["spec"]["resourceAttributes"]
-        if review["status"]["allowed"]:
+        if review["status"]["allowed_verbs"]:
             resource = "/".join(filter(None, (wish["resource"], wish.get("subresource"))))
-            found.setdefault(resource, set()).add(wish["verb"])
-    return found
+            rights.setdefault(resource, set()).add(wish["verb"])
+    return rights
 
 
 @pytest.mark.parametrize("account", MAY)
 def test_the_account_may_do_what_its_steps_need_and_nothing_else(cluster: Cluster, account: str) -> None:
-    assert allowed(cluster, account, NAMESPACE) == MAY[account]
+    assert allowed_verbs(cluster, account, NAMESPACE) == MAY[account]
 
 
 @pytest.mark.parametrize("account", MAY)
 def test_elsewhere_it_may_do_nothing(cluster: Cluster, account: str) -> None:
-    assert allowed(cluster, account, "default") == {}
+    assert allowed_verbs(cluster, account, "default") == {}

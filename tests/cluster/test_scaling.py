@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from everstep.cli.main import main
-from tests.cluster.extras import FURTHER, MINIMUM, SPEC, classes, crowded, goes_on_with, phases
-from tests.cluster.journal import lost
+from tests.cluster.extras import FURTHER, MINIMUM, SPEC, classes, goes_on_with, phases, run_more_important_pod
+from tests.cluster.journal import lost_nodes
 from tests.cluster.layout import ADMIN, NAMESPACE, node_name
 from tests.cluster.room import room
 from tests.cluster.trainings import PATIENCE_S, Training
@@ -33,11 +33,11 @@ def job(training: Training) -> Iterator[Training]:
                 room(cluster, node, 0)
 
 
-def resized(job: Training, nodes: int) -> None:
+def resize(job: Training, nodes: int) -> None:
     """Somebody edits the ConfigMap."""
-    (found,) = job.cluster.kubectl.list("configmaps", job.selector)
+    (config_map,) = job.cluster.kubectl.list("configmaps", job.selector)
     change = {"data": {"replicas": f"worker: {nodes}\n"}}
-    job.cluster.kubectl("patch", "configmap", found["metadata"]["name"], "--type=merge", "-p", json.dumps(change))
+    job.cluster.kubectl("patch", "configmap", config_map["metadata"]["name"], "--type=merge", "-p", json.dumps(change))
 
 
 def test_three_of_four_train_while_the_fourth_waits_for_room(job: Training) -> None:
@@ -53,10 +53,10 @@ def test_the_fourth_joins_when_there_is_room(job: Training) -> None:
 
 
 def test_an_extra_gives_way_to_a_more_important_pod_and_the_minimum_does_not(job: Training) -> None:
-    known = len(job.records())
-    with crowded(job):
+    count_before = len(job.records())
+    with run_more_important_pod(job):
         goes_on_with(job, 3)
-        assert lost(job.records()[known:]) == {"worker-3-0"}
+        assert lost_nodes(job.records()[count_before:]) == {"worker-3-0"}
         assert set(MINIMUM) <= set(phases(job))
     goes_on_with(job, 4)
 
@@ -64,17 +64,17 @@ def test_an_extra_gives_way_to_a_more_important_pod_and_the_minimum_does_not(job
 def test_editing_the_config_map_takes_a_node_away_and_the_command_brings_it_back(
     job: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = len(job.records())
-    resized(job, 3)
+    count_before = len(job.records())
+    resize(job, 3)
     goes_on_with(job, 3)
     wait_until(lambda: len(phases(job)) == 3, "the fourth pod's end", PATIENCE_S, pause_s=0.5)
-    (changed,) = (one for one in job.records()[known:] if one["kind"] == "DesiredChanged")
+    (changed,) = (one for one in job.records()[count_before:] if one["kind"] == "DesiredChanged")
     assert (changed["role"], changed["nodes"]) == ("worker", 3)
     command = ["scale", job.name, "--nodes", "4", "--namespace", NAMESPACE]
     monkeypatch.setenv("KUBECONFIG", str(ADMIN))
     assert main(command) == 0
     goes_on_with(job, 4)
-    resized(job, 9)
+    resize(job, 9)
     wait_until(
         lambda: "9 is not between 3 and 4" in job.words(), "the refusal in the step's log", PATIENCE_S, pause_s=1
     )

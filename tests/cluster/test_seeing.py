@@ -41,14 +41,14 @@ def stacks(job: Training, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_command_shows_the_stacks_of_all_pods(job: Training, tmp_path: Path) -> None:
-    done = stacks(job, "--to", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "paced.py" in done.stdout
-    assert f"@0-{NODES - 1}|" in done.stdout, "the main threads of all ranks are one tree"
-    told = json.loads((tmp_path / "stacks.json").read_text())
-    assert [one["stacks"]["rank"] for one in told] == list(range(NODES))
-    assert len({one["stacks"]["node"] for one in told}) == NODES
-    assert all(one["stacks"]["threads"] for one in told)
+    completed = stacks(job, "--to", str(tmp_path))
+    assert completed.returncode == 0, completed.stderr
+    assert "paced.py" in completed.stdout
+    assert f"@0-{NODES - 1}|" in completed.stdout, "the main threads of all ranks are one tree"
+    stacks_by_rank = json.loads((tmp_path / "stacks.json").read_text())
+    assert [one["stacks"]["rank"] for one in stacks_by_rank] == list(range(NODES))
+    assert len({one["stacks"]["node"] for one in stacks_by_rank}) == NODES
+    assert all(one["stacks"]["threads"] for one in stacks_by_rank)
     assert json.loads((tmp_path / "speedscope.json").read_text())["profiles"]
     assert "<svg" in (tmp_path / "py_stack.svg").read_text()
 
@@ -56,9 +56,9 @@ def test_one_command_shows_the_stacks_of_all_pods(job: Training, tmp_path: Path)
 def test_a_run_that_is_not_there_is_refused_in_one_line(job: Training) -> None:
     variables = {**os.environ, "KUBECONFIG": str(ADMIN)}
     command = [sys.executable, "-m", "everstep", "stacks", "nothing", "--namespace", NAMESPACE]
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    completed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert len(completed.stderr.strip().splitlines()) == 1, completed.stderr
 
 
 def test_the_page_lists_the_namespaces_runs_and_shows_its_training(

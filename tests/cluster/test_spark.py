@@ -30,9 +30,11 @@ def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
     """The step's pod, as Argo would make it."""
     patch = images.patch()
     (container,) = patch["containers"]
-    known = [{"name": key, "valueFrom": {"secretKeyRef": {"name": STORE_SECRET, "key": key}}} for key in cluster.store]
+    container_variables = [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": STORE_SECRET, "key": key}}} for key in cluster.store
+    ]
     container = {
-        **container, "image": images.HOST, "workingDir": "/tmp", "env": [OWN_POD, *known],
+        **container, "image": images.HOST, "workingDir": "/tmp", "env": [OWN_POD, *container_variables],
         "command": ["python", "-m", "everstep.steps.preprocess", *arguments],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }  # fmt: skip
@@ -44,7 +46,7 @@ def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": LABELS}, "spec": spec}
 
 
-def finished(store: Store) -> int:
+def count_of_finished_shards(store: Store) -> int:
     """Shards that are done."""
     return sum(entry.key.endswith(".done") for entry in store.list("out/shards"))
 
@@ -53,8 +55,8 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
     name, uri = f"spark-{secrets.token_hex(3)}", f"s3://{BUCKET}/spark-{secrets.token_hex(4)}"
     store = open_store(uri, environment=cluster.store)
     store.put("in/a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode())
-    given = ["--input", f"{uri}/in/*.jsonl", "--append-eod", "--tokenizer-type", "CharLevelTokenizer"]
-    arguments = [*given, "--output-prefix", f"{uri}/out/result", "--spark-master", "k8s://", "--tasks", "40"]
+    input_flags = ["--input", f"{uri}/in/*.jsonl", "--append-eod", "--tokenizer-type", "CharLevelTokenizer"]
+    arguments = [*input_flags, "--output-prefix", f"{uri}/out/result", "--spark-master", "k8s://", "--tasks", "40"]
     arguments += ["--executors", "2", "--executor-cores", "1", "--store", "/tmp/store", "--outputs", "/tmp/outputs"]
     cluster.kubectl.create(driver(cluster, name, *arguments))
 
@@ -66,7 +68,7 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
         return phase() in ("Succeeded", "Failed", "gone")
 
     try:
-        wait_until(lambda: finished(store) or over(), "a task's end", DEADLINE_S, pause_s=0.2)
+        wait_until(lambda: count_of_finished_shards(store) or over(), "a task's end", DEADLINE_S, pause_s=0.2)
         executors = cluster.kubectl.list("pods", EXECUTORS)
         assert executors, cluster.kubectl("logs", name)
         for pod in executors:
@@ -80,13 +82,13 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
         wait_until(lambda: not cluster.kubectl.list("pods", EXECUTORS), "the executors' end", DEADLINE_S, pause_s=1)
     finally:
         cluster.kubectl("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
-    wanted = [token for text in TEXTS for token in (*text.encode(), 0)]
-    assert np.frombuffer(store.get("out/result_text_document.bin"), "<u2").tolist() == wanted
+    expected_tokens = [token for text in TEXTS for token in (*text.encode(), 0)]
+    assert np.frombuffer(store.get("out/result_text_document.bin"), "<u2").tolist() == expected_tokens
     assert not list(store.list("out/shards"))
     here = ["--output-prefix", f"{uri}/here/result", "--spark-master", "local[2]"]
     here += ["--store", str(tmp_path / "store"), "--outputs", str(tmp_path / "outputs")]
     subprocess.run(
-        [sys.executable, "-m", "everstep.steps.preprocess", *given, *here],
+        [sys.executable, "-m", "everstep.steps.preprocess", *input_flags, *here],
         cwd=ROOT,
         env={**os.environ, **cluster.store},
         check=True,

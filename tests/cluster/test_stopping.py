@@ -26,19 +26,19 @@ Record = Callable[[str, object], None]
 @pytest.fixture
 def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
     """Two nodes that train; the nodes end by themselves when they have had no master for some seconds."""
-    made = Training(cluster, dataset, environment={DEAD_MAN: "20"})
+    new_training = Training(cluster, dataset, environment={DEAD_MAN: "20"})
     try:
-        made.submit_paced(MASTERS_HOST, faults.spec())
-        made.wait_iteration(10)
-        yield made
+        new_training.submit_paced(MASTERS_HOST, faults.spec())
+        new_training.wait_iteration(10)
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
 
 
 def are_gone(job: Training, uids: set[str]) -> bool:
     """Nothing of these pods is left on this machine: no process, no memory mounted for them."""
     mounts = Path("/proc/mounts").read_text()
-    return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked(f"EVERSTEP_JOB={job.job}"))
+    return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked_processes(f"EVERSTEP_JOB={job.job}"))
 
 
 def wait_gone(job: Training, uids: set[str], tell: Record) -> None:
@@ -50,10 +50,10 @@ def wait_gone(job: Training, uids: set[str], tell: Record) -> None:
 
 def pods(job: Training) -> set[str]:
     """UIDs of the pods that train."""
-    found = {pod["metadata"]["uid"] for pod in job.nodes().values()}
-    assert len(found) == 2
-    assert not are_gone(job, found)
-    return found
+    uids = {pod["metadata"]["uid"] for pod in job.nodes().values()}
+    assert len(uids) == 2
+    assert not are_gone(job, uids)
+    return uids
 
 
 def results(job: Training) -> list[str]:
@@ -63,8 +63,8 @@ def results(job: Training) -> list[str]:
 
 def shut_down(job: Training, how: str | None) -> None:
     """Write it into the Workflow as `argo stop` and `terminate` do; None: `argo retry` removes it."""
-    told = json.dumps({"spec": {"shutdown": how}})
-    job.cluster.kubectl("patch", "workflow", job.name, "--type=merge", "-p", told)
+    patch = json.dumps({"spec": {"shutdown": how}})
+    job.cluster.kubectl("patch", "workflow", job.name, "--type=merge", "-p", patch)
 
 
 @pytest.mark.parametrize("how", ["Stop", "Terminate"])
@@ -83,25 +83,25 @@ def test_a_run_that_is_tried_again_after_it_was_stopped_does_no_iteration_again(
     shut_down(job, how)
     faults.step_of(job).terminate()
     assert job.finish() == "Failed"
-    known = len(job.records())
-    (ended,) = (one for one in job.records() if one["kind"] == "JobEnded")
-    trained = max(job.iteration(), ended["iteration"])
+    count_before = len(job.records())
+    (end_record,) = (one for one in job.records() if one["kind"] == "JobEnded")
+    trained = max(job.iteration(), end_record["iteration"])
     shut_down(job, None)
     job.start(MASTERS_HOST)
     faults.goes_on(job)
-    (first, *_) = (one["round"] for one in job.records()[known:] if one["kind"] == "RoundFormed")
+    (first, *_) = (one["round"] for one in job.records()[count_before:] if one["kind"] == "RoundFormed")
     assert first["restore"]["iteration"] >= trained
-    assert cost(job.reports(), ended["time"]).lost == 0
+    assert cost(job.reports(), end_record["time"]).lost == 0
     assert job.in_order()
 
 
 def test_a_step_that_is_told_to_end_and_will_be_tried_again_leaves_its_nodes(job: Training) -> None:
-    uids, known = pods(job), len(job.records())
+    uids, count_before = pods(job), len(job.records())
     faults.step_of(job).terminate()
     assert job.finish() == "Failed"
     job.start(MASTERS_HOST)
     faults.goes_on(job)
-    assert taken_over(job.records()[known:])
+    assert taken_over(job.records()[count_before:])
     assert pods(job) == uids
     assert job.in_order()
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep.runtime.job.records import Decision, Reason
+from everstep.runtime.job.reasons import Decision, Reason
 from tests.cluster import faults
 from tests.cluster.costs import cost
 from tests.cluster.faults import MASTERS_HOST
-from tests.cluster.journal import lost
+from tests.cluster.journal import lost_nodes
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.trainings import PATIENCE_S, Training
@@ -27,11 +27,11 @@ BOTH = ",".join(node_name(one + 1) for one in range(NODES))
 @pytest.fixture
 def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
     """A training to submit; whatever is left of it is deleted."""
-    made = Training(cluster, dataset)
+    new_training = Training(cluster, dataset)
     try:
-        yield made
+        yield new_training
     finally:
-        made.delete()
+        new_training.delete()
 
 
 def machines(job: Training) -> Counter[str]:
@@ -63,9 +63,9 @@ def test_an_error_that_its_machine_repeats_moves_a_node_to_the_other_one(job: Tr
 def test_an_error_that_both_machines_repeat_is_the_scripts_own_and_ends_the_job(job: Training) -> None:
     job.submit_paced(MASTERS_HOST, faults.spec(), more=f"--fails-on {BOTH}")
     assert job.finish() == "Failed"
-    (ended,) = (one for one in job.records() if one["kind"] == "JobEnded")
-    assert (ended["result"], ended["exit_code"]) == ("failed", 1)
-    assert "so it is the script's own" in ended["reason"]
+    (end_record,) = (one for one in job.records() if one["kind"] == "JobEnded")
+    assert (end_record["result"], end_record["exit_code"]) == ("failed", 1)
+    assert "so it is the script's own" in end_record["reason"]
     assert "ArithmeticError" in job.words()
 
 
@@ -74,11 +74,11 @@ def test_nodes_are_on_machines_apart_and_a_power_cut_leaves_a_copy_of_each_part_
     wait_until(lambda: job.world() == 4 or job.over(), "a round of four nodes", PATIENCE_S, pause_s=0.5)
     job.wait_iteration(20)
     assert machines(job) == {MASTERS_HOST: 2, OTHER: 2}
-    known = len(job.records())
+    count_before = len(job.records())
     assert not [one for one in job.records() if one["kind"] == "Committed"], "no copy but those in memory"
     moment = faults.node_lost(job)
     faults.goes_on(job)
-    since = job.records()[known:]
-    assert len(lost(since)) == 2
+    since = job.records()[count_before:]
+    assert len(lost_nodes(since)) == 2
     assert cost(job.reports(), moment).lost == 0
     assert job.in_order()

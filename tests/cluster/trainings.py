@@ -103,8 +103,8 @@ class Training:
         how: dict[str, Any] = {"templates": [train_template()], "active_deadline_seconds": self.deadline_s}
         workflow = Workflow(name=self.name, entrypoint="train", arguments=arguments, **how)
         self.manifest = for_argo(workflow.to_dict(), self.name, NAMESPACE, OPTIONS, IMAGE)
-        made = self.cluster.kubectl.create(self.manifest)
-        self.uid = made[0]["metadata"]["uid"]
+        objects_made = self.cluster.kubectl.create(self.manifest)
+        self.uid = objects_made[0]["metadata"]["uid"]
         self.start(host)
 
     def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, more: str = "", **flags: str) -> None:
@@ -121,21 +121,23 @@ class Training:
     def in_order(self) -> bool:
         """Whether the paced script has applied each sample once, in its iteration, as of its newest report."""
         newest = max(self.reports(), key=lambda line: line["iteration"])
-        told = json.loads(open_store(self.dataset, environment=self.cluster.store).get("dataset.json"))["train"]
-        sampler = Sampler(sample_count(told["tokens"], LENGTH), BATCH, SEED)
+        split_facts = json.loads(open_store(self.dataset, environment=self.cluster.store).get("dataset.json"))["train"]
+        sampler = Sampler(sample_count(split_facts["tokens"], LENGTH), BATCH, SEED)
         iterations = range(newest["iteration"])
-        wanted = sum((done + 1) * int(sampler.indices(done * BATCH).sum()) for done in iterations)
-        return abs(newest["total"] - wanted) <= 1e-9 * wanted
+        expected_sum = sum((number + 1) * int(sampler.indices(number * BATCH).sum()) for number in iterations)
+        return abs(newest["total"] - expected_sum) <= 1e-9 * expected_sum
 
     def start(self, host: str = "") -> None:
         """One more try of the step, on that host."""
         self.tries += 1
         (template,) = self.manifest["spec"]["templates"]
         inputs = {one["name"]: one["default"] for one in template["inputs"]["parameters"]} | self.flags
-        known = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
-        known |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
+        placeholders = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
+        placeholders |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
         container = {**template["container"], "name": "main", "env": list(template["container"]["env"])}
-        container = json.loads(re.sub(r"{{([^}]*)}}", lambda found: _escape(known[found[1]]), json.dumps(container)))
+        container = json.loads(
+            re.sub(r"{{([^}]*)}}", lambda match: _escape(placeholders[match[1]]), json.dumps(container))
+        )
         container["env"] += [{"name": name, "value": value} for name, value in self.environment.items()]
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
         spec = {
@@ -145,7 +147,7 @@ class Training:
         }  # fmt: skip
         labels = {**template["metadata"]["labels"], "workflows.argoproj.io/workflow": self.name}
         metadata = {"name": self.pod, "labels": labels, "ownerReferences": [owner]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patched(spec, images.patch())}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patch_spec(spec, images.patch())}
         self.cluster.kubectl.create(pod)
 
     def phase(self) -> str:
@@ -164,8 +166,8 @@ class Training:
 
     def nodes(self) -> dict[str, Pod]:
         """The pods that train or will, by the node's name; those that ended stay for their logs, with the Workflow."""
-        found = [pod for pod in self.cluster.kubectl.list("pods", self.selector) if not has_ended(pod)]
-        return {pod["metadata"]["labels"][NODE]: pod for pod in found}
+        pods = [pod for pod in self.cluster.kubectl.list("pods", self.selector) if not has_ended(pod)]
+        return {pod["metadata"]["labels"][NODE]: pod for pod in pods}
 
     def store(self) -> Store:
         """What it keeps."""
@@ -178,9 +180,9 @@ class Training:
     def not_stored(self) -> int:
         """How many of the iterations that are known to be done the newest committed checkpoint lacks."""
         records = self.records()
-        done = [one["iteration"] for one in records if one["kind"] in ("RoundBroken", "JobEnded")]
+        iterations_done = [one["iteration"] for one in records if one["kind"] in ("RoundBroken", "JobEnded")]
         stored = [one["iteration"] for one in records if one["kind"] == "Committed"]
-        return max(0, max([self.iteration(), *done]) - max(stored, default=0))
+        return max(0, max([self.iteration(), *iterations_done]) - max(stored, default=0))
 
     def wait_iteration(self, iteration: int, seconds: float = PATIENCE_S) -> None:
         """Until it was reached; fails when the step ends before."""
@@ -202,15 +204,20 @@ class Training:
         """What `everstep status` says to a user of the cluster."""
         variables = {**os.environ, **self.cluster.store, "KUBECONFIG": str(ADMIN)}
         command = [sys.executable, "-m", "everstep", "status", self.name, "--namespace", NAMESPACE]
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
+        completed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+        return completed.stdout + completed.stderr
 
     def reports(self) -> list[dict[str, Any]]:
         """What rank 0 told of each iteration, in the order of its time."""
         store, folder = self.store(), f"jobs/{self.job}/telemetry/"
         for key in {entry.key for entry in store.list(folder)} - self._told.keys():
             self._told[key] = [json.loads(line) for line in store.get(key).splitlines()]
-        lines = [one for told in self._told.values() for one in told if "loss" in one and one.get("rank", 0) == 0]
+        lines = [
+            one
+            for report_lines in self._told.values()
+            for one in report_lines
+            if "loss" in one and one.get("rank", 0) == 0
+        ]
         return sorted(lines, key=lambda line: line["time"])
 
     def records(self) -> list[dict[str, Any]]:
@@ -223,16 +230,16 @@ class Training:
 
     def last_words(self) -> str:
         """What is there, for the message of a failed assertion."""
-        told = []
+        words = []
         for pod in self.cluster.kubectl.list("pods"):
             name, status = pod["metadata"]["name"], pod["status"]
-            seen = {key: status.get(key) for key in ("phase", "reason", "containerStatuses")}
-            told.append(f"--- {name} on {pod['spec'].get('nodeName')}: {seen}")
+            status_fields = {key: status.get(key) for key in ("phase", "reason", "containerStatuses")}
+            words.append(f"--- {name} on {pod['spec'].get('nodeName')}: {status_fields}")
             try:
-                told.append(self.cluster.kubectl("logs", "--tail=40", name, "--all-containers"))
+                words.append(self.cluster.kubectl("logs", "--tail=40", name, "--all-containers"))
             except ClusterError as error:
-                told.append(str(error))
-        return "\n".join(told)
+                words.append(str(error))
+        return "\n".join(words)
 
     def delete(self) -> None:
         """The Workflow and all that it owns, as far as it is there."""
@@ -244,11 +251,11 @@ def _escape(value: str) -> str:
     return json.dumps(value)[1:-1]
 
 
-def _patched(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+def _patch_spec(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """The pod's spec as Kubernetes' strategic merge would leave it, for one container."""
     (container,), (more,) = spec["containers"], patch["containers"]
-    asked = {**container["resources"]["requests"], **more["resources"]["requests"]}
-    resources = {**container["resources"], "requests": asked}
-    seen = [*container.get("volumeMounts", ()), *more["volumeMounts"]]
-    merged = {**container, "resources": resources, "volumeMounts": seen}
+    requests = {**container["resources"]["requests"], **more["resources"]["requests"]}
+    resources = {**container["resources"], "requests": requests}
+    mounts = [*container.get("volumeMounts", ()), *more["volumeMounts"]]
+    merged = {**container, "resources": resources, "volumeMounts": mounts}
     return {**spec, "containers": [merged], "volumes": [*spec["volumes"], *patch["volumes"]]}

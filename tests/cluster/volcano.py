@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, HOME
 from tests.cluster.processes import start, stop, wait
-from tests.golang import built
+from tests.golang import build_programs
 
 MODULE = "volcano.sh/volcano"
 CONFIGURATION = """actions: "enqueue, allocate, preempt, backfill"
@@ -22,22 +22,22 @@ QUEUE = "default"
 
 def programs() -> Path:
     """The folder with its programs and kinds; built the first time. Raises NoGoError."""
-    wanted = [f"{MODULE}/cmd/{program}" for program in PROGRAMS]
-    return built("volcano", wanted, files={MODULE: "config/crd/volcano/bases"})
+    program_paths = [f"{MODULE}/cmd/{program}" for program in PROGRAMS]
+    return build_programs("volcano", program_paths, files={MODULE: "config/crd/volcano/bases"})
 
 
 def install(kubectl: Kubectl) -> None:
     """Its queue is open. Raises NoGoError, ClusterError."""
-    made = programs()
-    kubectl.apply(*(path.read_text() for path in sorted(made.glob("*.yaml"))))
+    built_programs = programs()
+    kubectl.apply(*(path.read_text() for path in sorted(built_programs.glob("*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "volcano-system"}})
     settings = HOME / "volcano.yaml"
     settings.write_text(CONFIGURATION)
     quietly = ["--kubeconfig", ADMIN, "--leader-elect=false", "--scheduler-name", "volcano"]
     scheduler = ["--scheduler-conf", settings, "--schedule-period", "1s", "--cache-dumper=false"]
-    start("volcano-scheduler", 0, [made / "scheduler", *quietly, *scheduler])
+    start("volcano-scheduler", 0, [built_programs / "scheduler", *quietly, *scheduler])
     controllers = ["--controllers=queue-controller,pg-controller"]
-    start("volcano-controllers", 0, [made / "controller-manager", *quietly, *controllers])
+    start("volcano-controllers", 0, [built_programs / "controller-manager", *quietly, *controllers])
     wait(lambda: _open(kubectl), f"Volcano's queue {QUEUE}")
 
 

@@ -48,11 +48,17 @@ def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
     exec(compile(pipeline_of(conversion), "pipeline.py", "exec"), names)
     manifest = names["build"](names["Config"]()).to_dict()
     main_template = next(one for one in manifest["spec"]["templates"] if one["name"] == "main")
-    given = {one["name"]: one["value"] for one in main_template["dag"]["tasks"][0]["arguments"]["parameters"]}
-    del given["seed"]
+    arguments_written = {
+        one["name"]: one["value"] for one in main_template["dag"]["tasks"][0]["arguments"]["parameters"]
+    }
+    del arguments_written["seed"]
     (task,) = workflow_of(conversion)["spec"]["templates"][0]["dag"]["tasks"]
-    wanted = {one["name"]: one["value"] for one in task["arguments"]["parameters"] if one["name"] != "store"}
-    assert {name: value.lower() for name, value in given.items()} == {k: v.lower() for k, v in wanted.items()}
+    arguments_expected = {
+        one["name"]: one["value"] for one in task["arguments"]["parameters"] if one["name"] != "store"
+    }
+    assert {name: value.lower() for name, value in arguments_written.items()} == {
+        k: v.lower() for k, v in arguments_expected.items()
+    }
 
 
 def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
@@ -125,18 +131,20 @@ def test_what_only_the_first_roles_pod_has_is_listed() -> None:
 def test_a_job_that_tolerates_no_fault_restarts_nothing_and_keeps_its_priority() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text()
     text = text.replace("faultTolerant: true", "faultTolerant: false").replace("priority: normal", "priority: high")
-    found = convert(text.replace("      restartPolicy: OnNodeFailWithExitCode\n", ""), "j.yaml").arguments
-    assert found["priority_class"] == "high"
-    assert {role["restartPolicy"] for role in found["job_spec"]["replicaSpecs"].values()} == {"Never"}
+    conversion = convert(text.replace("      restartPolicy: OnNodeFailWithExitCode\n", ""), "j.yaml").arguments
+    assert conversion["priority_class"] == "high"
+    assert {role["restartPolicy"] for role in conversion["job_spec"]["replicaSpecs"].values()} == {"Never"}
 
 
 def test_a_policy_of_exit_codes_that_names_none_restarts_nothing_and_that_is_said() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text()
     lines = [line for line in text.splitlines() if "exitCodes" not in line]
     line = lines.index("      restartPolicy: OnNodeFailWithExitCode") + 1
-    found = convert("\n".join(lines).replace("OnNodeFailWithExitCode", "ExitCode", 1), "j.yaml")
-    assert f"j.yaml:{line}: spec.replicaSpecs.launcher.restartPolicy: ExitCode without a rule" in "\n".join(found.notes)
-    assert found.arguments["job_spec"]["replicaSpecs"]["launcher"]["restartPolicy"] == "Never"
+    conversion = convert("\n".join(lines).replace("OnNodeFailWithExitCode", "ExitCode", 1), "j.yaml")
+    assert f"j.yaml:{line}: spec.replicaSpecs.launcher.restartPolicy: ExitCode without a rule" in "\n".join(
+        conversion.notes
+    )
+    assert conversion.arguments["job_spec"]["replicaSpecs"]["launcher"]["restartPolicy"] == "Never"
 
 
 def test_a_time_limit_and_a_scheduler_are_the_job_specs() -> None:
@@ -194,11 +202,13 @@ def test_the_jobs_shared_memory_sizes_the_steps_own() -> None:
 def test_what_has_no_counterpart_is_listed_with_its_line_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     path = JOBS / "elastic_job.yaml"
     assert main(["convert", str(path)]) == 0
-    said = capsys.readouterr().err
+    error_text = capsys.readouterr().err
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "autoScale" in text)
-    assert f"{path}:{line}: spec.replicaSpecs.worker.autoScale: no counterpart; nearest: everstep scale RUN" in said
-    assert "the launcher's --rdzv_conf=pend_timeout=600: no counterpart" in said
-    assert "optimizeMode" not in said
+    assert (
+        f"{path}:{line}: spec.replicaSpecs.worker.autoScale: no counterpart; nearest: everstep scale RUN" in error_text
+    )
+    assert "the launcher's --rdzv_conf=pend_timeout=600: no counterpart" in error_text
+    assert "optimizeMode" not in error_text
 
 
 HEAD = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: x}\nspec:\n"
@@ -206,7 +216,7 @@ POD = "template: {spec: {containers: [{image: i, command: [python, t.py]}]}}"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("a: [1}", "f:1: not YAML"),
         ("- 1", "f:1: not a mapping"),
@@ -224,10 +234,10 @@ POD = "template: {spec: {containers: [{image: i, command: [python, t.py]}]}}"
         (f"{HEAD}  optimizeMode: a\n  optimizeMode: b", "f:6: spec.optimizeMode: appears twice"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_with_file_line_and_field(text: str, said: str) -> None:
+def test_bad_input_is_one_line_with_file_line_and_field(text: str, expected_text: str) -> None:
     with pytest.raises(ConvertError) as raised:
         convert(text, "f")
-    assert said in str(raised.value)
+    assert expected_text in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -248,9 +258,9 @@ def test_bad_input_ends_the_command_with_2_and_prints_nothing(
     (file := tmp_path / "x.yaml").write_text("kind: Nothing")
     assert main(["convert", str(file)]) == 2
     assert main(["convert", str(tmp_path / "none.yaml")]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert [line.startswith("everstep convert: ") for line in said.err.splitlines()] == [True, True]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [line.startswith("everstep convert: ") for line in output.err.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -324,8 +334,8 @@ def test_a_converted_job_runs_here_with_a_stand_in_for_its_image(tmp_path: Path)
         "-p",
         f"store={tmp_path / 'store'}",
     ]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     logs = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
     assert "rank 0 of 2" in logs
     assert "rank 1 of 2" in logs

@@ -26,8 +26,8 @@ def make(tmp_path: Path, source: str, share: float = 0.0, **more: str) -> tuple[
     config.check()
     result = run(config)
     folder = Path(result.outputs["uri"])
-    train, held = (read_back(folder / split) for split in ("train", "validation"))
-    return result, json.loads((folder / "corpus.json").read_text()), train, held
+    train, held_out = (read_back(folder / split) for split in ("train", "validation"))
+    return result, json.loads((folder / "corpus.json").read_text()), train, held_out
 
 
 def read_back(folder: Path) -> list[str]:
@@ -90,17 +90,17 @@ def test_the_held_out_share_is_chosen_by_hash_and_does_not_move(tmp_path: Path) 
     texts = [f"document {number}" for number in range(400)]
     (tmp_path / "a.jsonl").write_bytes(lines(*texts))
     (tmp_path / "b.jsonl").write_bytes(lines(*reversed(texts), "another"))
-    _, _, train, held = make(tmp_path, str(tmp_path / "a.jsonl"), share=0.1)
+    _, _, train, held_out = make(tmp_path, str(tmp_path / "a.jsonl"), share=0.1)
     _, _, _, again = make(tmp_path, str(tmp_path / "b.jsonl"), share=0.1)
-    assert sorted(train + held) == sorted(texts)
-    assert 20 < len(held) < 60
-    assert set(again) - {"another"} == set(held)
+    assert sorted(train + held_out) == sorted(texts)
+    assert 20 < len(held_out) < 60
+    assert set(again) - {"another"} == set(held_out)
 
 
 def test_a_small_corpus_still_holds_one_document_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines("x", "y", "z"))
-    _, meta, train, held = make(tmp_path, str(tmp_path / "a.jsonl"), share=0.0001)
-    assert (len(train), len(held), meta["validation_documents"]) == (2, 1, 1)
+    _, meta, train, held_out = make(tmp_path, str(tmp_path / "a.jsonl"), share=0.0001)
+    assert (len(train), len(held_out), meta["validation_documents"]) == (2, 1, 1)
 
 
 def test_paragraphs_and_other_keys_are_text_too(tmp_path: Path) -> None:
@@ -124,16 +124,16 @@ def test_the_same_input_gives_the_same_bytes_and_is_found_again(tmp_path: Path, 
 
 
 def test_without_a_source_it_is_the_standard_library_and_its_topics(tmp_path: Path) -> None:
-    result, meta, train, held = make(tmp_path, "", share=0.02)
+    result, meta, train, held_out = make(tmp_path, "", share=0.02)
     assert 5e6 < meta["bytes"] + meta["validation_bytes"] < 40e6
-    assert len(held) > 0
+    assert len(held_out) > 0
     assert {"asyncio/events.py", "topics/assert"} <= set(meta["sources"])
     assert not [name for name in meta["sources"] if "site-packages" in name or "/test/" in name]
-    assert result.summary.startswith(f"{len(train) + len(held)} documents  ")
+    assert result.summary.startswith(f"{len(train) + len(held_out)} documents  ")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected_text"),
     [
         ("a.jsonl", lines("x") + b'{"text": \n', "a.jsonl:2:10: not JSON"),
         ("a.jsonl", lines("x") + b'{"txt": "y"}\n', "a.jsonl:2: no key 'text' (there are: txt)"),
@@ -150,11 +150,13 @@ def test_without_a_source_it_is_the_standard_library_and_its_topics(tmp_path: Pa
         ("a.jsonl", b"", "it has no text"),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_leaves_nothing(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_input_is_told_in_one_line_and_leaves_nothing(
+    tmp_path: Path, name: str, content: bytes, expected_text: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(StepError) as error:
         make(tmp_path, str(tmp_path / name))
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
     assert "\n" not in str(error.value)
     assert error.value.code == 2
     assert not list((tmp_path / "store").glob("corpora/*"))
@@ -180,18 +182,18 @@ def as_process(*flags: str, prefix: tuple[str, ...] = ()) -> subprocess.Complete
 
 
 def test_the_process_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
-    ended = as_process("--source", str(tmp_path / "no.jsonl"), "--store", str(tmp_path / "store"))
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    completed = as_process("--source", str(tmp_path / "no.jsonl"), "--store", str(tmp_path / "store"))
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
 
 
 def test_the_process_writes_its_outputs(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines("x", "y"))
     outputs = tmp_path / "out"
-    ended = as_process("--source", str(tmp_path), "--store", str(tmp_path / "s"), "--outputs", str(outputs))
-    assert ended.returncode == 0, ended.stderr
+    completed = as_process("--source", str(tmp_path), "--store", str(tmp_path / "s"), "--outputs", str(outputs))
+    assert completed.returncode == 0, completed.stderr
     assert (outputs / "documents").read_text() == "1"
     assert Path((outputs / "uri").read_text(), "corpus.json").is_file()
-    assert ended.stderr.splitlines()[-1] == "2 documents  0.0 MB"
+    assert completed.stderr.splitlines()[-1] == "2 documents  0.0 MB"
 
 
 SMALL_DISK = (
@@ -217,8 +219,8 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path: Path) -> N
         noise.write(json.dumps({"text": os.urandom(4000).hex()}) + "\n")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(noise.getvalue().encode()))
     source = str(tmp_path / "a.jsonl.gz")
-    ended = as_process("--source", source, "--store", str(disk), prefix=(*SMALL_DISK, str(disk)))
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("corpus: ")
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout.split() == [str(disk), str(disk / "corpora")]
+    completed = as_process("--source", source, "--store", str(disk), prefix=(*SMALL_DISK, str(disk)))
+    assert completed.returncode == 2, completed.stderr
+    assert completed.stderr.splitlines()[-1].startswith("corpus: ")
+    assert "Traceback" not in completed.stderr
+    assert completed.stdout.split() == [str(disk), str(disk / "corpora")]

@@ -59,13 +59,13 @@ def test_two_writers_of_one_folder_have_drafts_of_their_own(tmp_path: Path) -> N
 
 def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: Path) -> None:
     store = str(tmp_path)
-    for wanted in (None, {"documents": 1}):
+    for expected_facts in (None, {"documents": 1}):
         with data_folder.draft(store, "corpora/abc", "corpus.json") as draft:
             (draft.folder / "text").write_text("x")
             draft.commit({"documents": 1})
-        if wanted is None:
+        if expected_facts is None:
             (tmp_path / "corpora/abc/corpus.json").unlink()
-    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") == wanted
+    assert data_folder.find_manifest(store, "corpora/abc", "corpus.json") == expected_facts
 
 
 def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
@@ -86,8 +86,8 @@ def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
     monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "second"))
     fetched = fetch_folder(uri, "corpus.json")
     for folder in (own, fetched):
-        found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-        assert found == {"train/text": "x", "corpus.json": '{\n "documents": 1\n}\n'}
+        contents = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        assert contents == {"train/text": "x", "corpus.json": '{\n "documents": 1\n}\n'}
 
 
 def test_a_draft_for_s3_that_fails_leaves_no_manifest_and_no_draft(

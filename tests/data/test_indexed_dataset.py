@@ -58,10 +58,10 @@ def test_a_writer_that_fails_leaves_no_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"), [(8192, "uint16"), (65499, "uint16"), (65500, "int32"), (200_000, "int32")]
+    ("size", "expected"), [(8192, "uint16"), (65499, "uint16"), (65500, "int32"), (200_000, "int32")]
 )
-def test_the_dtype_is_megatrons(size: int, wanted: str) -> None:
-    assert token_dtype(size) == np.dtype(wanted)
+def test_the_dtype_is_megatrons(size: int, expected: str) -> None:
+    assert token_dtype(size) == np.dtype(expected)
 
 
 @given(
@@ -72,16 +72,16 @@ def test_what_was_written_is_read(documents: list[list[int]], dtype: str) -> Non
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder, "d")
         write(prefix, documents, dtype)
-        read, kept = IndexedDataset(prefix), [document for document in documents if document]
-        assert prefix.with_suffix(".idx").stat().st_size == 34 + 12 * len(kept) + 8 * (len(kept) + 1)
+        read, nonempty = IndexedDataset(prefix), [document for document in documents if document]
+        assert prefix.with_suffix(".idx").stat().st_size == 34 + 12 * len(nonempty) + 8 * (len(nonempty) + 1)
         assert read.dtype == np.dtype(dtype)
-        assert [list(document) for document in read] == kept
-        assert list(read.tokens[:]) == [token for document in kept for token in document]
-        assert list(read.documents) == list(range(len(kept) + 1))
+        assert [list(document) for document in read] == nonempty
+        assert list(read.tokens[:]) == [token for document in nonempty for token in document]
+        assert list(read.documents) == list(range(len(nonempty) + 1))
 
 
 @pytest.mark.parametrize(
-    ("break_it", "said"),
+    ("break_it", "expected_text"),
     [
         (lambda path: path.with_suffix(".idx").write_bytes(b"TNTIDX\0\0" + bytes(40)), "not a Megatron index"),
         (lambda path: path.with_suffix(".idx").write_bytes(b""), "not a Megatron index"),
@@ -90,10 +90,10 @@ def test_what_was_written_is_read(documents: list[list[int]], dtype: str) -> Non
         (lambda path: path.with_suffix(".bin").unlink(), "no such file"),
     ],
 )
-def test_a_broken_dataset_is_refused_in_one_line(tmp_path: Path, break_it, said: str) -> None:
+def test_a_broken_dataset_is_refused_in_one_line(tmp_path: Path, break_it, expected_text: str) -> None:
     write(tmp_path / "d", [[1, 2], [3]], "uint16")
     break_it(tmp_path / "d")
-    with pytest.raises(DatasetError, match=said) as error:
+    with pytest.raises(DatasetError, match=expected_text) as error:
         IndexedDataset(tmp_path / "d")
     assert "\n" not in str(error.value)
 

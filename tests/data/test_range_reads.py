@@ -14,7 +14,7 @@ from everstep.runtime.store.cache import BYTES, FOLDER
 from tests.minio import MinIO
 
 
-class Counted(DirectoryStore):
+class CountingStore(DirectoryStore):
     """Counts what is asked for."""
 
     asked = 0
@@ -25,15 +25,15 @@ class Counted(DirectoryStore):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    made = Counted(tmp_path_factory.mktemp("ranged"))
-    made.put("a.bin", np.arange(1000, dtype=np.uint16).tobytes())
-    return made
+def store(tmp_path_factory: pytest.TempPathFactory) -> CountingStore:
+    counting_store = CountingStore(tmp_path_factory.mktemp("ranged"))
+    counting_store.put("a.bin", np.arange(1000, dtype=np.uint16).tobytes())
+    return counting_store
 
 
 @given(st.lists(st.tuples(st.integers(-5, 1100), st.integers(-5, 1100))), st.sampled_from([2, 6, 64, 4096]))
 def test_any_ranges_in_any_order_are_those_of_the_array(
-    store: Counted, ranges: list[tuple[int, int]], block: int
+    store: CountingStore, ranges: list[tuple[int, int]], block: int
 ) -> None:
     tokens, array = RangedTokens(store, "a.bin", 1000, np.dtype(np.uint16), block, 3), np.arange(1000)
     for start, end in ranges:
@@ -42,7 +42,7 @@ def test_any_ranges_in_any_order_are_those_of_the_array(
     assert (len(tokens), int(tokens[999]), int(tokens[-1])) == (1000, 999, 999)
 
 
-def test_what_was_read_last_is_not_asked_for_again(store: Counted) -> None:
+def test_what_was_read_last_is_not_asked_for_again(store: CountingStore) -> None:
     tokens = RangedTokens(store, "a.bin", 1000, np.dtype(np.uint16), block_bytes=200, blocks=2)
     before = store.asked
     for start in (0, 10, 100, 0, 110):
@@ -54,7 +54,7 @@ def test_what_was_read_last_is_not_asked_for_again(store: Counted) -> None:
         tokens[1000]
 
 
-def test_an_object_that_goes_or_ends_early_is_told(store: Counted) -> None:
+def test_an_object_that_goes_or_ends_early_is_told(store: CountingStore) -> None:
     with pytest.raises(DatasetError, match="ends at byte 2000"):
         RangedTokens(store, "a.bin", 1001, np.dtype(np.uint16))[0:1001]
     with pytest.raises(DatasetError, match="was removed"):
@@ -67,12 +67,14 @@ def test_a_dataset_in_a_store_is_read_there_when_it_is_more_than_may_be_kept_her
     for split, count in {"train": 3000, "validation": 5}.items():
         with IndexedWriter(tmp_path / split, "uint16") as writer:
             writer.add(range(count))
-    told = {split: {"prefix": split, "documents": 1, "tokens": n} for split, n in (("train", 3000), ("validation", 5))}
+    splits = {
+        split: {"prefix": split, "documents": 1, "tokens": n} for split, n in (("train", 3000), ("validation", 5))
+    }
     store = open_store(s3.new_prefix())
     for name in ("train.bin", "train.idx", "validation.bin", "validation.idx"):
         store.put(name, tmp_path / name)
     store.put("tokenizer.json", b"{}")
-    store.put("dataset.json", json.dumps({"version": 1, "tokenizer": "tokenizer.json", **told}).encode())
+    store.put("dataset.json", json.dumps({"version": 1, "tokenizer": "tokenizer.json", **splits}).encode())
     monkeypatch.setenv(FOLDER, str(tmp_path / "cache"))
     monkeypatch.setenv(BYTES, "1000")
     opened = open_dataset(store.uri)

@@ -21,13 +21,13 @@ def test_values_and_copies_of_files_and_folders_are_kept(store: Store, tmp_path:
     (tmp_path / "a picture.png").write_bytes(b"p")
     write_results(store, "j", {"accuracy": np.float32(0.5), "words": "yes", "broken": float("nan")})
     write_results(store, "j", {"model": tmp_path / "model", "picture": tmp_path / "a picture.png"})
-    found = read_results(store, "j")
-    assert {name: found[name] for name in ("accuracy", "words", "broken")} == {
+    results = read_results(store, "j")
+    assert {name: results[name] for name in ("accuracy", "words", "broken")} == {
         "accuracy": 0.5, "words": "yes", "broken": "nan",
     }  # fmt: skip
-    assert Path(str(found["model"]), "deep/weights.bin").read_bytes() == b"w"
-    assert Path(str(found["picture"])).read_bytes() == b"p"
-    assert Path(str(found["picture"])).name == "a_picture.png"
+    assert Path(str(results["model"]), "deep/weights.bin").read_bytes() == b"w"
+    assert Path(str(results["picture"])).read_bytes() == b"p"
+    assert Path(str(results["picture"])).name == "a_picture.png"
 
 
 def test_a_newer_copy_takes_the_place_of_the_older_one(store: Store, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_newer_copy_takes_the_place_of_the_older_one(store: Store, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected_text"),
     [
         ([1, 2], "result x: a list; give a text, a number"),
         (np.zeros(3), "result x: a ndarray; give"),
@@ -51,10 +51,10 @@ def test_a_newer_copy_takes_the_place_of_the_older_one(store: Store, tmp_path: P
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name_and_nothing_changes(
-    value: object, told: str, store: Store, tmp_path: Path
+    value: object, expected_text: str, store: Store, tmp_path: Path
 ) -> None:
     write_results(store, "j", {"before": 1})
-    with pytest.raises(ResultsError, match=told):
+    with pytest.raises(ResultsError, match=expected_text):
         write_results(store, "j", {"x": value})  # type: ignore[dict-item]
     assert read_results(store, "j") == {"before": 1}
     (tmp_path / "empty").mkdir()

@@ -16,11 +16,11 @@ def test_over_any_world_sizes_each_sample_is_applied_once_per_epoch(
     samples: int, batch: int, seed: int, worlds: list[int]
 ) -> None:
     applied: list[int] = []
-    for done, world in enumerate(worlds):
+    for count_done, world in enumerate(worlds):
         # A fresh sampler each time: what came before leaves no trace but `consumed`.
         sampler = Sampler(samples, batch, seed)
         for rank in range(world):
-            applied += sampler.share(done * batch, rank, world).tolist()
+            applied += sampler.share(count_done * batch, rank, world).tolist()
     assert len(applied) == batch * len(worlds)
     for start in range(0, len(applied) - samples + 1, samples):
         assert sorted(applied[start : start + samples]) == list(range(samples))

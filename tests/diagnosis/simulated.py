@@ -35,13 +35,13 @@ def check(
     """
     past: list[Round] = []
     while (planned := plan(nodes, past, trusted)).groups:
-        measured = {}
+        measurements = {}
         for group in planned.groups:
             reduced = _all_reduce(group, {*together}, {*alone}, links or {})
             for node in group:
                 products = FAILED_S if node in alone else (own or {}).get(node, 0.5)
-                measured[node] = Measurement(node, f"host-{node}", products, 0.01, reduced)
-        past.append(Round(len(past) + 1, planned.groups, planned.reason, measured))
+                measurements[node] = Measurement(node, f"host-{node}", products, 0.01, reduced)
+        past.append(Round(len(past) + 1, planned.groups, planned.reason, measurements))
     return past
 
 

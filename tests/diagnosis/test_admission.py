@@ -93,10 +93,10 @@ class Node:
                 await self._check(link)
 
     async def _check(self, link: HttpLink) -> Over:
-        seen = 0
+        last_number = 0
         while True:
-            order = await link.order(Ask(self.me.node, seen))
-            seen = seen if order is None else order.number
+            order = await link.order(Ask(self.me.node, last_number))
+            last_number = last_number if order is None else order.number
             name, host = self.me.node, self.me.host
             if isinstance(order, Over):
                 return order
@@ -121,16 +121,16 @@ async def admission(nodes: int, say: Callable[[str], None]) -> AsyncIterator[int
 
 
 def test_a_node_that_is_gone_is_nobodys_partner_and_a_replacement_is_checked_with_one_that_lives() -> None:
-    said: list[str] = []
+    lines_said: list[str] = []
 
     async def story() -> None:
-        async with admission(2, said.append) as port, asyncio.timeout(120):
-            lost, other = Node("worker-1-0", port), Node("worker-0-0", port)
-            for node in (lost, other):
+        async with admission(2, lines_said.append) as port, asyncio.timeout(120):
+            lost_node, other = Node("worker-1-0", port), Node("worker-0-0", port)
+            for node in (lost_node, other):
                 assert not (await node.verdict).avoid
                 node.may_stand_by.set()
                 await node.stands_by.wait()
-            await lost.disconnect()
+            await lost_node.disconnect()
             for launch, died in ((1, True), (2, False)):
                 node = Node(f"worker-1-{launch}", port, died)
                 assert (await node.verdict).avoid is died
@@ -138,7 +138,7 @@ def test_a_node_that_is_gone_is_nobodys_partner_and_a_replacement_is_checked_wit
             await other.disconnect()
 
     asyncio.run(story())
-    rounds = [line for line in said if line.startswith("Round")]
+    rounds = [line for line in lines_said if line.startswith("Round")]
     assert [sorted(re.findall(r"worker-\d-\d", line)) for line in rounds] == [
         ["worker-0-0", "worker-1-0"],
         ["worker-0-0", "worker-1-1"],

@@ -29,13 +29,15 @@ def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tm
     async def story() -> None:
         coordinator = Coordinator()
         async with start_measurement_process(environment) as measuring:
-            for new, wanted in (("worker-1-0", Health.HEALTHY), ("worker-1-1", Health.FAULTY)):
+            for new, expected_health in (("worker-1-0", Health.HEALTHY), ("worker-1-1", Health.FAULTY)):
                 nodes = ["worker-0-0", new]
                 parts = [check_node(coordinator, Arrive(node, "here", "127.0.0.1"), measuring) for node in nodes]
                 ends = asyncio.gather(*parts)
                 assert await coordinator.wait_for_arrivals(nodes, 60.0) == set()
                 verdicts = await coordinator.check(nodes, trusted=nodes[:1])
-                assert verdicts[1].health in ({wanted, Health.STRAGGLER} if wanted is Health.HEALTHY else {wanted})
+                assert verdicts[1].health in (
+                    {expected_health, Health.STRAGGLER} if expected_health is Health.HEALTHY else {expected_health}
+                )
                 assert not verdicts[0].avoid
                 assert [over.verdict for over in await ends] == verdicts
         assert [mark.name for mark in tmp_path.iterdir()] == ["check.all_reduce"]
@@ -109,10 +111,10 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
 ) -> None:
     over = Over(1, Verdict("a", "a", Health.HEALTHY, "so it is", False, 0.5))
     answers: list[tuple[str, int] | StoreError] = [StoreError("busy"), ("h", 1), StoreError("busy"), ("h", 2)]
-    asked, checks, third = iter(answers), itertools.count(1), asyncio.Event()
+    answers_in_turn, checks, third = iter(answers), itertools.count(1), asyncio.Event()
 
     async def where() -> tuple[str, int]:
-        answer = next(asked, ("h", 3))
+        answer = next(answers_in_turn, ("h", 3))
         if isinstance(answer, StoreError):
             raise answer
         return answer
@@ -145,12 +147,12 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
 
 
 def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = asyncio.Queue[asyncio.subprocess.Process]()
+    processes_made = asyncio.Queue[asyncio.subprocess.Process]()
     create = asyncio.create_subprocess_exec
 
     async def record_command(*command: str, **more: Any) -> asyncio.subprocess.Process:
         process = await create(*command, **more)
-        made.put_nowait(process)
+        processes_made.put_nowait(process)
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", record_command)
@@ -158,7 +160,7 @@ def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monk
     async def story() -> None:
         waiting = asyncio.create_task(start_measurement_process().__aenter__())
         async with asyncio.timeout(60):
-            process = await made.get()
+            process = await processes_made.get()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert process.returncode is not None

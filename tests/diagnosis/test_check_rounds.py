@@ -15,11 +15,11 @@ ALL = range(2, 17)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "wanted"),
+    ("nodes", "expected"),
     [("", []), ("a", ["a"]), ("ab", ["ab"]), ("abc", ["abc"]), ("abcd", ["ab", "cd"]), ("abcde", ["ab", "cde"])],
 )
-def test_adjacent_nodes_are_paired_and_an_odd_one_joins_the_last_pair(nodes: str, wanted: list[str]) -> None:
-    assert ["".join(group) for group in pair_adjacent(list(nodes))] == wanted
+def test_adjacent_nodes_are_paired_and_an_odd_one_joins_the_last_pair(nodes: str, expected: list[str]) -> None:
+    assert ["".join(group) for group in pair_adjacent(list(nodes))] == expected
 
 
 @pytest.mark.parametrize("count", ALL)
@@ -66,21 +66,21 @@ def test_with_any_number_of_faulty_nodes_nobody_is_ever_named_or_cleared_wrongly
         assert not evidence.untried
 
 
-def published(nodes: Sequence[str], past: Sequence[Round], trusted: Sequence[str]) -> Plan:
+def published_rounds(nodes: Sequence[str], past: Sequence[Round], trusted: Sequence[str]) -> Plan:
     """The two rounds of DLRover's network check, for comparison: no third one, and no look at what was tried."""
     if not past:
         return Plan(tuple(pair_adjacent(nodes)), "")
     if len(past) > 1:
         return Plan((), "")
-    left = sorted(nodes, key=lambda node: past[0].elapsed_s()[node])
-    groups: list[tuple[str, ...]] = [(left.pop(0), left.pop()) for _ in range(len(left) // 2)]
-    if left:
-        groups[-1] += (left[0],)
+    ordered = sorted(nodes, key=lambda node: past[0].elapsed_s()[node])
+    groups: list[tuple[str, ...]] = [(ordered.pop(0), ordered.pop()) for _ in range(len(ordered) // 2)]
+    if ordered:
+        groups[-1] += (ordered[0],)
     return Plan(tuple(groups), "")
 
 
 def failed_twice(rounds: Sequence[Round]) -> set[str]:
-    first, second = (told.elapsed_s() for told in rounds)
+    first, second = (round_.elapsed_s() for round_ in rounds)
     return {node for node in first if first[node] == second[node] == 3600}
 
 
@@ -88,7 +88,7 @@ def test_where_the_published_rule_of_two_rounds_names_an_innocent_node_ours_does
     nodes = names(5)
     wrong = []
     for node in nodes:
-        if failed_twice(check(nodes, [node], plan=published)) != {node}:
+        if failed_twice(check(nodes, [node], plan=published_rounds)) != {node}:
             wrong.append(node)
         assert set(weigh(nodes, check(nodes, [node])).faulty) == {node}
     assert wrong == ["2", "3"]
@@ -98,7 +98,7 @@ def test_where_the_published_rule_of_two_rounds_names_an_innocent_node_ours_does
 def test_for_even_numbers_both_rules_agree(count: int) -> None:
     nodes = names(count)
     for faulty in fault_sets(nodes, count // 4):
-        assert failed_twice(check(nodes, faulty, plan=published)) == set(faulty)
+        assert failed_twice(check(nodes, faulty, plan=published_rounds)) == set(faulty)
 
 
 def test_two_nodes_that_fail_together_are_tried_once_more_and_stay_undecided() -> None:
@@ -139,13 +139,13 @@ def test_a_new_node_is_tried_with_a_trusted_partner_and_decided_at_once() -> Non
     for faulty in ([], ["6"], ["6", "7"]):
         rounds = check(nodes, faulty, trusted=nodes[:6])
         assert set(weigh(nodes, rounds, nodes[:6]).faulty) == set(faulty)
-        assert [len(told.groups) for told in rounds] == [2]
+        assert [len(round_.groups) for round_ in rounds] == [2]
         assert all(len(set(group) & {"6", "7"}) == 1 for group in rounds[0].groups)
 
 
 def test_a_trusted_partner_that_is_slow_since_it_trains_costs_no_further_round() -> None:
     rounds = check(["new", "busy", "spare"], trusted=["busy", "spare"], own={"busy": 5.0})
-    assert [told.groups for told in rounds] == [(("busy", "new"),)]
+    assert [round_.groups for round_ in rounds] == [(("busy", "new"),)]
 
 
 def test_new_nodes_without_enough_trusted_partners_are_paired_among_themselves_first() -> None:
@@ -165,6 +165,6 @@ def test_whatever_the_nodes_times_are_a_quarter_of_faulty_ones_is_named(data: st
     faulty = data.draw(st.sets(st.sampled_from(nodes), max_size=count // 4))
     rounds = check(nodes, sorted(faulty), links=dict(zip(nodes, times, strict=True)))
     assert set(weigh(nodes, rounds).faulty) == faulty
-    for told in rounds:
-        grouped = [node for group in told.groups for node in group]
+    for round_ in rounds:
+        grouped = [node for group in round_.groups for node in group]
         assert len(grouped) == len(set(grouped))

@@ -96,10 +96,10 @@ WRITTEN = [
 
 
 def end_of(program: str) -> tuple[str, int]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    return done.stderr, done.returncode
+    return completed.stderr, completed.returncode
 
 
 @pytest.mark.parametrize("kind", REAL)
@@ -144,16 +144,16 @@ ECHOES = (
 
 @pytest.mark.parametrize("ends", list(itertools.permutations((FIRST, *ECHOES))))
 def test_the_first_cause_is_found_in_any_order_even_if_its_echoes_died_before(ends: tuple[ProcessEnd, ...]) -> None:
-    told = attribute(ends)
-    assert told is not None
-    assert told.first is FIRST
-    assert set(told.echoes) == set(ECHOES)
+    attribution = attribute(ends)
+    assert attribution is not None
+    assert attribution.first is FIRST
+    assert set(attribution.echoes) == set(ECHOES)
 
 
 def test_one_paragraph_says_cause_evidence_echoes_hope_and_what_was_done() -> None:
-    told = attribute((*ECHOES, FIRST))
-    assert told is not None
-    text = told.paragraph("restart in place")
+    attribution = attribute((*ECHOES, FIRST))
+    assert attribution is not None
+    text = attribution.paragraph("restart in place")
     assert text.startswith("First, rank 3 on b ended (exit code 1) at iteration 41: out of GPU memory.")
     for part in (
         "Tried to allocate 2 GiB",
@@ -166,10 +166,10 @@ def test_one_paragraph_says_cause_evidence_echoes_hope_and_what_was_done() -> No
 
 def test_the_kernel_knows_better_than_the_signal() -> None:
     kernel = ("Memory cgroup out of memory: Killed process 7 (python)",)
-    told = attribute([ProcessEnd("rank 0 on a", 1.0, -signal.SIGKILL, kernel=kernel)])
-    assert told is not None
-    assert told.kind is OOM_KILLED
-    assert "The kernel: “Memory cgroup out of memory" in told.paragraph()
+    attribution = attribute([ProcessEnd("rank 0 on a", 1.0, -signal.SIGKILL, kernel=kernel)])
+    assert attribution is not None
+    assert attribution.kind is OOM_KILLED
+    assert "The kernel: “Memory cgroup out of memory" in attribution.paragraph()
 
 
 def test_without_ends_there_is_no_cause() -> None:

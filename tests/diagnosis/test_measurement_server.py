@@ -140,11 +140,11 @@ def test_orders_and_measurements_travel_whole() -> None:
             checking = asyncio.create_task(end.coordinator.check(nodes))
 
             async def take_part(node: str) -> Over:
-                link, seen = end.link(), 0
+                link, last_number = end.link(), 0
                 while True:
-                    order = await link.order(Ask(node, seen))
+                    order = await link.order(Ask(node, last_number))
                     assert order is not None
-                    seen = order.number
+                    last_number = order.number
                     one = Measurement(node, "", 0.5, 0.01)
                     match order:
                         case Work():

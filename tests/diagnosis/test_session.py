@@ -114,8 +114,8 @@ def test_a_lost_node_is_given_up_at_once_whenever_it_is_lost() -> None:
 
 def test_what_comes_twice_late_or_from_nobody_changes_nothing() -> None:
     two = session(2)
-    for told in (alone("0"), alone("0", matmul_s=9.0), together("0"), alone("0", 2), alone("7")):
-        two.record_result(told, 1.0)
+    for result in (alone("0"), alone("0", matmul_s=9.0), together("0"), alone("0", 2), alone("7")):
+        two.record_result(result, 1.0)
     assert two.order("0", 1) is None
     two.record_result(alone("1"), 1.0)
     two.record_result(together("0"), 2.0)

@@ -46,8 +46,8 @@ def test_a_machine_with_enough_working_pairs_passes_though_a_link_is_slow() -> N
 
 def test_a_machine_with_fewer_working_pairs_is_faulty_and_the_slow_ones_are_named() -> None:
     box = parse_switchbox("0:1 2:4 3:5", 10000, 2)
-    told = fault_reason(box, {"0:1": 812.4, "2:4": 0.0, "3:5": 25000.0})
-    assert told == "switchbox: 1 of 3 pairs work, 2 needed (0:1 812 MB/s, 2:4 0 MB/s)"
+    reason = fault_reason(box, {"0:1": 812.4, "2:4": 0.0, "3:5": 25000.0})
+    assert reason == "switchbox: 1 of 3 pairs work, 2 needed (0:1 812 MB/s, 2:4 0 MB/s)"
 
 
 def test_a_copy_that_fails_counts_as_no_bandwidth() -> None:
@@ -57,8 +57,8 @@ def test_a_copy_that_fails_counts_as_no_bandwidth() -> None:
                 raise RuntimeError("uncorrectable error")
             return 20000.0
 
-    found, why = measure(parse_switchbox("0:1 2:3", 10000, 2), Broken())
-    assert found == {"0:1": 0.0, "2:3": 20000.0}
+    bandwidths, why = measure(parse_switchbox("0:1 2:3", 10000, 2), Broken())
+    assert bandwidths == {"0:1": 0.0, "2:3": 20000.0}
     assert why.startswith("switchbox: 1 of 2 pairs work")
 
 

@@ -14,30 +14,30 @@ def verdicts(rounds: list[Round], count: int, exclude_straggler: bool = False) -
 
 
 def test_a_node_that_fails_alone_is_named_and_its_partner_is_kept() -> None:
-    told = verdicts(check(names(2), alone=["1"]), 2)
-    assert [one.health for one in told] == [Health.HEALTHY, Health.FAULTY]
-    assert told[0].reason == "works alone; no partner was left to try the link"
-    assert avoided_hosts(told) == ["host-1"]
+    judgements = verdicts(check(names(2), alone=["1"]), 2)
+    assert [one.health for one in judgements] == [Health.HEALTHY, Health.FAULTY]
+    assert judgements[0].reason == "works alone; no partner was left to try the link"
+    assert avoided_hosts(judgements) == ["host-1"]
 
 
 def test_two_nodes_that_work_only_apart_are_undecided_and_one_of_them_is_kept() -> None:
-    told = verdicts(check(names(2), ["0"]), 2)
-    assert [one.health for one in told] == [Health.UNDECIDED, Health.UNDECIDED]
-    assert usable_count(told) == 1
-    assert avoided_hosts(told) == ["host-1"]
-    assert told[0].reason == "works alone but not with 1: the link between them, or one of them"
+    judgements = verdicts(check(names(2), ["0"]), 2)
+    assert [one.health for one in judgements] == [Health.UNDECIDED, Health.UNDECIDED]
+    assert usable_count(judgements) == 1
+    assert avoided_hosts(judgements) == ["host-1"]
+    assert judgements[0].reason == "works alone but not with 1: the link between them, or one of them"
 
 
 def test_undecided_nodes_are_avoided_where_others_are_proven_to_work() -> None:
-    told = verdicts(check(names(5), ["2", "3", "4"]), 5)
-    assert nodes_with(told, Health.HEALTHY) == ["0", "1"]
-    assert usable_count(told) == 2
+    judgements = verdicts(check(names(5), ["2", "3", "4"]), 5)
+    assert nodes_with(judgements, Health.HEALTHY) == ["0", "1"]
+    assert usable_count(judgements) == 2
 
 
 def test_a_named_node_is_told_with_whom_it_failed() -> None:
-    told = verdicts(check(names(4), ["1"]), 4)
-    assert nodes_with(told, Health.FAULTY) == ["1"]
-    assert told[1].reason == "works alone but not with 0, 2, proven to work with others"
+    judgements = verdicts(check(names(4), ["1"]), 4)
+    assert nodes_with(judgements, Health.FAULTY) == ["1"]
+    assert judgements[1].reason == "works alone but not with 0, 2, proven to work with others"
 
 
 def test_two_proven_nodes_that_fail_only_with_each_other_have_a_bad_link() -> None:
@@ -46,29 +46,31 @@ def test_two_proven_nodes_that_fail_only_with_each_other_have_a_bad_link() -> No
 
     first = {node: measurement(node, 3600.0 if node in "01" else 0.1) for node in names(4)}
     second = {node: measurement(node, 0.1) for node in names(4)}
-    told = verdicts([Round(1, (("0", "1"), ("2", "3")), "", first), Round(2, (("2", "1"), ("3", "0")), "", second)], 4)
-    assert nodes_with(told, Health.HEALTHY) == names(4)
-    assert told[0].reason == "works, but not with 1, which works too: look at the link between them"
+    judgements = verdicts(
+        [Round(1, (("0", "1"), ("2", "3")), "", first), Round(2, (("2", "1"), ("3", "0")), "", second)], 4
+    )
+    assert nodes_with(judgements, Health.HEALTHY) == names(4)
+    assert judgements[0].reason == "works, but not with 1, which works too: look at the link between them"
 
 
 def test_a_node_whose_check_died_is_faulty_even_with_good_figures() -> None:
-    measured = {
+    measurements = {
         "0": Measurement("0", "host-0", 0.4, 0.01, 0.1),
         "1": Measurement("1", "host-1", 0.4, 0.01, 0.1, "ended by SIGKILL", died=True),
     }
-    told = verdicts([Round(1, (("0", "1"),), "", measured)], 2)
-    assert [one.health for one in told] == [Health.HEALTHY, Health.FAULTY]
-    assert told[1].reason == "ended by SIGKILL"
+    judgements = verdicts([Round(1, (("0", "1"),), "", measurements)], 2)
+    assert [one.health for one in judgements] == [Health.HEALTHY, Health.FAULTY]
+    assert judgements[1].reason == "ended by SIGKILL"
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 9])
 def test_a_slow_node_is_a_straggler_and_avoided_only_when_asked(count: int) -> None:
     rounds = check(names(count), own={"1": 4.0})
-    told = verdicts(rounds, count)
-    assert nodes_with(told, Health.STRAGGLER) == ["1"]
-    assert avoided_hosts(told) == []
+    judgements = verdicts(rounds, count)
+    assert nodes_with(judgements, Health.STRAGGLER) == ["1"]
+    assert avoided_hosts(judgements) == []
     whose = "the other node's" if count == 2 else "the median of all nodes,"
-    assert told[1].reason == f"4.10 s at best, more than 2 x {whose} 0.60 s"
+    assert judgements[1].reason == f"4.10 s at best, more than 2 x {whose} 0.60 s"
     assert avoided_hosts(verdicts(rounds, count, exclude_straggler=True)) == ["host-1"]
 
 

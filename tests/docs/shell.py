@@ -39,9 +39,9 @@ def follow(page: Path, folder: Path) -> str:
         key: value for key, value in os.environ.items() if not key.startswith(("ARGO_", "EVERSTEP_", "KUBE"))
     }
     environment |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "COLUMNS": "120"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", script_of(page)], cwd=folder, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False, timeout=3 * PATIENCE_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:]
-    return done.stdout
+    assert completed.returncode == 0, completed.stdout[-5000:]
+    return completed.stdout

@@ -26,12 +26,12 @@ EXAMPLES = ROOT / "examples"
 
 def call(cwd: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """A command in a user's folder. An exit code other than 0 fails the test."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, check=False,
         timeout=3 * PATIENCE_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done
+    assert completed.returncode == 0, completed.stderr[-5000:]
+    return completed
 
 
 def manifest(module: Any, **values: str) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def test_a_sweep_stops_bad_rates_early_and_evaluates_the_best_checkpoint(tmp_pat
     assert sum("try-" in name for name in jobs) == 3
     nodes = json.loads((tmp_path / "runs/s/workflow.json").read_text())["status"]["nodes"].values()
     (score,) = [node for node in nodes if node["displayName"] == "evaluate"]
-    given = {one["name"]: one["value"] for one in score["inputs"]["parameters"]}
-    assert "rate-1e-2/checkpoints/" in given["checkpoint"]
-    assert given["checkpoint"].endswith("000000010")
+    values_by_name = {one["name"]: one["value"] for one in score["inputs"]["parameters"]}
+    assert "rate-1e-2/checkpoints/" in values_by_name["checkpoint"]
+    assert values_by_name["checkpoint"].endswith("000000010")
 
 
 @pytest.mark.long
@@ -148,16 +148,16 @@ def launch(tmp_path: Path, name: str, fault: str, *more: str) -> str:
     variables = f"EVERSTEP_FAULT={fault}=kill", f"EVERSTEP_FAULT_DIR={tmp_path / 'faults'}"
     flags = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
     words = ["env", *variables, sys.executable, "-m", "everstep", "launch", *flags, str(EXAMPLES / name), *more]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    completed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert completed.returncode == 0, (completed.stdout + completed.stderr)[-5000:]
     assert [path.name for path in (tmp_path / "faults").iterdir()] == [fault.partition(",")[0]]
-    return done.stdout + done.stderr
+    return completed.stdout + completed.stderr
 
 
 @pytest.mark.long
 def test_a_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
-    told = launch(tmp_path, "trainer.py", "checkpoint.after_commit,iteration=12,rank=0", "--iterations", "20")
-    assert told.count("done after 20 steps") == 2
+    output = launch(tmp_path, "trainer.py", "checkpoint.after_commit,iteration=12,rank=0", "--iterations", "20")
+    assert output.count("done after 20 steps") == 2
 
 
 @pytest.mark.long
@@ -171,5 +171,5 @@ def test_the_script_for_those_who_come_from_ray_train_runs_as_it_stands(tmp_path
     (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     words = page.partition("```sh\n")[2].partition("```")[0].split()
     assert words[0] == "everstep"
-    told = call(tmp_path, "-m", *words)
-    assert (told.stdout + told.stderr).count("done after 32 iterations") == 2
+    completed = call(tmp_path, "-m", *words)
+    assert (completed.stdout + completed.stderr).count("done after 32 iterations") == 2

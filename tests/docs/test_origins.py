@@ -17,6 +17,6 @@ LINES = {
 @pytest.mark.long
 @pytest.mark.parametrize("origin", LINES)
 def test_the_example_of_a_page_runs_as_it_stands(origin: str, tmp_path: Path) -> None:
-    told = follow(ROOT / "docs" / "how-to" / f"from-{origin}.md", prepare(tmp_path))
+    output = follow(ROOT / "docs" / "how-to" / f"from-{origin}.md", prepare(tmp_path))
     for line in LINES[origin]:
-        assert line in told
+        assert line in output

@@ -33,8 +33,8 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 def unknown_flags(words: list[str], parser: argparse.ArgumentParser) -> list[str]:
     """The words that look like flags and that the parser does not have."""
-    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)]
-    return [flag for flag in given if flag.replace("_", "-") not in parser._option_string_actions]
+    flags_used = [word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)]
+    return [flag for flag in flags_used if flag.replace("_", "-") not in parser._option_string_actions]
 
 
 def of_script(words: list[str]) -> list[str]:
@@ -103,8 +103,8 @@ def test_the_reference_is_what_the_code_says(name: str, render: Callable[[], str
 
 
 def test_every_public_name_is_in_the_reference_and_no_other() -> None:
-    told = {one.name for one in (*python_api.SCRIPT, *python_api.PIPELINE, *python_api.OWN_STEP)}
-    assert told == set(everstep.__all__) - {"__version__"}
+    documented = {one.name for one in (*python_api.SCRIPT, *python_api.PIPELINE, *python_api.OWN_STEP)}
+    assert documented == set(everstep.__all__) - {"__version__"}
     assert {one.name for one in python_api.MODULES["everstep.flash_checkpoint"]} == set(flash_checkpoint.__all__)
     assert {one.__name__ for one in (*job_spec.STRUCTS, *job_spec.ENUMS)} == set(job.__all__)
 

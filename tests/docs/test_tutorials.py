@@ -16,21 +16,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_from_laptop_to_argo(folder: Path) -> None:
-    told = follow(TUTORIALS / "laptop-to-argo.md", folder)
-    assert "hello you" in told
-    assert told.count("0 errors, 0 warnings") == 2
+    output = follow(TUTORIALS / "laptop-to-argo.md", folder)
+    assert "hello you" in output
+    assert output.count("0 errors, 0 warnings") == 2
     assert "s3://ml/everstep" in (folder / "cluster.yaml").read_text()
 
 
 @pytest.mark.long
 def test_your_own_script_resumes_where_it_was_killed(folder: Path) -> None:
-    told = follow(TUTORIALS / "own-script.md", folder)
+    output = follow(TUTORIALS / "own-script.md", folder)
     assert [path.name for path in (folder / "faults").iterdir()] == ["checkpoint.after_commit"]
-    assert "starts after iteration 20" in told
+    assert "starts after iteration 20" in output
 
 
 @pytest.mark.long
 def test_your_own_text_trains_a_model_that_is_trained_further(folder: Path) -> None:
-    told = follow(TUTORIALS / "own-text.md", folder)
-    assert told.count("report: runs/") == 3
-    assert told.count("perplexity: ") == 3
+    listing = follow(TUTORIALS / "own-text.md", folder)
+    assert listing.count("report: runs/") == 3
+    assert listing.count("perplexity: ") == 3

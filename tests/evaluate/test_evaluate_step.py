@@ -87,9 +87,9 @@ def test_the_exported_directory_loads_in_transformers_with_the_same_weights(sett
 
     result = run(setting.config)
     model = AutoModelForCausalLM.from_pretrained(result.outputs["model"])
-    saved = read(setting.config.checkpoint).weights
-    assert {name: torch.equal(weight, saved[name]) for name, weight in model.state_dict().items()} == dict.fromkeys(
-        saved, True
+    weights = read(setting.config.checkpoint).weights
+    assert {name: torch.equal(weight, weights[name]) for name, weight in model.state_dict().items()} == dict.fromkeys(
+        weights, True
     )
     tokenizer = AutoTokenizer.from_pretrained(result.outputs["model"])
     assert tokenizer.decode(tokenizer("the cat sat")["input_ids"]) == "the cat sat"
@@ -152,9 +152,9 @@ def test_what_is_not_a_llama_is_not_measured_and_no_error_where_another_script_t
         checkpoint = f"{setting.folder}/store/jobs/other/checkpoints/000001-000000005"
     config = replace(setting.config, checkpoint=checkpoint, trained_by="cnn.py")
     assert run(config).summary.startswith("nothing to measure: cnn.py left ")
-    named = run(replace(config, results='{"accuracy": 0.93251, "model": "m"}'))
-    assert named.summary == "accuracy 0.9325  model m"
-    assert named.outputs == {"perplexity": "", "model": "m", "results": '{"accuracy": 0.93251, "model": "m"}'}
+    result = run(replace(config, results='{"accuracy": 0.93251, "model": "m"}'))
+    assert result.summary == "accuracy 0.9325  model m"
+    assert result.outputs == {"perplexity": "", "model": "m", "results": '{"accuracy": 0.93251, "model": "m"}'}
     with pytest.raises(StepError, match="--checkpoint"):
         run(replace(config, trained_by=""))
 
@@ -168,9 +168,9 @@ def test_a_script_of_the_users_own_evaluates(setting: Setting, tmp_path: Path) -
         "everstep.results(perplexity=12.5, right=told['loss'] * 2)\n"
     )
     config = replace(setting.config, script=str(script), results='{"loss": 2}')
-    ended = run(config)
-    assert ended.summary == "mine.py: loss 2  perplexity 12.5  right 4"
-    assert ended.outputs["perplexity"] == "12.5"
+    result = run(config)
+    assert result.summary == "mine.py: loss 2  perplexity 12.5  right 4"
+    assert result.outputs["perplexity"] == "12.5"
     script.write_text("raise SystemExit(7)")
     with pytest.raises(StepError, match="it ended with code 7") as failed:
         run(config)

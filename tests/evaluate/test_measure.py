@@ -28,12 +28,12 @@ def small_llama(seed: int = 0):
 
 
 @given(st.integers(1, 500), st.integers(1, 500))
-def test_windows_are_distinct_in_order_and_no_more_than_asked(total: int, wanted: int) -> None:
-    chosen = evenly_spaced(total, wanted)
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(total, wanted)
-    assert chosen[0] == 0
-    assert chosen[-1] < total
+def test_windows_are_distinct_in_order_and_no_more_than_asked(total: int, window_count: int) -> None:
+    starts = evenly_spaced(total, window_count)
+    assert starts == sorted(set(starts))
+    assert len(starts) == min(total, window_count)
+    assert starts[0] == 0
+    assert starts[-1] < total
 
 
 def test_perplexity_is_that_of_the_loss_of_the_whole_stretch() -> None:
@@ -53,10 +53,10 @@ def test_perplexity_is_that_of_the_loss_of_the_whole_stretch() -> None:
 
 def test_a_sample_is_as_long_as_asked_and_the_same_for_a_seed() -> None:
     model, prompt = small_llama(), np.array([1, 2, 3], np.uint16)
-    written = generate(model, prompt, 7, seed=3)
-    assert len(written) == 7
-    assert written == generate(model, prompt, 7, seed=3)
-    assert written != generate(model, prompt, 7, seed=4)
+    sample_ids = generate(model, prompt, 7, seed=3)
+    assert len(sample_ids) == 7
+    assert sample_ids == generate(model, prompt, 7, seed=3)
+    assert sample_ids != generate(model, prompt, 7, seed=4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from everstep.runtime.job.events import NodeGone
 from everstep.runtime.job.records import Committed
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.journal import journal
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import open_store
 from tests.job.world import World, platform
 

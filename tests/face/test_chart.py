@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from everstep.runtime.platform.kubernetes.switches import KEY, NAME
-from tests.golang import NoGoError, built
+from tests.golang import NoGoError, build_programs
 from tests.harness import ROOT
 
 CHART = ROOT / "templates/chart"
@@ -20,7 +20,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """What Helm's linter and template engine say."""
     try:
-        program = built("helm", ["."]) / "helm"
+        program = build_programs("helm", ["."]) / "helm"
     except NoGoError as why:
         pytest.skip(str(why))
     return subprocess.run([program, *words], capture_output=True, text=True, check=False)
@@ -28,29 +28,31 @@ def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 def render_chart(**values: Any) -> Objects:
     """What an administrator would install, by kind and name."""
-    done = helm("template", CHART, "team", "ml", *(f"{name}={json.dumps(value)}" for name, value in values.items()))
-    assert done.returncode == 0, done.stderr
-    return by_name([one for one in yaml.safe_load_all(done.stdout) if one])
+    completed = helm(
+        "template", CHART, "team", "ml", *(f"{name}={json.dumps(value)}" for name, value in values.items())
+    )
+    assert completed.returncode == 0, completed.stderr
+    return by_name([one for one in yaml.safe_load_all(completed.stdout) if one])
 
 
 def by_name(objects: list[dict[str, Any]]) -> Objects:
     """None twice."""
-    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert len(found) == len(objects)
-    return found
+    objects_by_kind = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(objects_by_kind) == len(objects)
+    return objects_by_kind
 
 
 def test_helm_finds_nothing_to_complain_of() -> None:
-    done = helm("lint", CHART)
-    assert (done.returncode, done.stdout) == (0, "[INFO] Chart.yaml: icon is recommended\n"), done
+    completed = helm("lint", CHART)
+    assert (completed.returncode, completed.stdout) == (0, "[INFO] Chart.yaml: icon is recommended\n"), completed
 
 
 def test_helm_would_complain_of_a_fault(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "everstep")
     (tmp_path / "everstep/templates/broken.yaml").write_text("{{ .Values.nothing.of.that }}\n")
-    done = helm("lint", tmp_path / "everstep")
-    assert done.returncode == 1
-    assert "[ERROR] templates/: everstep/templates/broken.yaml:1" in done.stdout
+    completed = helm("lint", tmp_path / "everstep")
+    assert completed.returncode == 1
+    assert "[ERROR] templates/: everstep/templates/broken.yaml:1" in completed.stdout
 
 
 def test_with_its_own_values_it_makes_the_account_its_rights_and_the_steps() -> None:

@@ -42,9 +42,9 @@ def test_ls_tells_what_is_there_and_whether_it_is_committed(job: Path, capsys: A
         assert [line.split()[1:4] + line.split()[5:] for line in lines[1:]] == [
             ["1", "3", "1", "yes"], ["2", "5", "1", "yes"], ["9", "7", "1", "no"],
         ]  # fmt: skip
-    told = json.loads(run_command(capsys, "ls", str(job), "-o", "json")[0])
-    assert told[1]["checkpoint"] == "jobs/j/checkpoints/000002-000000005"
-    assert told[1]["bytes"] > 4 * 300 * 400
+    output = json.loads(run_command(capsys, "ls", str(job), "-o", "json")[0])
+    assert output[1]["checkpoint"] == "jobs/j/checkpoints/000002-000000005"
+    assert output[1]["bytes"] > 4 * 300 * 400
 
 
 def test_verify_reads_every_byte_and_names_what_is_damaged(job: Path, capsys: Any) -> None:
@@ -110,9 +110,9 @@ def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path
     shard = job / "checkpoints/000002-000000005/rank-00000.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    told = run_command(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
-    assert "000002-000000005 is skipped: store jobs/j" in told
-    assert "iteration 3 of" in told
+    error_text = run_command(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
+    assert "000002-000000005 is skipped: store jobs/j" in error_text
+    assert "iteration 3 of" in error_text
     assert "damaged" in run_command(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
 
 
@@ -129,20 +129,22 @@ def test_drop_removes_just_the_named_ones(job: Path, capsys: Any) -> None:
 
 def test_gc_removes_what_killed_writers_left_and_old_debris_and_first_tells_it(job: Path, capsys: Any) -> None:
     store = job.parents[1]
-    left = job / "checkpoints/000001-000000004/~99999-0123456789ab"
-    left.parent.mkdir()
-    left.write_bytes(b"half")
-    os.utime(left.parent, (1e9, 1e9))  # Nobody is about to write there.
+    temporary = job / "checkpoints/000001-000000004/~99999-0123456789ab"
+    temporary.parent.mkdir()
+    temporary.write_bytes(b"half")
+    os.utime(temporary.parent, (1e9, 1e9))  # Nobody is about to write there.
     debris = job / "checkpoints/000001-000000002/rank-00000.safetensors"
     debris.parent.mkdir()
     debris.write_bytes(b"whole, never committed")
     os.utime(debris, (1e9, 1e9))
     for words, there in ((("--dry-run",), True), ((), False)):
-        out, told = run_command(capsys, "gc", str(store), *words)
-        assert f"{left.relative_to(store)}: {'would be ' if there else ''}removed, 4 bytes of a killed writer" in out
+        out, error_output = run_command(capsys, "gc", str(store), *words)
+        assert (
+            f"{temporary.relative_to(store)}: {'would be ' if there else ''}removed, 4 bytes of a killed writer" in out
+        )
         assert f"{debris.relative_to(store)}: {'would be ' if there else ''}removed, 22 bytes" in out
-        assert left.exists() is left.parent.exists() is debris.exists() is there
-    assert "removed" in told
+        assert temporary.exists() is temporary.parent.exists() is debris.exists() is there
+    assert "removed" in error_output
     assert run_command(capsys, "gc", str(job))[0] == ""
     assert "nothing of Everstep" in run_command(capsys, "gc", str(job / "nowhere"), code=2)[1]
     assert run_command(capsys, "verify", str(job))[0].count("whole") == 2

@@ -32,9 +32,9 @@ def test_building_the_pipeline_needs_neither_torch_nor_spark() -> None:
 
 
 def test_help_shows_each_verb_with_an_example() -> None:
-    shown = subprocess.run([sys.executable, "-m", "everstep", "--help"], capture_output=True, text=True, check=True)
-    assert "everstep workflow run" in shown.stdout
-    assert "everstep scale" in shown.stdout
+    help_run = subprocess.run([sys.executable, "-m", "everstep", "--help"], capture_output=True, text=True, check=True)
+    assert "everstep workflow run" in help_run.stdout
+    assert "everstep scale" in help_run.stdout
 
 
 def test_an_unknown_verb_is_exit_code_2() -> None:

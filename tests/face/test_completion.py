@@ -10,17 +10,17 @@ from everstep.cli.main import main
 from tests.harness import ROOT
 
 
-def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def candidates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """The candidates for the last word."""
     monkeypatch.setenv("EVERSTEP_COMPLETE", "1")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         main(words)
-    assert ended.value.code == 0
+    assert raised.value.code == 0
     return capsys.readouterr().out.split()
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         (["workflow", "re"], ["resubmit", "resume", "retry"]),
         (["workflow", "run", "--work"], ["--work-dir"]),
@@ -32,9 +32,9 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_verbs_flags_and_choices(
-    words: list[str], wanted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert completed(monkeypatch, capsys, *words) == wanted
+    assert candidates(monkeypatch, capsys, *words) == expected
 
 
 def test_runs_of_the_folder_that_was_named(
@@ -44,9 +44,9 @@ def test_runs_of_the_folder_that_was_named(
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "manifest.json").touch()
     words = ["workflow", "get", "--runs", str(tmp_path / "runs"), "f"]
-    assert completed(monkeypatch, capsys, *words) == ["first"]
+    assert candidates(monkeypatch, capsys, *words) == ["first"]
     monkeypatch.chdir(tmp_path)
-    assert completed(monkeypatch, capsys, "status", "") == ["first", "second"]
+    assert candidates(monkeypatch, capsys, "status", "") == ["first", "second"]
 
 
 def test_bash_completes_everstep_and_leaves_other_programs_alone(tmp_path: Path) -> None:
@@ -58,19 +58,19 @@ def test_bash_completes_everstep_and_leaves_other_programs_alone(tmp_path: Path)
         COMP_WORDS=(everstep workflow resub) COMP_CWORD=2; _everstep_complete everstep; echo "${{COMPREPLY[@]}}"
         COMPREPLY=() COMP_WORDS=(python other.py --x) COMP_CWORD=2; _everstep_complete python; echo "${{COMPREPLY[@]}}."
     """
-    shown = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert shown.stdout == "resubmit\n.\n", shown.stderr
+    completion = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert completion.stdout == "resubmit\n.\n", completion.stderr
     assert not (tmp_path / "was-run").exists()
 
 
 def test_a_pipelines_own_flags_are_completed() -> None:
     command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "--iter"]
-    shown = subprocess.run(command, env={"EVERSTEP_COMPLETE": "1"}, capture_output=True, text=True, check=True)
-    assert shown.stdout == "--iterations\n"
+    completion = subprocess.run(command, env={"EVERSTEP_COMPLETE": "1"}, capture_output=True, text=True, check=True)
+    assert completion.stdout == "--iterations\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_text"),
     [
         (["workflw"], "everstep: .*; did you mean workflow?; see --help"),
         (["workflow", "rn"], "everstep workflow: .*; did you mean run?; see --help"),
@@ -79,12 +79,12 @@ def test_a_pipelines_own_flags_are_completed() -> None:
     ],
 )
 def test_a_misspelled_verb_or_flag_is_told_with_what_was_meant(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         main(words)
-    told, (start, end) = capsys.readouterr().err, said.split(".*")
-    assert ended.value.code == 2
-    assert told.startswith(start)
-    assert told.endswith(f"{end}\n")
-    assert told.count("\n") == 1
+    output, (start, end) = capsys.readouterr().err, expected_text.split(".*")
+    assert raised.value.code == 2
+    assert output.startswith(start)
+    assert output.endswith(f"{end}\n")
+    assert output.count("\n") == 1

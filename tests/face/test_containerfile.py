@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from everstep.version import IMAGE
-from supply.containerfile import ContainerfileError, Settings, ignored, settings, stages
+from supply.containerfile import ContainerfileError, Settings, ignore_rule, settings, stages
 from tests.harness import ROOT
 
 TEXT = (ROOT / "templates/Containerfile").read_text()
@@ -16,24 +16,24 @@ DEBIAN = "docker.io/library/debian"
 
 
 def test_every_image_runs_the_command_as_a_user_that_is_not_root() -> None:
-    found = stages(TEXT, {"BASE": DEBIAN})
+    all_stages = stages(TEXT, {"BASE": DEBIAN})
     assert f"--target everstep -t {IMAGE} ." in TEXT
     for image in IMAGES:
-        held = settings(found, image)
-        assert (held.user, held.entrypoint) == ("1000:1000", ["everstep"]), image
-        assert held.environment["PATH"].startswith("/opt/everstep/bin:")
+        image_settings = settings(all_stages, image)
+        assert (image_settings.user, image_settings.entrypoint) == ("1000:1000", ["everstep"]), image
+        assert image_settings.environment["PATH"].startswith("/opt/everstep/bin:")
 
 
 def test_the_code_comes_after_all_packages() -> None:
-    found = stages(TEXT, {"BASE": DEBIAN})
+    all_stages = stages(TEXT, {"BASE": DEBIAN})
     for image in IMAGES:
-        last = [one for one in found[image].instructions if one.verb in ("RUN", "COPY")][-1]
+        last = [one for one in all_stages[image].instructions if one.verb in ("RUN", "COPY")][-1]
         assert (last.verb, last.flag("from")) == ("COPY", "code")
-        assert "code" not in {one.flag("from") for one in found[found[image].base].instructions}
+        assert "code" not in {one.flag("from") for one in all_stages[all_stages[image].base].instructions}
 
 
 def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
-    out = ignored((ROOT / ".dockerignore").read_text())
+    out = ignore_rule((ROOT / ".dockerignore").read_text())
     copied = {
         source
         for stage in stages(TEXT, {"BASE": DEBIAN}).values()
@@ -48,21 +48,21 @@ def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "refused"),
+    ("base", "is_refused"),
     [(f"{DEBIAN}@sha256:{'a' * 64}", False), (f"{DEBIAN}:bookworm-slim", True), (DEBIAN, True), ("", True)],
 )
-def test_a_base_without_a_digest_is_refused_before_anything_is_made(base: str, refused: bool) -> None:
+def test_a_base_without_a_digest_is_refused_before_anything_is_made(base: str, is_refused: bool) -> None:
     first = next(one for one in stages(TEXT, {"BASE": base or DEBIAN})["base"].instructions if one.verb == "RUN")
-    done = subprocess.run(
+    completed = subprocess.run(
         ["/bin/sh", "-c", first.rest], env={"BASE": base}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == refused
-    assert done.stderr == (f"BASE={base} names no digest: NAME@sha256:...\n" if refused else "")
+    assert completed.returncode == is_refused
+    assert completed.stderr == (f"BASE={base} names no digest: NAME@sha256:...\n" if is_refused else "")
 
 
 def test_the_only_image_that_is_fetched_is_the_base_that_was_named() -> None:
-    found = stages(TEXT, {"BASE": DEBIAN})
-    assert {one.base for one in found.values()} - found.keys() == {DEBIAN}
+    all_stages = stages(TEXT, {"BASE": DEBIAN})
+    assert {one.base for one in all_stages.values()} - all_stages.keys() == {DEBIAN}
     with pytest.raises(ContainerfileError, match="give --build-arg BASE="):
         stages(TEXT)
 
@@ -82,9 +82,9 @@ def test_every_install_is_held_to_the_hashes() -> None:
 
 
 def test_developer_tools_of_nvidia_are_left_out_of_the_layer_that_brings_them() -> None:
-    (made,) = (one.rest for one in stages(TEXT, {"BASE": DEBIAN})["torch"].instructions)
+    (tool_instruction,) = (one.rest for one in stages(TEXT, {"BASE": DEBIAN})["torch"].instructions)
     for name in ("cuobjdump", "nvdisasm"):
-        assert f"triton/backends/nvidia/bin/{name}" in made.partition("&& rm ")[2]
+        assert f"triton/backends/nvidia/bin/{name}" in tool_instruction.partition("&& rm ")[2]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_what_is_not_understood_is_refused(text: str, what: str) -> None:
 
 
 def test_lines_that_go_on_comments_and_flags_are_understood() -> None:
-    found = stages(
+    all_stages = stages(
         "# first\nFROM a AS b\nRUN --mount=type=cache,target=/c --mount=type=bind,from=d \\\n# no\n  x && \\\n  y\n"
     )
-    (one,) = found["b"].instructions
+    (one,) = all_stages["b"].instructions
     assert (one.verb, one.rest.split()) == ("RUN", ["x", "&&", "y"])
     assert one.mounts() == [{"type": "cache", "target": "/c"}, {"type": "bind", "from": "d"}]
-    assert settings(found, "b") == Settings()
+    assert settings(all_stages, "b") == Settings()

@@ -47,13 +47,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal_of(config: Any) -> str:
     """What the config's own check says; empty if it passes. Anything but one line is an error here."""
-    said: list[str] = []
+    refusal: list[str] = []
     try:
         config.check()
     except BadInput as error:
-        said = str(error).splitlines()
-    assert len(said) <= 1, said
-    return "".join(said)
+        refusal = str(error).splitlines()
+    assert len(refusal) <= 1, refusal
+    return "".join(refusal)
 
 
 def values_of(config: type[Any], field: str) -> tuple[Any, ...]:
@@ -76,10 +76,10 @@ def test_a_value_that_nobody_means_is_one_line_with_its_flag_or_passes(
 ) -> None:
     before = sorted(os.listdir(folder))
     for value in values_of(config, field):
-        said = refusal_of(config(**{field: value}))
+        refusal = refusal_of(config(**{field: value}))
         assert sorted(os.listdir(folder)) == before, value
-        if said:
-            assert f"--{field.replace('_', '-')}" in said, (value, said)
+        if refusal:
+            assert f"--{field.replace('_', '-')}" in refusal, (value, refusal)
 
 
 COUNTS = [
@@ -93,9 +93,9 @@ COUNTS = [
 
 @pytest.mark.parametrize(("name", "config", "field", "value"), COUNTS)
 def test_numbers_without_bounds_are_refused(name: str, config: type[Any], field: str, value: float) -> None:
-    said = refusal_of(config(**{field: value}))
-    assert said, f"{name} takes {field}={value}"
-    assert f"--{field.replace('_', '-')}" in said
+    refusal = refusal_of(config(**{field: value}))
+    assert refusal, f"{name} takes {field}={value}"
+    assert f"--{field.replace('_', '-')}" in refusal
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -140,7 +140,7 @@ def tokenizer(path: Path, tokens: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("known", "own", "given", "part"),
+    ("model_vocabulary", "own", "tokenizer_vocabulary", "part"),
     [
         (100, 101, None, "its tokenizer.json has 101 tokens, the model knows 100"),
         (100, 100, 101, "--tokenizer given.json has 101 tokens, the model knows 100"),
@@ -151,18 +151,18 @@ def tokenizer(path: Path, tokens: int) -> str:
     ],
 )
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused_before_anything_starts(
-    known: int, own: int | None, given: int | None, part: str, folder: Path
+    model_vocabulary: int, own: int | None, tokenizer_vocabulary: int | None, part: str, folder: Path
 ) -> None:
-    place = llama(folder / "llama", known, own)
-    named = tokenizer(Path("given.json"), given) if given else ""
-    said = refusal_of(CONFIG(model=place, tokenizer=named, sequence_length=64))
-    assert part in said
-    assert bool(said) == bool(part)
+    place = llama(folder / "llama", model_vocabulary, own)
+    tokenizer_path = tokenizer(Path("given.json"), tokenizer_vocabulary) if tokenizer_vocabulary else ""
+    refusal = refusal_of(CONFIG(model=place, tokenizer=tokenizer_path, sequence_length=64))
+    assert part in refusal
+    assert bool(refusal) == bool(part)
 
 
 def test_samples_longer_than_the_model_reads_are_refused_before_anything_starts(folder: Path) -> None:
-    said = refusal_of(CONFIG(model=llama(folder / "llama", 100, 100), sequence_length=65))
-    assert said.startswith("--sequence-length 65: ")
+    refusal = refusal_of(CONFIG(model=llama(folder / "llama", 100, 100), sequence_length=65))
+    assert refusal.startswith("--sequence-length 65: ")
 
 
 @pytest.mark.parametrize("tokens", [0, 96])

@@ -101,11 +101,11 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         flags.parse(Config, "pipeline", "", arguments)
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert end.value.code == 2
-    assert told.count("\n") == 1
-    assert part in told
-    assert told.startswith("pipeline: ")
+    assert output.count("\n") == 1
+    assert part in output
+    assert output.startswith("pipeline: ")
 
 
 def test_the_help_of_a_field_is_the_string_below_it() -> None:

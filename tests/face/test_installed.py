@@ -46,9 +46,9 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, site: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(site), "TMPDIR": str(project)}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_nothing_but_everstep_is_installed(site: Path) -> None:
@@ -60,9 +60,9 @@ def test_nothing_but_everstep_is_installed(site: Path) -> None:
 def test_a_users_pipeline_finds_its_own_packages_and_ours(site: Path, project: Path) -> None:
     text = (ROOT / "pipelines/llama_finetune.py").read_text()
     text = text.replace("import everstep\n", f"import everstep\nimport {', '.join(OWN)}\n", 1)
-    told = "; ".join(f"print({name}.WHOSE)" for name in OWN)
+    prints = "; ".join(f"print({name}.WHOSE)" for name in OWN)
     (project / "mine.py").write_text(
-        text.replace("everstep.submit(build, Config)", f"{told}; print(everstep.__file__)")
+        text.replace("everstep.submit(build, Config)", f"{prints}; print(everstep.__file__)")
     )
     *whose, ours = run(project, site, sys.executable, "mine.py").splitlines()
     assert whose == [f"the user's {name}" for name in OWN]

@@ -46,9 +46,9 @@ def texts(folder: Path) -> Path:
 
 
 def test_text_is_put_into_the_store_once(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = Config(corpus=str(texts(tmp_path / "texts")))
-    first = with_addresses(given, store, "")
-    second = with_addresses(given, store, "")
+    config_before = Config(corpus=str(texts(tmp_path / "texts")))
+    first = with_addresses(config_before, store, "")
+    second = with_addresses(config_before, store, "")
     assert first.corpus == second.corpus
     assert first.corpus.startswith(f"{store}/uploads/")
     assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
@@ -60,21 +60,23 @@ def test_text_is_put_into_the_store_once(store: str, tmp_path: Path, capsys: pyt
 
 def test_text_in_another_order_keeps_its_order(store: str, tmp_path: Path) -> None:
     folder = texts(tmp_path / "texts")
-    given = Config(corpus=f"{folder}/b 2.txt,{folder}/a.jsonl")
-    names = [Path(name).name for name in find_files(with_addresses(given, store, "").corpus, "--corpus")]
+    config_before = Config(corpus=f"{folder}/b 2.txt,{folder}/a.jsonl")
+    names = [Path(name).name for name in find_files(with_addresses(config_before, store, "").corpus, "--corpus")]
     assert names == ["00000-b_2.txt", "00001-a.jsonl"]
 
 
 def test_changed_text_has_another_address(store: str, tmp_path: Path) -> None:
-    given = Config(corpus=str(texts(tmp_path / "texts")))
-    before = with_addresses(given, store, "").corpus
+    config_before = Config(corpus=str(texts(tmp_path / "texts")))
+    before = with_addresses(config_before, store, "").corpus
     (tmp_path / "texts" / "a.jsonl").write_text('{"text": "y"}\n')
-    assert with_addresses(given, store, "").corpus != before
+    assert with_addresses(config_before, store, "").corpus != before
 
 
 def test_what_names_no_file_of_this_machine_stays_and_needs_no_store(tmp_path: Path) -> None:
-    given = Config(tokenizer="s3://b/tokenizers/x", model="smollm2", script="s3://b/code/0123456789abcdef#train.py")
-    assert with_addresses(given, "s3://nowhere/at-all", "") is given
+    config_before = Config(
+        tokenizer="s3://b/tokenizers/x", model="smollm2", script="s3://b/code/0123456789abcdef#train.py"
+    )
+    assert with_addresses(config_before, "s3://nowhere/at-all", "") is config_before
 
 
 def test_a_tokenizer_is_found_by_its_address(s3: MinIO, tmp_path: Path) -> None:

@@ -111,14 +111,18 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
 
 
 def test_it_runs_as_a_process_with_flags_outputs_and_progress(package: Any, tmp_path: Path) -> None:
-    done = call(tmp_path, "--text", "one two", ARGO_PROGRESS_FILE=str(tmp_path / "progress"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-2:] == ["all counted", "words 2"]
+    completed = call(tmp_path, "--text", "one two", ARGO_PROGRESS_FILE=str(tmp_path / "progress"))
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.splitlines()[-2:] == ["all counted", "words 2"]
     assert (tmp_path / "out" / "words").read_text() == "2"
     assert (tmp_path / "out" / "list.txt").read_text() == "one\ntwo"
     assert (tmp_path / "progress").read_text() == "2/2"
-    told = json.loads((tmp_path / "store/runs/by-hand/steps/count-words.json").read_text())
-    assert (told["step"], told["facts"], told["settings"]["text"]) == ("count-words", {"words": "2"}, "one two")
+    summary = json.loads((tmp_path / "store/runs/by-hand/steps/count-words.json").read_text())
+    assert (summary["step"], summary["facts"], summary["settings"]["text"]) == (
+        "count-words",
+        {"words": "2"},
+        "one two",
+    )
 
 
 def test_the_step_of_the_documentation_runs_as_it_stands(tmp_path: Path) -> None:
@@ -126,26 +130,28 @@ def test_the_step_of_the_documentation_runs_as_it_stands(tmp_path: Path) -> None
     block = page.partition("Save it as `mine/score.py`:\n```python\n")[2].partition("```")[0]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "score.py").write_text(block)
-    done = call(tmp_path, "--limit", "0.95", module="mine.score")
-    assert done.returncode == 0, done.stderr
+    completed = call(tmp_path, "--limit", "0.95", module="mine.score")
+    assert completed.returncode == 0, completed.stderr
     assert (tmp_path / "out" / "verdict").read_text() == "bad"
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected_text"),
     [
         (("--least=-1",), "count-words: --least -1: must be at least 0"),
         (("--text", "one", "--least", "2"), "count-words: --text 'one': has 1 words"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(package: Any, tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
-    done = call(tmp_path, *flags)
-    assert (done.returncode, done.stderr.strip()) == (2, said)
+def test_bad_input_is_one_line_and_code_2(
+    package: Any, tmp_path: Path, flags: tuple[str, ...], expected_text: str
+) -> None:
+    completed = call(tmp_path, *flags)
+    assert (completed.returncode, completed.stderr.strip()) == (2, expected_text)
     assert not (tmp_path / "out" / "words").exists()
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenName:
     """Has a name that every step has."""
 
     store: str = ""
@@ -159,26 +165,26 @@ class Bare:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListConfig:
     """Has a field whose default is made anew."""
 
     models: list[str] = field(default_factory=list)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected_text"),
     [
-        (Taken, "step one: every step has the field store; rename Taken.store"),
+        (TakenName, "step one: every step has the field store; rename Taken.store"),
         (Bare, "step one: Bare.model has no default, which its template needs"),
-        (Listed, "step one: Listed.models has no default, which its template needs"),
+        (ListConfig, "step one: Listed.models has no default, which its template needs"),
         (int, "step one: its function must have one argument, annotated with a dataclass"),
     ],
 )
-def test_a_dataclass_that_cannot_be_flags_is_refused(config: type[Any], said: str) -> None:
+def test_a_dataclass_that_cannot_be_flags_is_refused(config: type[Any], expected_text: str) -> None:
     def one(config: Any) -> None: ...
 
     one.__annotations__["config"] = config
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=expected_text):
         everstep.step()(one)
 
 
@@ -196,6 +202,6 @@ def test_outputs_that_were_not_named_are_an_error(package: Any) -> None:
         return {"letters": 3}
 
     one.__annotations__["config"] = package.Config
-    made = everstep.step(outputs=("words",))(one)
+    step_class = everstep.step(outputs=("words",))(one)
     with pytest.raises(TypeError, match=r"step one returned \['letters'\], its outputs are \['words'\]"):
-        made._run(made.config())
+        step_class._run(step_class.config())

@@ -23,11 +23,11 @@ def pipeline(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_printed_manifest_is_a_workflow_with_every_step(tmp_path: Path) -> None:
-    shown = pipeline("-o", "yaml", "--nodes", "3", cwd=tmp_path)
-    manifest = yaml.safe_load(shown.stdout)
+    manifest_run = pipeline("-o", "yaml", "--nodes", "3", cwd=tmp_path)
+    manifest = yaml.safe_load(manifest_run.stdout)
     templates = {template["name"]: template for template in manifest["spec"]["templates"]}
     tasks = {task["name"]: task for task in templates["main"]["dag"]["tasks"]}
-    assert shown.returncode == 0
+    assert manifest_run.returncode == 0
     assert set(tasks) == {"corpus", "model", "tokenize", "check", "train", "evaluate"}
     assert tasks["train"]["depends"] == "tokenize && check"
     assert manifest["spec"]["onExit"] == "report"
@@ -57,12 +57,12 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
     """In this process: to import Hera anew takes a second each time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(PIPELINE), *arguments])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         runpy.run_path(str(PIPELINE), run_name="__main__")
-    told = capsys.readouterr().err
-    assert ended.value.code == 2, told
-    assert part in told
-    assert told.strip().count("\n") == 0, told
+    output = capsys.readouterr().err
+    assert raised.value.code == 2, output
+    assert part in output
+    assert output.strip().count("\n") == 0, output
     assert not list(tmp_path.iterdir())
 
 

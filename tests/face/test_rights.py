@@ -71,10 +71,10 @@ def test_steps_that_parse_what_others_wrote_run_as_the_account_without_pods_and_
 
 def test_pods_of_steps_of_jobs_and_of_spark_are_those_that_the_policy_lets_reach_each_other() -> None:
     (policy,) = objects("network.yaml")
-    (chosen,) = policy["spec"]["podSelector"]["matchExpressions"]
-    assert chosen["operator"] == "Exists"
+    (expression,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert expression["operator"] == "Exists"
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
-    label = chosen["key"]
+    label = expression["key"]
     for manifest in objects("steps.yaml"):
         (template,) = manifest["spec"]["templates"]
         assert template["metadata"]["labels"] == {label: template["name"]}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.job.records import JobEnded, JobResult
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded
 from everstep.runtime.journal import journal
 from everstep.runtime.store import open_store
 
@@ -59,8 +60,8 @@ def test_without_a_master_it_says_how_to_get_one(runs: Path, capsys: pytest.Capt
 
 def test_a_training_that_is_over_has_no_size(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claimed, _ = journal.claim(open_store(str(runs.parent / "store")), "u-train", "127.0.0.1:1", 2000.0)
-    ended = JobEnded(time=2001.0, result=JobResult.SUCCEEDED, reason="all nodes finished", error="", exit_code=0)
-    claimed.write(claimed.draft([ended]))
+    end_record = JobEnded(time=2001.0, result=JobResult.SUCCEEDED, reason="all nodes finished", error="", exit_code=0)
+    claimed.write(claimed.draft([end_record]))
     assert printed_line(runs, capsys) == "everstep scale: r1: its training is over (succeeded: all nodes finished)\n"
 
 

@@ -15,16 +15,16 @@ def test_it_tells_conditions_restarts_round_checkpoint_and_nodes(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "r1", "--runs", str(runs)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("u-train: Running since 1970-01-01T00:16:40Z")
-    assert "round 2: 2 nodes, 2 workers, from iteration 40" in shown
-    assert "newest checkpoint: iteration 40" in shown
-    assert "restarts: trainer 1" in shown
-    types = [line.split()[:2] for line in shown.splitlines() if line.split()[1:2] in (["True"], ["False"])]
+    status_text = capsys.readouterr().out
+    assert status_text.startswith("u-train: Running since 1970-01-01T00:16:40Z")
+    assert "round 2: 2 nodes, 2 workers, from iteration 40" in status_text
+    assert "newest checkpoint: iteration 40" in status_text
+    assert "restarts: trainer 1" in status_text
+    types = [line.split()[:2] for line in status_text.splitlines() if line.split()[1:2] in (["True"], ["False"])]
     assert [kind for kind, _ in types] == ["Pending", "Creating", "Running", "Restarting", "Running"]
     assert [holds for _, holds in types] == ["False"] * 4 + ["True"]
-    assert "trainer-1-1" in shown
-    assert "trainer-1-0" not in shown.split("NODE")[1]
+    assert "trainer-1-1" in status_text
+    assert "trainer-1-0" not in status_text.split("NODE")[1]
 
 
 def test_programs_get_the_same_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +72,8 @@ def test_what_a_run_that_ended_at_once_has_lost_is_said(runs: Path) -> None:
     uri = str(runs.parent / "store")
     manifest = {"spec": {"arguments": {"parameters": [{"name": "store", "value": uri}]}}}
     open_store(uri).put("jobs/u-train/telemetry/1.jsonl", b'{"iteration": 55, "loss": 1.0}\n')
-    (said,) = end_nodes_of(runs / "r1", manifest)
-    assert said.endswith("train: ended after iteration 55; the store has iteration 40, later ones are lost")
+    (sentence,) = end_nodes_of(runs / "r1", manifest)
+    assert sentence.endswith("train: ended after iteration 55; the store has iteration 40, later ones are lost")
 
 
 def test_it_is_shown_again_until_somebody_stops_it(

@@ -19,7 +19,7 @@ SPARKS = "{{=inputs.parameters['spark-master'] startsWith 'k8s://' ? '-spark' : 
 STEPS = {"model", "corpus", "preprocess", "check", "train", "evaluate", "report"}
 
 
-def rendered(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+def rendered_templates(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """What the command prints."""
     assert main(["templates", *flags]) == 0
     return capsys.readouterr().out
@@ -27,11 +27,11 @@ def rendered(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 def test_the_chart_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """To mend: everstep templates > templates/chart/files/steps.yaml."""
-    assert (FILES / "steps.yaml").read_text() == rendered(capsys)
+    assert (FILES / "steps.yaml").read_text() == rendered_templates(capsys)
 
 
 def test_the_train_step_exports_its_gauges_where_they_are_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    templates = [one["spec"]["templates"][0] for one in yaml.safe_load_all(rendered(capsys))]
+    templates = [one["spec"]["templates"][0] for one in yaml.safe_load_all(rendered_templates(capsys))]
     (train,) = [one for one in templates if one["name"] == "train"]
     gauges = {one["name"]: one["gauge"]["value"] for one in train["metrics"]["prometheus"]}
     outputs = {one["name"] for one in train["outputs"]["parameters"]}
@@ -43,7 +43,9 @@ def test_the_train_step_exports_its_gauges_where_they_are_not_empty(capsys: pyte
 
 
 def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixture[str]) -> None:
-    text = rendered(capsys, "--image", "r.example/e:2", "--service-account", "trainer", "--store-secret", "keys")
+    text = rendered_templates(
+        capsys, "--image", "r.example/e:2", "--service-account", "trainer", "--store-secret", "keys"
+    )
     for manifest in yaml.safe_load_all(text):
         (template,) = manifest["spec"]["templates"]
         assert template["container"]["image"] == "r.example/e:2"
@@ -56,15 +58,15 @@ def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixtu
 
 def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A variable `workflow.parameters.*` or `workflow.status` would be refused in a workflow that has it not."""
-    for manifest in yaml.safe_load_all(rendered(capsys, "--store-secret", "")):
+    for manifest in yaml.safe_load_all(rendered_templates(capsys, "--store-secret", "")):
         text = json.dumps(manifest)
         (template,) = manifest["spec"]["templates"]
         for variable in ("{{workflow.parameters", "{{workflow.status", "{{workflow.failures", "{{workflow.duration"):
             assert variable not in text
         assert text.count("secretKeyRef") == (template["name"] == "train"), "its job's token"
         assert manifest["spec"]["entrypoint"] == template["name"]
-        known = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
-        assert known == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
+        parameter_names = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
+        assert parameter_names == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
 
 
 CALLERS = {"store", "status", "failures", "duration"}
@@ -72,7 +74,7 @@ CALLERS = {"store", "status", "failures", "duration"}
 
 
 def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: pytest.CaptureFixture[str]) -> None:
-    for manifest in yaml.safe_load_all(rendered(capsys)):
+    for manifest in yaml.safe_load_all(rendered_templates(capsys)):
         (template,) = manifest["spec"]["templates"]
         arguments = {one["name"]: one for one in manifest["spec"]["arguments"]["parameters"]}
         usual = {one["name"]: one["default"] for one in template["inputs"]["parameters"] if "default" in one}
@@ -82,15 +84,15 @@ def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: p
 
 
 def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks, known = [], set()
+    tasks, parameter_names = [], set()
     for manifest in yaml.safe_load_all((FILES / "steps.yaml").read_text()):
         name = manifest["spec"]["entrypoint"]
-        known.add(name)
+        parameter_names.add(name)
         inputs = manifest["spec"]["templates"][0]["inputs"]["parameters"]
         parameters = [{"name": one["name"], "value": "x"} for one in inputs if "default" not in one]
         reference = {"name": manifest["metadata"]["name"], "template": name}
         tasks.append({"name": name, "templateRef": reference, "arguments": {"parameters": parameters}})
-    assert known == STEPS
+    assert parameter_names == STEPS
     spec = {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}]}
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "theirs"}, "spec": spec}
     (tmp_path / "theirs.yaml").write_text(json.dumps(workflow))
@@ -118,10 +120,12 @@ def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:
     printed = run("templates", "--store-secret=")
     (tmp_path / "with").mkdir()
     (tmp_path / "with" / "steps.yaml").write_text(printed.stdout)
-    done = run(
+    completed = run(
         "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "--name", "reuse", "--with", "with",
         "-p", f"store={tmp_path}/store", "-p", f"text={tmp_path}/*.txt",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr + "".join(p.read_text() for p in (tmp_path / "runs").rglob("*.log"))
+    assert completed.returncode == 0, completed.stderr + "".join(
+        p.read_text() for p in (tmp_path / "runs").rglob("*.log")
+    )
     nodes = json.loads((tmp_path / "runs" / "reuse" / "workflow.json").read_text())["status"]["nodes"].values()
     assert {n["displayName"]: n["phase"] for n in nodes}["tokenize"] == "Succeeded"

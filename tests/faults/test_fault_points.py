@@ -45,9 +45,9 @@ def test_conditions_name_facts_the_node_and_the_rank(tmp_path: Path) -> None:
 
 
 def test_a_point_may_raise_or_be_slow(tmp_path: Path) -> None:
-    told = run(tmp_path, "loop,iteration=2=sleep:0.01;loop,iteration=3=raise")
-    assert told.returncode == 1
-    assert "InjectedError: injected at loop" in told.stderr
+    completed = run(tmp_path, "loop,iteration=2=sleep:0.01;loop,iteration=3=raise")
+    assert completed.returncode == 1
+    assert "InjectedError: injected at loop" in completed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "loop.2"]
 
 

@@ -16,8 +16,8 @@ def trained(tmp_path: Path) -> Iterator[Start]:
     """Starts train steps in folders of their own; whatever a failed test leaves is ended."""
     steps: list[TrainStep] = []
 
-    def start(name: str = "run", **given: Any) -> TrainStep:
-        step = TrainStep(tmp_path / name, tmp_path / f"{name}-store", **given)
+    def start(name: str = "run", **settings: Any) -> TrainStep:
+        step = TrainStep(tmp_path / name, tmp_path / f"{name}-store", **settings)
         steps.append(step)
         step.start()
         return step

@@ -82,9 +82,9 @@ def _lay_over(folder: Path) -> None:
 def _run(command: list[str], own: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run it with the environment's programs in the PATH."""
     path = f"{own.parent}:{os.environ['PATH']}"
-    ended = subprocess.run(
+    completed = subprocess.run(
         command, env={**os.environ, "PATH": path, **variables}, capture_output=True, text=True, timeout=INSTALL_S,
         check=False,
     )  # fmt: skip
-    if ended.returncode:
-        raise CannotInstallError(f"{' '.join(command)}: {ended.stderr.strip()[-2000:]}")
+    if completed.returncode:
+        raise CannotInstallError(f"{' '.join(command)}: {completed.stderr.strip()[-2000:]}")

@@ -18,9 +18,9 @@ def grow(mark: Path, folder: Path, size: int) -> None:
     while not (folder / "checkpoint").exists():
         pause.wait(PAUSE_S)
     mark.touch(exist_ok=False)
-    held = mmap.mmap(-1, size)
+    block = mmap.mmap(-1, size)
     for page in range(0, size, mmap.PAGESIZE):
-        held[page] = 1
+        block[page] = 1
     pause.wait()
 
 

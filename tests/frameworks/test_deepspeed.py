@@ -29,12 +29,12 @@ def test_an_engine_goes_on_bit_for_bit(trained: Start, python: Path, stage: str)
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_an_engine_goes_on_at_another_number_of_ranks(python: Path, tmp_path: Path, stage: str) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
-    variables = {**kept, **VARIABLES, "OMP_NUM_THREADS": "1", "EVERSTEP_KEEP_LAST": "0"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    variables = {**inherited, **VARIABLES, "OMP_NUM_THREADS": "1", "EVERSTEP_KEEP_LAST": "0"}
     command = [str(python), str(SCRIPT), str(tmp_path / "store"), str(tmp_path / "result"), stage, "2", "3", "1"]
-    ended = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-5000:]
+    settings = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
+    assert settings.returncode == 0, (settings.stdout + settings.stderr)[-5000:]
     rounds = [torch.load(tmp_path / f"result-{number}") for number in range(3)]
-    assert [told["start"] for told in rounds] == [0, 2, 4]
+    assert [result["start"] for result in rounds] == [0, 2, 4]
     for before, after in pairwise(rounds):
         assert after["losses"][0] == pytest.approx(before["losses"][1], abs=1e-6)

@@ -46,8 +46,11 @@ exec horovodrun -np 3 --min-np 1 --max-np 3 --host-discovery-script $EVERSTEP_DI
 
 def python_3_10() -> str:
     """An interpreter of that version; skips the test without one."""
-    found = [shutil.which("python3.10") or "", *map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10"))]
-    for one in filter(None, found):
+    candidates = [
+        shutil.which("python3.10") or "",
+        *map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10")),
+    ]
+    for one in filter(None, candidates):
         if subprocess.run([one, "-c", ""], capture_output=True, check=False).returncode == 0:
             return one
     pytest.skip("torch 1.12 has no wheels for this Python, and there is no Python 3.10 here")
@@ -70,8 +73,8 @@ def train(trained: Start, python: Path, name: str, seconds: float) -> TrainStep:
 
 def losses(step: TrainStep) -> dict[int, tuple[int, float]]:
     """The ranks and the loss of each iteration, as rank 0 has written them last."""
-    found = re.findall(r"iteration (\d+) ranks (\d+) loss ([\d.]+)", log_of(step, "launcher-0-0"))
-    return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in found}
+    matches = re.findall(r"iteration (\d+) ranks (\d+) loss ([\d.]+)", log_of(step, "launcher-0-0"))
+    return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in matches}
 
 
 def horovodruns(step: TrainStep) -> list[int]:
@@ -100,9 +103,11 @@ def test_trainers_come_and_go_under_one_launcher_and_the_losses_stay(trained: St
     evict(step, "trainer-0-0")
     assert step.finish() == 0, step.last_words()
     assert rounds_broken(step) == 3
-    wanted, found = losses(calm), losses(step)
-    assert sorted(found) == list(range(1, ITERATIONS + 1))
-    assert {ranks for ranks, _ in found.values()} == {2, 3}
-    assert [loss for _, loss in found.values()] == pytest.approx([loss for _, loss in wanted.values()], rel=1e-3)
+    expected, losses_after_loss = losses(calm), losses(step)
+    assert sorted(losses_after_loss) == list(range(1, ITERATIONS + 1))
+    assert {ranks for ranks, _ in losses_after_loss.values()} == {2, 3}
+    assert [loss for _, loss in losses_after_loss.values()] == pytest.approx(
+        [loss for _, loss in expected.values()], rel=1e-3
+    )
     assert "trainer-0-1" in nodes_requested(step)
     assert "launcher-0-1" not in nodes_requested(step)

@@ -35,8 +35,8 @@ def test_the_script_of_the_page_runs_as_it_stands(python: Path, tmp_path: Path) 
     (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     words = page.partition("```sh\n")[2].partition("```")[0].split()
     assert words[0] == "everstep"
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(python), "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert (done.stdout + done.stderr).count("done after 30 steps") == 2
+    assert completed.returncode == 0, completed.stderr[-5000:]
+    assert (completed.stdout + completed.stderr).count("done after 30 steps") == 2

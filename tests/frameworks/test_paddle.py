@@ -32,8 +32,8 @@ def train(trained: Start, python: Path, name: str, folder: Path, seconds: float,
 def losses(step: TrainStep) -> dict[int, float]:
     """The newest loss of each iteration, as any trainer has written it."""
     text = "".join(path.read_text() for path in sorted((step.folder / "logs").glob("worker-*.log")))
-    found = re.findall(r"iteration (\d+) trainers \d+ loss ([\d.]+)", text)
-    return {int(iteration): float(loss) for iteration, loss in found}
+    matches = re.findall(r"iteration (\d+) trainers \d+ loss ([\d.]+)", text)
+    return {int(iteration): float(loss) for iteration, loss in matches}
 
 
 def scale(step: TrainStep, nodes: int) -> None:
@@ -58,6 +58,6 @@ def test_trainers_come_and_go_and_the_losses_stay(trained: Start, python: Path, 
     begins = re.findall(r"of (\d) begins with iteration (\d+)", log_of(step, "worker-0-0"))
     assert [int(trainers) for trainers, _ in begins] == [3, 3, 2, 3]
     assert min(int(iteration) for _, iteration in begins[1:]) > 1, "each round goes on from the state"
-    wanted = losses(calm)
-    assert sorted(wanted) == list(range(1, ITERATIONS + 1))
-    assert losses(step) == pytest.approx(wanted, rel=1e-4)
+    expected = losses(calm)
+    assert sorted(expected) == list(range(1, ITERATIONS + 1))
+    assert losses(step) == pytest.approx(expected, rel=1e-4)

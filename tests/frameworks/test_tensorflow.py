@@ -61,29 +61,31 @@ def spec_of(memory: Mapping[str, str] = MappingProxyType({}), workers: int = 1, 
 
 def command(python: Path, folder: Path, role: str = "") -> list[str]:
     words = [str(python), example("tensorflow_ps.py"), "--folder", str(folder), "--shards", str(SHARDS)]
-    kept = [sys.executable, "-m", "everstep.keep_running"] if role == "evaluator" else []
-    return [*kept, *words, "--shard-seconds", "0.1"]
+    launcher_words = [sys.executable, "-m", "everstep.keep_running"] if role == "evaluator" else []
+    return [*launcher_words, *words, "--shard-seconds", "0.1"]
 
 
 def final_state(python: Path, folder: Path) -> dict[str, Any]:
     """Of the newest checkpoint."""
-    done = subprocess.run([python, "-c", READ, str(folder)], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    completed = subprocess.run([python, "-c", READ, str(folder)], capture_output=True, text=True, check=True)
+    return json.loads(completed.stdout)
 
 
 def assert_each_shard_counts_once(python: Path, folder: Path) -> None:
     state = final_state(python, folder)
     assert state["done"] == [1] * SHARDS
     assert state["global_step"] == SHARDS
-    wanted = [-1 + 2 * number / 7 for number in range(8)]
-    assert state["weights"] == pytest.approx(wanted, abs=1e-3)
+    expected = [-1 + 2 * number / 7 for number in range(8)]
+    assert state["weights"] == pytest.approx(expected, abs=1e-3)
 
 
-def train(trained: Start, python: Path, tmp_path: Path, spec: dict[str, Any], **given: Any) -> tuple[TrainStep, Path]:
+def train(
+    trained: Start, python: Path, tmp_path: Path, spec: dict[str, Any], **settings: Any
+) -> tuple[TrainStep, Path]:
     folder = tmp_path / "checkpoints"
-    commands = given.pop("commands", {}) | {}
+    commands = settings.pop("commands", {}) | {}
     every = {role: commands.get(role) or command(python, folder, role) for role in spec["replicaSpecs"]}
-    return trained(flags=flags(spec, every), **given), folder
+    return trained(flags=flags(spec, every), **settings), folder
 
 
 def test_an_evicted_workers_shards_are_done_by_others(trained: Start, python: Path, tmp_path: Path) -> None:
@@ -104,8 +106,8 @@ def test_an_evicted_workers_shards_are_done_by_others(trained: Start, python: Pa
 
 def test_an_evicted_parameter_servers_state_is_restored(trained: Start, python: Path, tmp_path: Path) -> None:
     step, folder = train(trained, python, tmp_path, spec_of())
-    saved = folder / "checkpoint"
-    wait_until(lambda: saved.exists() or step.over(), "a checkpoint")
+    checkpoint_folder = folder / "checkpoint"
+    wait_until(lambda: checkpoint_folder.exists() or step.over(), "a checkpoint")
     evict(step, "ps-0-0")
     assert step.finish() == 0, step.last_words()
     assert "ps-0-1" in nodes_requested(step)

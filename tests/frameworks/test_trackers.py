@@ -79,9 +79,9 @@ def run(python: Path, text: str, *arguments: str, folder: Path) -> str:
     """What that program prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EVERSTEP_JOB": "demo", "WANDB_SILENT": "true"}
     command = [str(python), "-c", text, *arguments]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ""
+    completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip().splitlines()[-1] if completed.stdout.strip() else ""
 
 
 @pytest.mark.parametrize("kind", READS)

@@ -68,23 +68,23 @@ def shared_folder(tmp_path: Path) -> Path:
 
 def step(builder: Builder, image: str, shared: Path, name: str, *flags: str) -> str:
     """Run a step by its template's command. The output `uri`, `checkpoint`... is a file of the folder named like it."""
-    (template,) = (made for made in (of() for of in STEPS) if made.name == name)
+    (template,) = (template_made for template_made in (of() for of in STEPS) if template_made.name == name)
     words = [*map(str, template.command or []), f"--store={SHARED}/store", f"--outputs={SHARED}/{name}", *flags]
-    ended = builder.run(image, words, shared)
-    assert ended.code == 0, f"{name} in {image}: {ended.text[-4000:]}"
-    return ended.text
+    result = builder.run(image, words, shared)
+    assert result.code == 0, f"{name} in {image}: {result.text[-4000:]}"
+    return result.text
 
 
 def test_the_command_answers_by_the_entry_point(builder: Builder, image: str) -> None:
-    ended = builder.run(image, [*settings(builder.stages, image).entrypoint, "--help"])
-    assert ended.code == 0, ended.text
-    assert "usage: everstep" in ended.text
+    result = builder.run(image, [*settings(builder.stages, image).entrypoint, "--help"])
+    assert result.code == 0, result.text
+    assert "usage: everstep" in result.text
 
 
 def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder, image: str) -> None:
-    ended = builder.run(image, ["python", "-c", FACTS])
-    assert ended.code == 0, ended.text
-    facts = json.loads(ended.text)
+    result = builder.run(image, ["python", "-c", FACTS])
+    assert result.code == 0, result.text
+    facts = json.loads(result.text)
     packages = {_plain(name): version for name, version in facts.pop("packages").items()}
     assert facts == {"user": "everstep", "python": [3, 11], "tools": [], "changeable": []}
     del packages["everstep"]
@@ -96,8 +96,8 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
 
 def test_its_steps_start(builder: Builder, image: str) -> None:
     for name in STEPS_OF[image]:
-        ended = builder.run(image, ["python", "-m", f"everstep.steps.{name}", "--help"])
-        assert ended.code == 0, f"{name}: {ended.text}"
+        result = builder.run(image, ["python", "-m", f"everstep.steps.{name}", "--help"])
+        assert result.code == 0, f"{name}: {result.text}"
 
 
 @pytest.mark.parametrize("image", ["preprocess", "everstep"], indirect=True)
@@ -107,17 +107,17 @@ def test_text_becomes_tokens_by_spark(builder: Builder, image: str, shared_folde
     step(builder, image, shared_folder, "corpus", f"--source={SHARED}/text.jsonl", "--validation-share=0")
     corpus = (shared_folder / "corpus/uri").read_text()
     step(builder, image, shared_folder, "preprocess", f"--input={corpus}", "--vocab-size=300")
-    made = json.loads(_here(shared_folder, "preprocess/uri").joinpath("dataset.json").read_text())
-    assert made["train"]["documents"] == len(documents)
-    assert made["vocab_size"] == 300
+    dataset_facts = json.loads(_here(shared_folder, "preprocess/uri").joinpath("dataset.json").read_text())
+    assert dataset_facts["train"]["documents"] == len(documents)
+    assert dataset_facts["vocab_size"] == 300
 
 
 @pytest.mark.parametrize("image", ["train", "everstep"], indirect=True)
 def test_a_training_ends_with_a_checkpoint(builder: Builder, image: str, shared_folder: Path) -> None:
     write_dataset(shared_folder / "dataset")
     sizes = ("--nodes=1", "--iterations=3", "--sequence-length=16", "--global-batch=2")
-    told = step(builder, image, shared_folder, "train", f"--dataset={SHARED}/dataset", *sizes)
-    assert "3 iterations  loss" in told
+    training_output = step(builder, image, shared_folder, "train", f"--dataset={SHARED}/dataset", *sizes)
+    assert "3 iterations  loss" in training_output
     assert (shared_folder / "train/iterations").read_text() == "3"
     assert _here(shared_folder, "train/checkpoint").joinpath("manifest.json").is_file()
 

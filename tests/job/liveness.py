@@ -76,9 +76,9 @@ def draw(seed: int, number: int) -> Plan:
     chance = random.Random(f"{seed}/{number}")
     fair_at = 1000.0 + chance.choice((20.0, 60.0, 120.0, 300.0))
     usual = [kind for kind in KINDS if kind != "stop"]
-    chosen = chance.sample(usual, chance.randint(1, 4)) + ["stop"] * (chance.random() < 0.1)
+    kinds_drawn = chance.sample(usual, chance.randint(1, 4)) + ["stop"] * (chance.random() < 0.1)
     faults = tuple(
-        Fault(chance.uniform(1000.0, fair_at), chance.choice(chosen), chance.random(), chance.random())
+        Fault(chance.uniform(1000.0, fair_at), chance.choice(kinds_drawn), chance.random(), chance.random())
         for _ in range(chance.choice((1, 2, 4, 8)))
     )
     return Plan(
@@ -139,13 +139,13 @@ def explore(seed: int, numbers: range) -> tuple[int, Counter[str], list[tuple[in
     return len(numbers), fired, broken
 
 
-def explored(seed: int, sequences: int, processes: int, first: int = 0) -> Iterator[tuple[int, Counter[str], list]]:
+def explore_all(seed: int, sequences: int, processes: int, first: int = 0) -> Iterator[tuple[int, Counter[str], list]]:
     """What each part of them gave, as it is known."""
     size = max(1, min(500, sequences // (4 * processes) or 1))
     parts = [range(at, min(at + size, first + sequences)) for at in range(first, first + sequences, size)]
     with ProcessPoolExecutor(processes) as pool:
-        for done in as_completed([pool.submit(explore, seed, part) for part in parts]):
-            yield done.result()
+        for future in as_completed([pool.submit(explore, seed, part) for part in parts]):
+            yield future.result()
 
 
 def main() -> int:
@@ -155,22 +155,26 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first sequence")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="run this one again, and show the fewest faults that break a rule")
-    told = parser.parse_args()
-    if told.only is not None:
-        plan = shrunk(draw(told.seed, told.only))
+    options = parser.parse_args()
+    if options.only is not None:
+        plan = shrunk(draw(options.seed, options.only))
         print(plan, problem(plan) or "keeps all rules", sep="\n")
         return bool(problem(plan))
-    began, done, fired, found = time.monotonic(), 0, Counter[str](), 0
-    for count, happened, broken in explored(told.seed, told.sequences, told.processes, told.first):
-        done, found = done + count, found + len(broken)
+    began, count_done, fired, violations = time.monotonic(), 0, Counter[str](), 0
+    for count, happened, broken in explore_all(options.seed, options.sequences, options.processes, options.first):
+        count_done, violations = count_done + count, violations + len(broken)
         fired.update(happened)
         for number, why in broken:
-            print(f"BROKEN --seed {told.seed} --only {number}: {why}", flush=True)
-        rate = done / (time.monotonic() - began)
-        print(f"{done} of {told.sequences} sequences, {found} broken, {rate:.0f} a second", file=sys.stderr, flush=True)
-    print(f"seed {told.seed}: {done} sequences, {found} broken")
+            print(f"BROKEN --seed {options.seed} --only {number}: {why}", flush=True)
+        rate = count_done / (time.monotonic() - began)
+        print(
+            f"{count_done} of {options.sequences} sequences, {violations} broken, {rate:.0f} a second",
+            file=sys.stderr,
+            flush=True,
+        )
+    print(f"seed {options.seed}: {count_done} sequences, {violations} broken")
     print(", ".join(f"{what} {count}" for what, count in sorted(fired.items())))
-    return bool(found)
+    return bool(violations)
 
 
 if __name__ == "__main__":

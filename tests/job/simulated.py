@@ -18,7 +18,8 @@ from typing import Any
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.job.events import Event, NodeGone, ScaleRequested, StopRequested
 from everstep.runtime.job.fold import fold
-from everstep.runtime.job.records import JobResult, Record
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import Record
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.state import State
 from tests.job.simulated_agent import Agent
@@ -244,8 +245,8 @@ def _second(sim: Simulation, *_: Any) -> bool:
 def _scale(master: Master, how: float) -> None:
     spec = master.sim.plan.spec
     role = list(spec.roles)[int(how * 7) % len(spec.roles)]
-    asked = spec.roles[role]
-    _try(master, ScaleRequested(role, asked.least + int(how * (asked.most - asked.least + 1))))
+    role_spec = spec.roles[role]
+    _try(master, ScaleRequested(role, role_spec.least + int(how * (role_spec.most - role_spec.least + 1))))
 
 
 def _try(master: Master, event: Event) -> None:
@@ -290,7 +291,10 @@ def check_replay(sim: Simulation, chance: random.Random) -> None:
 
 
 def _states(segments: list[list[Record]], cuts: list[int]) -> Iterator[State]:
-    state, done = State(), 0
+    state, records_folded = State(), 0
     for cut in cuts:
-        state, done = fold((record for segment in segments[done:cut] for record in segment), state), cut
+        state, records_folded = (
+            fold((record for segment in segments[records_folded:cut] for record in segment), state),
+            cut,
+        )
         yield state

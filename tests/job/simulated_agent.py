@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.agent.pace_watch import WINDOW_S
 from everstep.runtime.agent.talk import MasterDialogue
-from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Directive, Join, Persisted, SelfTest, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.slow_ranks import Pace
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Agent:
 
     # How it asks: again and again, until a master answers.
 
-    def _post(self, way: str, message: Any, done: Callable[[int, Any], None]) -> None:
+    def _post(self, way: str, message: Any, on_done: Callable[[int, Any], None]) -> None:
         number = self._tries[way] = self._tries.get(way, 0) + 1
         sim = self.sim
 
@@ -63,16 +65,16 @@ class Agent:
             if self._tries.get(way) != number:
                 return  # Nobody waits for it any more.
             if reply is not None and reply.epoch < self._epoch:
-                self._again(way, message, done)
+                self._again(way, message, on_done)
                 return
             self._tries[way] += 1
             self._epoch = max(self._epoch, getattr(reply, "epoch", 0))
             self._heard = sim.now
-            done(status, reply)
+            on_done(status, reply)
 
         def on_failure() -> None:
             if self._tries.get(way) == number:
-                self._again(way, message, done)
+                self._again(way, message, on_done)
 
         if self._master is None or not self._master.alive:
             masters = sim.masters
@@ -80,12 +82,12 @@ class Agent:
             sim.at(sim.random.random() * 1.5, self, on_failure)
             return
 
-        def arrived() -> None:
+        def on_arrival() -> None:
             to = self._master_for(way)
             if to is not None:
                 sim.at(0.0, to, to.take, message, lambda *reply: sim.carry(self, on_answer, *reply))
 
-        sim.carry(None, arrived)
+        sim.carry(None, on_arrival)
         sim.at(TIMEOUTS_S.get(way, TIMEOUT_S), self, on_failure)
 
     def _master_for(self, way: str) -> Any:
@@ -93,7 +95,7 @@ class Agent:
         masters = self.sim.masters
         return self.sim.random.choice(masters) if masters else None
 
-    def _again(self, way: str, message: Any, done: Callable[[int, Any], None]) -> None:
+    def _again(self, way: str, message: Any, on_done: Callable[[int, Any], None]) -> None:
         sim = self.sim
         if sim.now - self._heard > DEAD_MAN_S:
             self.end(75)
@@ -105,7 +107,7 @@ class Agent:
         sim.at(
             sim.random.random() * 1.5,
             self,
-            lambda: self._post(way, message, done) if self._tries[way] == number else None,
+            lambda: self._post(way, message, on_done) if self._tries[way] == number else None,
         )
 
     # Rounds.
@@ -113,16 +115,16 @@ class Agent:
     def _join(self) -> None:
         holdings = tuple(self.held.values())
         draft = Join(self.name, self.role, self.host, 1, f"{self.name}:1", 29500, holdings)
-        asked = self.sim.now
-        self._post("join", self.talk.next_join(draft), lambda status, seat: self._seated(status, seat, asked))
+        requested_at = self.sim.now
+        self._post("join", self.talk.next_join(draft), lambda status, seat: self._seated(status, seat, requested_at))
 
-    def _seated(self, status: int, seat: Seat | None, asked: float) -> None:
+    def _seated(self, status: int, seat: Seat | None, requested_at: float) -> None:
         if status == 409:
             self.end(0)
             return
         self._known = True
         if seat is None:
-            self.sim.at(0.5 if self.sim.now - asked < 0.1 else 0.0, self, self._join)
+            self.sim.at(0.5 if self.sim.now - requested_at < 0.1 else 0.0, self, self._join)
             return
         self.talk.take_seat(seat)
         self.seat, self.iteration, self.hung, self.training = seat, 0, False, False
@@ -139,7 +141,7 @@ class Agent:
             return
         begin = (seat.restore.round, seat.restore.iteration) if seat.restore else (0, 0)
         self.iteration = begin[1]
-        self.held = {place: held for place, held in self.held.items() if place[:2] <= begin}
+        self.held = {place: holding for place, holding in self.held.items() if place[:2] <= begin}
         if seat.restore is not None and not all(map(self._readable, range(seat.restore.sources[0].shards))):
             self.sim.count("not restored")
             self.fault(1, "cannot be restored")
@@ -181,9 +183,11 @@ class Agent:
         seat = self.seat
         if seat is None or (self.training and self.iteration >= self.sim.plan.iterations):
             return
-        told = WorkerExit(self.name, seat.round, seat.first_rank, 0, code, self.iteration, error, oom=code == 247)
+        exit_report = WorkerExit(
+            self.name, seat.round, seat.first_rank, 0, code, self.iteration, error, oom=code == 247
+        )
         self._stop()
-        self._post("fault", told, lambda status, _: self.end(0) if status == 409 else self._join())
+        self._post("fault", exit_report, lambda status, _: self.end(0) if status == 409 else self._join())
 
     def progress(self, seat: Seat) -> None:
         """All ranks have finished an iteration."""
@@ -208,7 +212,7 @@ class Agent:
             )
         elif "outbox" not in self._tries or self._tries["outbox"] % 2 == 0:
             beat = self._beat(telemetry=({"iteration": self.iteration},))
-            self._post("outbox", beat, lambda status, told: self._act(told if status == 200 else None))
+            self._post("outbox", beat, lambda status, directive: self._act(directive if status == 200 else None))
 
     def _hold(self, place: tuple[int, int, int], shards: int) -> None:
         self.held[place] = Holding(*place, shards=shards, node=self.name, address="a:1")
@@ -217,17 +221,17 @@ class Agent:
 
     def _put(self, round_: int, iteration: int, shard: int, shards: int) -> None:
         self.sim.store.add((round_, iteration, shard, shards))
-        told = Persisted(self.name, Holding(round_, iteration, shard, shards, key=f"k{iteration}"))
-        self._post(f"persisted {round_} {iteration} {shard}", told, lambda *_: None)
+        persisted = Persisted(self.name, Holding(round_, iteration, shard, shards, key=f"k{iteration}"))
+        self._post(f"persisted {round_} {iteration} {shard}", persisted, lambda *_: None)
 
     # Signs of life.
 
     def _beat(self, **more: Any) -> Any:
         since = self._moved_at if self._moved else self._began
         still_s = self.sim.now - since if self.training else 0.0
-        known = self.sim.plan.has_beacon
+        knows_beacon = self.sim.plan.has_beacon
         return self.talk.next_heartbeat(
-            iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known,
+            iteration=self.iteration, still_s=still_s, moved=self._moved and knows_beacon, has_beacon=knows_beacon,
             silent=self._silent(still_s), silent_s=1.5, paces=self._paces(), **more
         )  # fmt: skip
 
@@ -241,53 +245,55 @@ class Agent:
 
     def _silent(self, still_s: float) -> tuple[str, ...]:
         """The neighbours that do not answer, while it stands still or waits for a seat; or so it says."""
-        asked = self._last_seat.neighbours if self._last_seat else ()
+        peers = self._last_seat.neighbours if self._last_seat else ()
         if self.slanders_until > self.sim.now and not self.sim.fair:
-            return tuple(one.node for one in asked if self.sim.random.random() < 0.7)
+            return tuple(one.node for one in peers if self.sim.random.random() < 0.7)
         if not self.talk.waits and (not self.training or still_s < STILL_S):
             return ()
-        return tuple(one.node for one in asked if not self._answers(self.sim.agents.get(one.node)))
+        return tuple(one.node for one in peers if not self._answers(self.sim.agents.get(one.node)))
 
     def _answers(self, other: "Agent | None") -> bool:
         return other is not None and other.alive and (self.sim.fair or other.frozen_until <= self.sim.now)
 
     def accuse(self) -> None:
         """Say at once who does not answer."""
-        self._post("accusation", self._beat(), lambda status, told: self._act(told if status == 200 else None))
+        self._post(
+            "accusation", self._beat(), lambda status, directive: self._act(directive if status == 200 else None)
+        )
 
     def _listen(self) -> None:
-        began, known, beat = self.sim.now, self._known, self._beat()
+        began, is_known, beat = self.sim.now, self._known, self._beat()
 
-        def on_directive(status: int, told: Directive | None) -> None:
+        def on_directive(status: int, directive: Directive | None) -> None:
             if status == 409:
-                if known:
+                if is_known:
                     self.end(0)
                 else:
                     self.sim.at(0.5, self, self._listen)
                 return
-            self._act(told)
-            quick = (told is None or told.number <= beat.seen) and self.sim.now - began < 0.1
+            self._act(directive)
+            quick = (directive is None or directive.number <= beat.seen) and self.sim.now - began < 0.1
             self.sim.at(0.5 if quick else 0.0, self, self._listen)
 
         self._post("listen", beat, on_directive)
 
-    def _act(self, told: Directive | None) -> None:
-        action = self.talk.accept(told)
-        if told is None:
+    def _act(self, directive: Directive | None) -> None:
+        action = self.talk.accept(directive)
+        if directive is None:
             return
         if action is Action.LEAVE:
             self.end(0)
         elif action is Action.REJOIN:
-            self._over = max(self._over, told.round)
-            if self.seat is not None and self.talk.is_over(told.round):
+            self._over = max(self._over, directive.round)
+            if self.seat is not None and self.talk.is_over(directive.round):
                 self._leave_round()
         elif action is Action.DUMP:
-            self._post("dumped", self.talk.dumped_message(told), lambda *_: None)
+            self._post("dumped", self.talk.dumped_message(directive), lambda *_: None)
         elif action is Action.CHECK:
-            self._test(told.round)
+            self._test(directive.round)
         elif action is Action.PERSIST:
-            for place, held in self.held.items():
-                self.sim.at(self.sim.latency(), self, self._put, *place, held.shards)
+            for place, holding in self.held.items():
+                self.sim.at(self.sim.latency(), self, self._put, *place, holding.shards)
 
     def _test(self, round_: int) -> None:
         """It tests itself: mostly in time, mostly with success."""

@@ -115,10 +115,10 @@ class Master:
             self._batch, self._manifests = [], []
             self.sim.at(self.sim.latency(), self, self._on_written)
 
-    def _on_written(self, done: bool = False) -> None:
+    def _on_written(self, is_repeated: bool = False) -> None:
         assert self._writing
         number, records, state, decided, manifests = self._writing
-        if records and not done and not self.sim.journal.create(number, records):
+        if records and not is_repeated and not self.sim.journal.create(number, records):
             self.alive = False  # Fenced.
             return
         self._writing = None
@@ -126,8 +126,8 @@ class Master:
         self.state, self._durable = state, decided
         self.sim.journal.states[self.number] = state
         self._answer()
-        for asked in manifests:
-            self.sim.at(self.sim.latency(), self, self._commit, asked)
+        for wish in manifests:
+            self.sim.at(self.sim.latency(), self, self._commit, wish)
         if records:
             self.reconcile()
         if any(isinstance(record, _STIRRING) for record in records):
@@ -140,24 +140,24 @@ class Master:
         if self._writing and chance < 0.5 and self._writing[1]:
             self.sim.journal.create(self._writing[0], self._writing[1])
 
-    def _commit(self, asked: WriteManifest) -> None:
-        place = asked.round, asked.iteration
-        there = [(h.shard, h.shards) for h in asked.shards if (*place, h.shard, h.shards) in self.sim.store]
-        if len(there) < len(asked.shards):
+    def _commit(self, wish: WriteManifest) -> None:
+        place = wish.round, wish.iteration
+        there = [(h.shard, h.shards) for h in wish.shards if (*place, h.shard, h.shards) in self.sim.store]
+        if len(there) < len(wish.shards):
             return  # Deleted, for a newer one is there.
         if [shard for shard, _ in there] != list(range(len(there))) or {of for _, of in there} != {len(there)}:
             raise Violation(f"a commit of {place} with the shards {there}")
         self.sim.committed.add(place)
         self.feed(ManifestWritten(*place, "manifest"))
-        whole = sorted(place for place, known in self.state.checkpoints.items() if known.manifest)
+        whole = sorted(place for place, checkpoint in self.state.checkpoints.items() if checkpoint.manifest)
         if len(whole) > 2:
             begun = restore_point(self.state)
             self.feed(DeletionDue(tuple(old for old in whole[:-2] if old != begun)))
             self._when(lambda _: True, self._tidy)
 
     def _tidy(self) -> None:
-        kept, newest = self.state.checkpoints, max(self.sim.committed)
-        self.sim.store = {key for key in self.sim.store if key[:2] in kept or key[:2] > newest}
+        checkpoints_kept, newest = self.state.checkpoints, max(self.sim.committed)
+        self.sim.store = {key for key in self.sim.store if key[:2] in checkpoints_kept or key[:2] > newest}
 
     def reconcile(self) -> None:
         """The platform's nodes become those that are wanted."""
@@ -200,8 +200,8 @@ class Master:
                 case Heartbeat():
                     self.feed(HeartbeatSeen(message))
                     limit = 0.0 if message.telemetry else HEARTBEAT_POLL_S
-                    told = self._directive(message)
-                    self._poll(message.node, told, limit, lambda: self._direct(message, answer), durable=False)
+                    directive = self._directive(message)
+                    self._poll(message.node, directive, limit, lambda: self._direct(message, answer), durable=False)
                 case _:
                     self.feed(_EVENTS[type(message).__name__](message))
                     self._when(lambda _: True, lambda: answer(200, None))
@@ -221,14 +221,14 @@ class Master:
 
     def _directive(self, beat: Heartbeat) -> Callable[[State], bool]:
         def ready(state: State) -> bool:
-            told = assignments.directive(state, beat.node, beat.life)
-            return told is not None and (told.number > beat.seen or told.life > beat.life)
+            directive = assignments.directive(state, beat.node, beat.life)
+            return directive is not None and (directive.number > beat.seen or directive.life > beat.life)
 
         return ready
 
     def _direct(self, beat: Heartbeat, answer: Callable[[int, Any], None]) -> None:
-        told = assignments.directive(self.state, beat.node, beat.life)
-        answer(200 if told else 204, told)
+        directive = assignments.directive(self.state, beat.node, beat.life)
+        answer(200 if directive else 204, directive)
 
     def _poll(
         self, node: str, ready: Callable[[State], bool], limit_s: float, then: Callable[[], None], durable: bool = True
@@ -268,5 +268,5 @@ _EVENTS: dict[str, Callable[[Any], Event]] = {
 
 
 def _leaves(state: State, join: Join) -> bool:
-    told = assignments.directive(state, join.node, join.life)
-    return told is not None and told.action is Action.LEAVE
+    directive = assignments.directive(state, join.node, join.life)
+    return directive is not None and directive.action is Action.LEAVE

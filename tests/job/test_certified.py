@@ -12,19 +12,18 @@ from everstep.runtime.job.brain import Refused
 from everstep.runtime.job.events import EvidenceGiven, ManifestWritten, ShardStored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
 from everstep.runtime.job.records import (
     BatchSkipped,
-    Decision,
     FaultJudged,
-    JobResult,
-    Reason,
     RoundBroken,
     RoundFormed,
     StateCertified,
     StateRejected,
 )
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Evidence, Holding, Persisted
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Evidence, Persisted
 from tests.examples import examples
 from tests.job.world import World, platform
 
@@ -69,9 +68,9 @@ def test_a_state_whose_replicas_agree_is_certified_once_all_have_told() -> None:
 def test_a_round_restores_the_newest_certified_state_and_not_a_newer_one() -> None:
     world = world_of(2)
     tell_all(world, 2)
-    held = dict(world.held)
+    held_before = dict(world.held)
     world.stage(3)
-    world.held = {name: (*held[name], *world.held[name]) for name in held}
+    world.held = {name: (*held_before[name], *world.held[name]) for name in held_before}
     world.exit("worker-0-0", -9)
     world.join_all()
     assert start(world) == (1, 2)
@@ -96,7 +95,7 @@ def test_without_certification_the_newest_state_is_restored() -> None:
 def test_the_one_of_three_that_differs_is_named_and_replaced_on_another_host() -> None:
     world = world_of(3)
     tell_all(world, 2)
-    held = dict(world.held)
+    held_before = dict(world.held)
     host = world.state.nodes["worker-1-0"].host
     tell_all(world, 4, wrong=["worker-1-0"])
     (rejected,) = of_kind(world, StateRejected)
@@ -104,7 +103,7 @@ def test_the_one_of_three_that_differs_is_named_and_replaced_on_another_host() -
     (judged,) = of_kind(world, FaultJudged)
     assert (judged.node, judged.reason, judged.decision) == ("worker-1-0", Reason.UNSOUND, Decision.EXCLUDE)
     assert host in world.state.avoided
-    world.held = held
+    world.held = held_before
     world.join_all()
     assert start(world) == (1, 2)
     assert "worker-1-1" in world.names(NodePhase.RUNNING)
@@ -113,12 +112,12 @@ def test_the_one_of_three_that_differs_is_named_and_replaced_on_another_host() -
 def test_of_two_that_differ_nobody_is_named_and_the_round_begins_from_the_certified_state() -> None:
     world = world_of(2)
     tell_all(world, 2)
-    held = dict(world.held)
+    held_before = dict(world.held)
     tell_all(world, 4, wrong=["worker-1-0"])
     assert of_kind(world, StateRejected)[-1].nodes == ()
     assert of_kind(world, RoundBroken)[-1].reason is Reason.UNSOUND
     assert not of_kind(world, FaultJudged)
-    world.held = held
+    world.held = held_before
     world.join_all()
     assert start(world) == (1, 2)
 
@@ -197,21 +196,21 @@ def test_a_rejected_state_is_never_committed_as_certified() -> None:
 
 def test_evidence_of_a_shard_that_there_is_not_is_refused() -> None:
     world = world_of(2)
-    told = Evidence("worker-0-0", world.number, 2, shard=2, shards=2)
+    evidence = Evidence("worker-0-0", world.number, 2, shard=2, shards=2)
     with pytest.raises(Refused, match="shard 2 of 2"):
-        world.brain.handle(EvidenceGiven(told), world.now)
+        world.brain.handle(EvidenceGiven(evidence), world.now)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 def test_replicas_are_compared_with_those_of_the_same_layout_alone(replicas: int) -> None:
     shards = 2 * replicas
-    told = [
+    replicas_of_layouts = [
         Evidence(f"n{at}", 1, 2, at, shards, layout=f"part {at % 2}", digest=(GOOD, BAD)[at % 2])
         for at in range(shards)
     ]
-    assert certification.judge(told).is_sound
-    told[0] = Evidence("n0", 1, 2, 0, shards, layout="part 0", digest="c" * 32)
-    verdict = certification.judge(told)
+    assert certification.judge(replicas_of_layouts).is_sound
+    replicas_of_layouts[0] = Evidence("n0", 1, 2, 0, shards, layout="part 0", digest="c" * 32)
+    verdict = certification.judge(replicas_of_layouts)
     assert not verdict.is_sound
     assert verdict.nodes == (("n0",) if replicas > 2 else ())
 

@@ -5,15 +5,8 @@ import pytest
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import NodeChecked, NodeGone
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import (
-    CheckOver,
-    CheckRequested,
-    Decision,
-    FaultJudged,
-    NodeTested,
-    Reason,
-    WorkerFaulted,
-)
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import CheckOver, CheckRequested, FaultJudged, NodeTested, WorkerFaulted
 from everstep.runtime.job.spec import Hang, HangPolicy, Patience, RoleSpec
 from everstep.runtime.protocol.messages import Action, SelfTest
 from tests.job.world import World, platform
@@ -33,7 +26,7 @@ def rejoin(world: World) -> None:
         world.join(name)
 
 
-def asked(world: World) -> int:
+def count_of_checks(world: World) -> int:
     return sum(isinstance(record, CheckRequested) for record in world.records)
 
 
@@ -42,8 +35,8 @@ def test_after_an_error_every_survivor_is_told_to_test_itself_before_the_next_ro
     world.exit("worker-1-0", 1)
     rejoin(world)
     assert world.number == 1
-    told = [directive(world.state, name) for name in world.names(NodePhase.CHECKING)]
-    assert [(one and one.action, one and one.round) for one in told] == [(Action.CHECK, 1)] * 3
+    directives = [directive(world.state, name) for name in world.names(NodePhase.CHECKING)]
+    assert [(one and one.action, one and one.round) for one in directives] == [(Action.CHECK, 1)] * 3
     for name in world.names(NodePhase.CHECKING):
         world.test(name)
     assert world.number == 2
@@ -56,11 +49,11 @@ def test_a_hang_and_a_loss_that_is_no_number_ask_for_a_test_too() -> None:
     for name in ("worker-0-0", "worker-1-0"):
         world.dump(name)
     rejoin(world)
-    assert asked(world) == 1
+    assert count_of_checks(world) == 1
     world.join_all()
     world.exit("worker-0-0", 76)
     rejoin(world)
-    assert asked(world) == 2
+    assert count_of_checks(world) == 2
 
 
 @pytest.mark.parametrize("code", [-9, 143, 247, 201])
@@ -68,7 +61,7 @@ def test_a_kill_a_preemption_or_known_hardware_asks_for_none(code: int) -> None:
     world = training()
     world.exit("worker-1-0", code)
     rejoin(world)
-    assert asked(world) == 0
+    assert count_of_checks(world) == 0
 
 
 def test_an_error_that_echoes_a_kill_asks_for_none_although_it_is_reported_first() -> None:
@@ -76,14 +69,14 @@ def test_an_error_that_echoes_a_kill_asks_for_none_although_it_is_reported_first
     world.exit("worker-0-0", 1, error="RuntimeError: Connection closed by peer")
     world.exit("worker-1-0", -9)
     rejoin(world)
-    assert (asked(world), world.number) == (0, 2)
+    assert (count_of_checks(world), world.number) == (0, 2)
 
 
 def test_a_lost_node_asks_for_none() -> None:
     world = training()
     world.send(NodeGone("worker-1-0", "killed"))
     world.join_all()
-    assert asked(world) == 0
+    assert count_of_checks(world) == 0
 
 
 def test_a_node_that_fails_its_test_is_replaced_elsewhere_and_the_error_is_charged_to_nobody() -> None:
@@ -124,7 +117,7 @@ def test_another_master_goes_on_with_the_tests_and_gives_them_their_time_again()
     world.wait(2.9)
     assert world.number == 1
     world.join_all()
-    assert (world.number, asked(world)) == (2, 1)
+    assert (world.number, count_of_checks(world)) == (2, 1)
     world.check_history()
 
 
@@ -155,5 +148,5 @@ def test_without_a_time_for_tests_there_are_none() -> None:
     world = training(check_s=0.0)
     world.exit("worker-1-0", 1)
     rejoin(world)
-    assert (asked(world), world.number) == (0, 2)
+    assert (count_of_checks(world), world.number) == (0, 2)
     assert sum(isinstance(record, WorkerFaulted) for record in world.records) == 1

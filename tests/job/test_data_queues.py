@@ -43,17 +43,17 @@ class Workers:
     def turn(self, node: str, wants: bool = True) -> int | None:
         """The node's worker has done its shard, or with `wants=False` gives it back; it asks for another."""
         self.follow_round()
-        done = self.doing.pop(node, NOTHING) if wants else NOTHING
+        position = self.doing.pop(node, NOTHING) if wants else NOTHING
         if not wants:
             self.doing.pop(node, None)
-        if done != NOTHING and self.saves:
+        if position != NOTHING and self.saves:
             self.iteration += 1
             self.world.stage(self.iteration)
         iteration = self.iteration if self.saves else 0
-        if done != NOTHING:
-            self.counted.append((iteration, done))
+        if position != NOTHING:
+            self.counted.append((iteration, position))
         number = self.numbers[node] = self.numbers.get(node, 0) + 1
-        return self.ask(ShardRequest(node, 0, self.round, number, "q", SIZE, done, iteration, wants))
+        return self.ask(ShardRequest(node, 0, self.round, number, "q", SIZE, position, iteration, wants))
 
     def ask(self, request: ShardRequest) -> int | None:
         self.sent.append(request)
@@ -76,9 +76,9 @@ def check(workers: Workers) -> None:
     waiting = [position for start, end in queue.returned for position in range(start, end)]
     doing = [lease.position for lease in queue.leases.values() if lease.position != NOTHING]
     unsettled = [position for _, position in queue.unsettled]
-    held = waiting + doing + unsettled
-    assert len(held) == len(set(held))
-    assert len(held) + queue.settled == queue.cursor <= SIZE
+    entries = waiting + doing + unsettled
+    assert len(entries) == len(set(entries))
+    assert len(entries) + queue.settled == queue.cursor <= SIZE
     counted = [position for _, position in workers.counted]
     assert len(counted) == len(set(counted)), "a shard counts twice"
     assert workers.round != workers.world.number or queue.done == len(counted)
@@ -228,9 +228,11 @@ def test_10_to_the_6_shards_go_through_the_brain() -> None:
     world = World(platform())
     world.join_all()
     first, second, _ = world.names(NodePhase.RUNNING)
-    size, brain, done = 10**6, world.brain, {first: NOTHING, second: NOTHING}
+    size, brain, positions = 10**6, world.brain, {first: NOTHING, second: NOTHING}
     for number in range(1, size // 2 + 2):
-        for node in done:
-            brain.handle(DataShardAsked(ShardRequest(node, 0, 1, number, "q", size, done[node], number)), world.now)
-            done[node] = brain.state.queues["q"].leases[f"{node}/0"].position
+        for node in positions:
+            brain.handle(
+                DataShardAsked(ShardRequest(node, 0, 1, number, "q", size, positions[node], number)), world.now
+            )
+            positions[node] = brain.state.queues["q"].leases[f"{node}/0"].position
     assert brain.state.queues["q"].is_over

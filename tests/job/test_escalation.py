@@ -5,7 +5,8 @@ import random
 import pytest
 
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, NodeRequested
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from tests.job.world import World, by_themselves, platform
 
@@ -115,8 +116,8 @@ def test_where_there_is_no_other_machine_the_job_fails_without_a_move(spec: JobS
     for _ in range(2):
         world.exit(name, 1)
         world.join_all()
-    told = end_of(world)
-    assert ("all nodes are on one machine, so no other was tried" in told) == (spec.placement.value == "platform")
+    end_record = end_of(world)
+    assert ("all nodes are on one machine, so no other was tried" in end_record) == (spec.placement.value == "platform")
 
 
 def test_no_relaunches_means_no_move() -> None:
@@ -141,14 +142,14 @@ def test_whatever_fails_where_each_move_follows_from_errors_and_the_job_ends(see
         else:
             world.exit(chance.choice(names), 1, chance.choice((1, number)), f"E: {chance.randrange(4)}")
         if chance.random() < 0.2:
-            world.takeover(lost=chance.random() < 0.5)
+            world.takeover(is_batch_lost=chance.random() < 0.5)
         world.join_all()
     assert world.state.ended is not None
     moves = [r for r in world.records if isinstance(r, FaultJudged) and r.decision is Decision.RELAUNCH_ELSEWHERE]
     assert all(move.reason is Reason.USER_ERROR for move in moves)
     assert max(world.state.relaunches.values(), default=0) <= 2
-    asked = [r.replaces for r in world.records if isinstance(r, NodeRequested) and r.replaces]
-    assert set(asked) <= {move.node for move in moves}
+    replaced_names = [r.replaces for r in world.records if isinstance(r, NodeRequested) and r.replaces]
+    assert set(replaced_names) <= {move.node for move in moves}
     world.check_history()
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from everstep.runtime.job import fault_policy
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 
 
 def test_every_reason_has_one_row() -> None:

@@ -5,7 +5,8 @@ import pytest
 from everstep.runtime.job.events import NodeFinishedRound, StopRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import JobResult, MasterAway, NodeRequested
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import MasterAway, NodeRequested
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.protocol.messages import Finished
 from tests.job.world import World, by_themselves, platform
@@ -39,9 +40,9 @@ def test_a_master_that_was_frozen_while_a_round_formed_waits_for_nodes_as_long_a
     world.wait(world.spec.patience.join_timeout_s - 1.0)
     assert world.state.ended is None
     world.wait(1.0)
-    ended = world.state.ended
-    assert ended is not None
-    assert ended.result is JobResult.NO_QUORUM
+    termination = world.state.ended
+    assert termination is not None
+    assert termination.result is JobResult.NO_QUORUM
     world.check_history()
 
 
@@ -51,8 +52,8 @@ def test_a_master_that_was_frozen_does_not_charge_a_node_that_was_on_its_way() -
     world.now += 2 * world.spec.patience.join_timeout_s
     world.send(Tick())
     assert world.names(NodePhase.REQUESTED) == ["worker-1-0"]
-    asked = [record.node for record in world.records if isinstance(record, NodeRequested)]
-    assert asked == ["worker-0-0", "worker-1-0"]
+    requested_names = [record.node for record in world.records if isinstance(record, NodeRequested)]
+    assert requested_names == ["worker-0-0", "worker-1-0"]
 
 
 def test_an_event_that_is_refused_does_not_make_a_master_forget_that_it_was_away() -> None:

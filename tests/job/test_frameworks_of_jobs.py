@@ -2,10 +2,12 @@
 
 from everstep.runtime.job.assignments import seat
 from everstep.runtime.job.events import NodeGone
-from everstep.runtime.job.records import JobEnded, JobResult, NodeRequested
-from everstep.runtime.job.spec import GIB, EndingPolicy, JobSpec, Patience, Resources, RoleSpec, problems
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded, NodeRequested
+from everstep.runtime.job.spec import GIB, EndingPolicy, JobSpec, Patience, Resources, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.spec_reader import spec_of
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 from tests.job.world import World, platform
 
 SERVERS = {
@@ -49,28 +51,28 @@ def test_horovod_needs_a_launcher_and_hosts() -> None:
 
 def test_a_seat_names_all_members_with_a_port_of_each() -> None:
     world = job()
-    found = seat(world.state, "worker-1-0")
-    assert found is not None
-    assert found.framework is Framework.TENSORFLOW
-    assert {role: [one.node for one in members] for role, members in found.members.items()} == {
+    seat_of_chief = seat(world.state, "worker-1-0")
+    assert seat_of_chief is not None
+    assert seat_of_chief.framework is Framework.TENSORFLOW
+    assert {role: [one.node for one in members] for role, members in seat_of_chief.members.items()} == {
         "ps": ["ps-0-0"], "chief": ["chief-0-0"], "worker": ["worker-0-0", "worker-1-0"],
     }  # fmt: skip
-    ports = [one.port for members in found.members.values() for one in members]
-    assert ports == [world.state.nodes[one.node].master_port for m in found.members.values() for one in m]
+    ports = [one.port for members in seat_of_chief.members.values() for one in members]
+    assert ports == [world.state.nodes[one.node].master_port for m in seat_of_chief.members.values() for one in m]
 
 
 def test_a_seat_of_torch_names_nobody_else() -> None:
-    found = seat(job(Framework.PYTORCH).state, "worker-1-0")
-    assert found is not None
-    assert found.members == {}
+    seat_of_torch = seat(job(Framework.PYTORCH).state, "worker-1-0")
+    assert seat_of_torch is not None
+    assert seat_of_torch.members == {}
 
 
 def test_each_role_that_runs_out_of_memory_gets_8_gib_after_4() -> None:
     for node in ("chief-0-0", "worker-0-0", "ps-0-0"):
         world = job()
         world.exit(node, -9, oom=True)
-        asked = [record for record in world.records if isinstance(record, NodeRequested)][-1]
-        assert (asked.node, asked.memory_bytes) == (f"{node[:-2]}-1", 8 * GIB)
+        last_request = [record for record in world.records if isinstance(record, NodeRequested)][-1]
+        assert (last_request.node, last_request.memory_bytes) == (f"{node[:-2]}-1", 8 * GIB)
 
 
 def test_memory_is_raised_up_to_the_limit_and_then_the_job_fails() -> None:
@@ -84,6 +86,6 @@ def test_memory_is_raised_up_to_the_limit_and_then_the_job_fails() -> None:
         sizes.append([record for record in world.records if isinstance(record, NodeRequested)][-1].memory_bytes // GIB)
         world.join_all()
     assert sizes[:-1] == [8, 16, 24, 32, 40, 48, 56, 64]
-    (ended,) = [record for record in world.records if isinstance(record, JobEnded)]
-    assert ended.result is JobResult.FAILED
-    assert "64 GiB, the most it may get" in ended.reason
+    (end_record,) = [record for record in world.records if isinstance(record, JobEnded)]
+    assert end_record.result is JobResult.FAILED
+    assert "64 GiB, the most it may get" in end_record.reason

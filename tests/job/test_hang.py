@@ -4,7 +4,8 @@ import pytest
 
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
-from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, JobResult, Reason, RoundBroken
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, RoundBroken
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing
@@ -25,9 +26,9 @@ def test_all_nodes_are_told_to_write_their_stacks() -> None:
     world = hanging(HangPolicy.RESTART)
     assert isinstance(world.records[-1], HangSeen)
     for name in ("worker-0-0", "worker-1-0"):
-        told = directive(world.state, name)
-        assert told is not None
-        assert (told.action, told.round) == (Action.DUMP, 1)
+        order = directive(world.state, name)
+        assert order is not None
+        assert (order.action, order.round) == (Action.DUMP, 1)
     assert world.state.phase == "running"
 
 
@@ -68,9 +69,9 @@ def test_the_policy_report_only_reports_and_says_when_it_is_over() -> None:
     assert world.state.hang is not None
     world.beat("worker-1-0", 6, still_s=0.5)
     assert isinstance(world.records[-1], HangOver)
-    told = directive(world.state, "worker-0-0")
-    assert told is not None
-    assert told.action is Action.CONTINUE
+    order = directive(world.state, "worker-0-0")
+    assert order is not None
+    assert order.action is Action.CONTINUE
     world.beat("worker-1-0", 6, still_s=70.0)
     world.beat("worker-0-0", 6, still_s=70.0)
     assert isinstance(world.records[-1], HangSeen)
@@ -188,10 +189,10 @@ def test_a_worker_without_a_beacon_is_never_taken_for_hanging() -> None:
 def test_slow_iterations_and_phases_have_limits_of_their_own(phase: str, pace_s: float, limit_s: float) -> None:
     world = World(platform({"worker": RoleSpec(1, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, phases={"upload": 600.0})))
     world.join_all()
-    shown = {"phase": phase, "pace_s": pace_s}
-    world.beat("worker-0-0", 5, still_s=limit_s - 1, **shown)
+    signs = {"phase": phase, "pace_s": pace_s}
+    world.beat("worker-0-0", 5, still_s=limit_s - 1, **signs)
     assert world.state.hang is None
-    world.beat("worker-0-0", 5, still_s=limit_s, **shown)
+    world.beat("worker-0-0", 5, still_s=limit_s, **signs)
     assert world.state.hang is not None
 
 
@@ -219,20 +220,20 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
     assert explained.detail in broken.detail
 
 
-def blocked(world: World, blocked_s: float, awaits: bool) -> None:
+def report_blocked(world: World, blocked_s: float, awaits: bool) -> None:
     """Both nodes say so, before their first progress."""
     for name in ("worker-0-0", "worker-1-0"):
-        shown = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
-        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=blocked_s + 5, **shown)))
+        signs = {"blocked_s": blocked_s, "awaits": awaits and name == "worker-0-0"}
+        world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=blocked_s + 5, **signs)))
 
 
 @pytest.mark.parametrize("awaits", [True, False])
 def test_before_the_first_progress_ranks_hang_that_use_nothing_while_one_waits_for_the_others(awaits: bool) -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
     world.join_all()
-    blocked(world, 59.0, awaits)
+    report_blocked(world, 59.0, awaits)
     assert world.state.hang is None
-    blocked(world, 60.0, awaits)
+    report_blocked(world, 60.0, awaits)
     assert (world.state.hang is not None) == awaits
     if world.state.hang:
         assert (world.state.hang.still_s, world.state.hang.unmoved) == (60.0, True)

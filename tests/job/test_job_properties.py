@@ -34,7 +34,8 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
-from everstep.runtime.protocol.messages import Finished, Holding, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Finished, Leaving, Persisted, WorkerExit
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 
@@ -99,12 +100,14 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             with suppress(Refused):
                 world.send(ShardStored(Persisted(name, shard)))
         case "manifest":
-            for asked in world.manifests:
-                known = world.state.checkpoints.get((asked.round, asked.iteration))
-                if known and not known.manifest:
-                    world.send(ManifestWritten(asked.round, asked.iteration, "m"))
+            for wish in world.manifests:
+                stored_checkpoint = world.state.checkpoints.get((wish.round, wish.iteration))
+                if stored_checkpoint and not stored_checkpoint.manifest:
+                    world.send(ManifestWritten(wish.round, wish.iteration, "m"))
         case "delete":
-            whole = sorted(place for place, known in world.state.checkpoints.items() if known.manifest)
+            whole = sorted(
+                place for place, stored_checkpoint in world.state.checkpoints.items() if stored_checkpoint.manifest
+            )
             world.send(DeletionDue(tuple(whole[: -data.draw(st.integers(1, 2))])))
         case "late":
             world.send(data.draw(st.sampled_from(world.sent)))
@@ -120,7 +123,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.now -= 50.0
             world.send(Tick())
         case "takeover":
-            world.takeover(lost=data.draw(st.booleans()))
+            world.takeover(is_batch_lost=data.draw(st.booleans()))
         case "scale":
             role = data.draw(st.sampled_from(sorted(world.spec.roles)))
             world.send(ScaleRequested(role, data.draw(st.integers(1, 6))))

@@ -18,10 +18,13 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.fold import apply, fold
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
-from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
-from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import MasterClaimed, NodeRequested, Record
+from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Join, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Finished, Join, SelfTest, WorkerExit
 
 
 class Job:
@@ -153,9 +156,9 @@ def test_kills_that_each_leave_a_new_iteration_behind_never_end_the_job() -> Non
 def test_faulty_hardware_is_replaced_on_another_host() -> None:
     job = Job()
     job.fault("worker-0-0", 201)
-    told = directive(job.state, "worker-0-0")
-    assert told is not None
-    assert told.action is Action.LEAVE
+    order = directive(job.state, "worker-0-0")
+    assert order is not None
+    assert order.action is Action.LEAVE
     request = next(r for r in reversed(job.records) if isinstance(r, NodeRequested))
     assert (request.node, request.host, request.replaces) == ("worker-0-1", "local-2", "worker-0-0")
 
@@ -173,9 +176,9 @@ def test_a_finished_node_joins_again_when_another_fails_at_the_end() -> None:
     job = Job()
     job.send(NodeFinishedRound(Finished("worker-0-0", 1)))
     job.fault("worker-1-0", -9)
-    told = directive(job.state, "worker-0-0")
-    assert told is not None
-    assert (told.action, told.round) == (Action.REJOIN, 1)
+    order = directive(job.state, "worker-0-0")
+    assert order is not None
+    assert (order.action, order.round) == (Action.REJOIN, 1)
 
 
 def test_a_node_lost_after_it_finished_costs_nothing() -> None:
@@ -217,10 +220,10 @@ def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
     torn = Holding(2, 9, shard=0, shards=2, node="a")
     whole = [Holding(1, 8, shard=s, shards=2, node="a") for s in range(2)]
     stored = Holding(1, 8, shard=0, shards=2, key="k")
-    chosen = restore.choose_restore([stored, torn, *whole])
-    assert chosen is not None
-    assert (chosen.round, chosen.iteration) == (1, 8)
-    assert [(s.shard, s.node, s.key) for s in chosen.sources] == [(0, "a", ""), (0, "", "k"), (1, "a", "")]
+    choice = restore.choose_restore([stored, torn, *whole])
+    assert choice is not None
+    assert (choice.round, choice.iteration) == (1, 8)
+    assert [(s.shard, s.node, s.key) for s in choice.sources] == [(0, "a", ""), (0, "", "k"), (1, "a", "")]
     assert restore.choose_restore([torn]) is None
 
 
@@ -228,10 +231,10 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
     job = Job(1)
     (node,) = job.state.nodes.values()
 
-    def begins_from(code: int, *held: tuple[int, int]) -> tuple[int, int, bool]:
+    def begins_from(code: int, *places_held: tuple[int, int]) -> tuple[int, int, bool]:
         """Of the round after a worker's end with that exit code, with these states in the node's memory."""
         job.fault(node.name, code)
-        holdings = tuple(Holding(*place, node=node.name) for place in held)
+        holdings = tuple(Holding(*place, node=node.name) for place in places_held)
         job.send(
             Joined(
                 Join(
@@ -241,9 +244,13 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
         )
         job.test_all()
         assert job.state.round is not None
-        found = job.state.round.restore
-        assert found is not None
-        return found.round, found.iteration, "a step back, for the loss after iteration 4 of round 1" in found.reason
+        restore = job.state.round.restore
+        assert restore is not None
+        return (
+            restore.round,
+            restore.iteration,
+            "a step back, for the loss after iteration 4 of round 1" in restore.reason,
+        )
 
     assert begins_from(-9, (1, 3), (1, 4)) == (1, 4, False)
     assert begins_from(76, (1, 3), (1, 4), (2, 5)) == (1, 3, True)
@@ -254,7 +261,7 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
 def test_the_reason_of_a_choice_names_the_shards_that_only_the_store_has() -> None:
     memory = [Holding(1, 8, shard=s, shards=6, node="a") for s in (0, 1, 4)]
     stored = [Holding(1, 8, shard=s, shards=6, key="k") for s in range(6)]
-    assert [chosen and chosen.reason for chosen in map(restore.choose_restore, ([*memory, *stored], stored))] == [
+    assert [choice and choice.reason for choice in map(restore.choose_restore, ([*memory, *stored], stored))] == [
         "iteration 8 of round 1 is whole in memory but for shards 2-3, 5, which only the store has",
         "iteration 8 of round 1 is whole in the store",
     ]

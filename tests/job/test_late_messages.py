@@ -13,7 +13,9 @@ from everstep.runtime.job.events import (
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, NodeStrayed
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Action, Heartbeat, Holding, Leaving, Persisted, Seat, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Heartbeat, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from tests.job.world import World, by_themselves, platform
 
 A, B = "worker-0-0", "worker-1-0"
@@ -38,9 +40,9 @@ def test_a_late_copy_of_a_join_does_not_make_a_node_wait_that_was_told_to_join_a
     assert world.send(late)
     assert world.state.nodes[B].phase is NodePhase.REJOINING
     assert world.state.phase == "forming"
-    told = directive(world.state, B)
-    assert told is not None
-    assert (told.action, told.round) == (Action.REJOIN, 1)
+    order = directive(world.state, B)
+    assert order is not None
+    assert (order.action, order.round) == (Action.REJOIN, 1)
     world.join(B)
     assert world.number == 2
 
@@ -64,11 +66,11 @@ def test_nor_after_a_takeover_or_when_it_asked_again_for_a_seat_that_it_had() ->
 
 def test_a_join_that_is_repeated_is_answered_as_the_first_time() -> None:
     world = running()
-    (asked,) = joins(world, B)
+    (answer,) = joins(world, B)
     before = world.state
-    world.send(asked)
+    world.send(answer)
     assert world.state is before
-    seat = seat_for(world.state, asked.join)
+    seat = seat_for(world.state, answer.join)
     assert seat is not None
     assert seat.round == 1
 
@@ -83,18 +85,18 @@ def test_an_agent_that_is_no_more_does_not_take_its_successors_place() -> None:
     assert (world.number, world.state.nodes["b"].address) == (2, "b.1:1")
     world.send(late)
     assert (world.state.phase, world.state.nodes["b"].address) == ("running", "b.1:1")
-    told = directive(world.state, "b", life=late.join.life)
-    assert told is not None
-    assert (told.action, told.life) == (Action.REJOIN, 1), "should it be there in truth, it learns of the other"
+    order = directive(world.state, "b", life=late.join.life)
+    assert order is not None
+    assert (order.action, order.life) == (Action.REJOIN, 1), "should it be there in truth, it learns of the other"
 
 
 def test_what_an_earlier_agent_was_told_is_not_for_one_that_has_not_joined() -> None:
     world = World(by_themselves({"worker": RoleSpec(2, 1)}))
     world.join("a")
     world.send(LeaveAnnounced(Leaving("a", "SIGTERM", 0.0)))
-    told = directive(world.state, "a")
-    assert told is not None
-    assert told.action is Action.LEAVE
+    order = directive(world.state, "a")
+    assert order is not None
+    assert order.action is Action.LEAVE
     assert directive(world.state, "a", life=1) is None
 
 
@@ -104,24 +106,24 @@ def test_a_node_that_is_in_another_round_than_its_seats_is_told_to_join_again_un
     world.join_all()
     assert world.number == 2
 
-    def beat(seen: int) -> int:
+    def beat(seen_number: int) -> int:
         """Of B, still in round 1; returns how often it was told so by now."""
-        world.send(HeartbeatSeen(Heartbeat(B, 1, seen=seen, join=2)))
+        world.send(HeartbeatSeen(Heartbeat(B, 1, seen=seen_number, join=2)))
         return sum(isinstance(record, NodeStrayed) for record in world.records)
 
-    assert beat(seen=0) == 1
-    told = directive(world.state, B)
-    assert told is not None
-    assert (told.action, told.round) == (Action.REJOIN, 1)
-    assert beat(seen=0) == 1, "it was told and has not heard it yet"
-    assert beat(seen=told.number) == 2, "it has heard it and is there still"
+    assert beat(seen_number=0) == 1
+    order = directive(world.state, B)
+    assert order is not None
+    assert (order.action, order.round) == (Action.REJOIN, 1)
+    assert beat(seen_number=0) == 1, "it was told and has not heard it yet"
+    assert beat(seen_number=order.number) == 2, "it has heard it and is there still"
     world.join(B, after_round=1)
     seat = seat_for(world.state, joins(world, B)[-1].join)
     assert seat is not None
     assert (seat.round, world.number) == (2, 2)
-    told = directive(world.state, B)
-    assert told is not None
-    assert told.action is Action.CONTINUE
+    order = directive(world.state, B)
+    assert order is not None
+    assert order.action is Action.CONTINUE
 
 
 def test_a_heartbeat_sent_before_the_join_or_while_it_waits_for_its_seat_contradicts_nothing() -> None:
@@ -140,11 +142,11 @@ def test_a_node_that_was_told_of_an_earlier_round_is_told_of_the_end_of_this_one
     world.send(HeartbeatSeen(Heartbeat(B, 1, join=2)))
     before = directive(world.state, B)
     world.exit(A, -9)
-    told = directive(world.state, B)
+    order = directive(world.state, B)
     assert before is not None
-    assert told is not None
-    assert (told.action, told.round) == (Action.REJOIN, 2)
-    assert told.number > before.number
+    assert order is not None
+    assert (order.action, order.round) == (Action.REJOIN, 2)
+    assert order.number > before.number
 
 
 def test_a_death_that_is_told_twice_costs_one_restart() -> None:
@@ -171,11 +173,11 @@ def test_a_notice_of_an_earlier_agent_is_not_this_ones() -> None:
 
 def test_a_shard_that_was_deleted_is_not_taken_for_stored_again() -> None:
     world = running()
-    told = [ShardStored(Persisted(A, Holding(1, iteration, key=f"k{iteration}"))) for iteration in (5, 6)]
-    for iteration, stored in zip((5, 6), told, strict=True):
+    stored_messages = [ShardStored(Persisted(A, Holding(1, iteration, key=f"k{iteration}"))) for iteration in (5, 6)]
+    for iteration, stored in zip((5, 6), stored_messages, strict=True):
         world.send(stored)
         world.send(ManifestWritten(1, iteration, "m"))
     world.send(DeletionDue(((1, 5),)))
-    for late in told:
+    for late in stored_messages:
         world.send(late)
     assert list(world.state.checkpoints) == [(1, 6)]

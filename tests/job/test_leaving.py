@@ -3,9 +3,11 @@
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import LeaveAnnounced, NodeFinishedRound, NodeGone, ScaleRequested
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import FaultJudged, NodeRequested, Reason, RoundBroken
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, NodeRequested, RoundBroken
 from everstep.runtime.job.spec import Patience, RoleSpec
-from everstep.runtime.protocol.messages import Action, Finished, Holding, Leaving
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Finished, Leaving
 from tests.job.world import World, by_themselves, platform
 
 
@@ -21,9 +23,9 @@ def notice(world: World, name: str, grace_s: float = 30.0) -> None:
 
 
 def action(world: World, name: str) -> Action:
-    told = directive(world.state, name)
-    assert told is not None
-    return told.action
+    order = directive(world.state, name)
+    assert order is not None
+    return order.action
 
 
 def members(world: World) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleRequested, StopRequested, WorkerExited
 from everstep.runtime.job.fault_policy import more_memory, reason_of
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
+from everstep.runtime.job.reasons import Decision, JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, NodeRequested, RoundBroken
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import (
     GIB,
@@ -87,8 +88,10 @@ class TestMemory:
         world.send(NodeGone("worker-1-1", "killed"))
         assert (last_request(world).node, last_request(world).memory_bytes) == ("worker-1-2", 8 * GIB)
         world.now += 60
-        given = {node.name: node.resources.memory_bytes for node in desired_nodes(world.state, world.spec, world.now)}
-        assert given == {"worker-0-0": 4 * GIB, "worker-1-2": 8 * GIB}
+        limits_by_node = {
+            node.name: node.resources.memory_bytes for node in desired_nodes(world.state, world.spec, world.now)
+        }
+        assert limits_by_node == {"worker-0-0": 4 * GIB, "worker-1-2": 8 * GIB}
 
     def test_a_pod_that_was_killed_for_memory_counts_as_well(self) -> None:
         world = job(role=MEMORY)
@@ -145,8 +148,8 @@ def test_a_restart_policy_covers_its_faults_and_no_other(policy: RestartPolicy, 
     else:
         FAULTS[reason](world)
     world.join_all()
-    ((seen, decision),) = judgements(world)
-    assert seen is reason
+    ((reason_judged, decision),) = judgements(world)
+    assert reason_judged is reason
     assert (decision is not Decision.GIVE_UP) == (reason in COVERED[policy])
 
 
@@ -336,7 +339,7 @@ def test_a_restart_timeout_bounds_how_long_the_minimum_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "lost", "fails"),
+    ("policy", "lost_names", "fails"),
     [
         (EndingPolicy.ANY, ["worker-1-0"], True), (EndingPolicy.NONE, ["worker-1-0"], False),
         (EndingPolicy.RANK0, ["worker-1-0"], False), (EndingPolicy.RANK0, ["worker-0-0"], True),
@@ -344,15 +347,15 @@ def test_a_restart_timeout_bounds_how_long_the_minimum_is_waited_for() -> None:
     ],
 )  # fmt: skip
 def test_a_fail_policy_says_which_given_up_nodes_fail_the_job(
-    policy: EndingPolicy, lost: list[str], fails: bool
+    policy: EndingPolicy, lost_names: list[str], fails: bool
 ) -> None:
     world = job(role={"restart_policy": RestartPolicy.NEVER, "fail_policy": policy})
-    for name in lost:
+    for name in lost_names:
         world.send(NodeGone(name, "killed"))
     assert (world.state.ended is not None) == fails
     if world.state.ended:
         assert (world.state.ended.result, world.state.ended.exit_code) == (JobResult.FAILED, 3)
-        assert lost[0].rpartition("-")[0] in world.state.ended.reason
+        assert lost_names[0].rpartition("-")[0] in world.state.ended.reason
 
 
 def test_when_too_few_are_left_after_an_error_that_is_not_restarted_its_traceback_is_told() -> None:
@@ -366,7 +369,7 @@ def test_when_too_few_are_left_after_an_error_that_is_not_restarted_its_tracebac
 
 
 @pytest.mark.parametrize(
-    ("policy", "finished", "done"),
+    ("policy", "finished", "is_completed"),
     [
         (EndingPolicy.ALL, ["worker-0-0"], False), (EndingPolicy.ALL, ["worker-0-0", "worker-1-0"], True),
         (EndingPolicy.ANY, ["worker-1-0"], True), (EndingPolicy.RANK0, ["worker-1-0"], False),
@@ -374,12 +377,12 @@ def test_when_too_few_are_left_after_an_error_that_is_not_restarted_its_tracebac
     ],
 )  # fmt: skip
 def test_a_complete_policy_says_whose_end_completes_a_role(
-    policy: EndingPolicy, finished: list[str], done: bool
+    policy: EndingPolicy, finished: list[str], is_completed: bool
 ) -> None:
     world = job(role={"complete_policy": policy})
     for name in finished:
         world.send(NodeFinishedRound(Finished(name, 1)))
-    assert (world.state.ended is not None) == done
+    assert (world.state.ended is not None) == is_completed
     assert world.state.ended is None or world.state.ended.result is JobResult.SUCCEEDED
 
 
@@ -393,18 +396,18 @@ def test_a_role_with_the_complete_policy_none_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "left"),
+    ("policy", "names_left"),
     [
         (CleanPodPolicy.ALL, []), (CleanPodPolicy.RUNNING, ["worker-0-0"]),
         (CleanPodPolicy.NONE, ["worker-0-0", "worker-1-0"]),
     ],
 )  # fmt: skip
-def test_a_clean_pod_policy_says_what_stays_of_an_ended_job(policy: CleanPodPolicy, left: list[str]) -> None:
+def test_a_clean_pod_policy_says_what_stays_of_an_ended_job(policy: CleanPodPolicy, names_left: list[str]) -> None:
     world = job(clean_pod_policy=policy)
     world.send(StopRequested("told to stop"))
     world.send(NodeGone("worker-0-0", "ended by itself", 0))
     later = world.now + world.spec.patience.leave_s + 1
-    assert sorted(node.name for node in desired_nodes(world.state, world.spec, later)) == left
+    assert sorted(node.name for node in desired_nodes(world.state, world.spec, later)) == names_left
 
 
 def test_a_straggler_is_replaced_before_the_round_when_the_policy_excludes_it() -> None:

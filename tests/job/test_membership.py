@@ -89,9 +89,9 @@ def test_a_role_gets_its_nodes_when_those_it_waits_for_have_joined() -> None:
 
 def test_the_gang_is_asked_for_before_the_extras_and_by_priority() -> None:
     world = World(platform({"worker": RoleSpec(3, 2), "ps": RoleSpec(2, 1, priority=5)}))
-    asked = [record.node for record in world.records if isinstance(record, NodeRequested)]
-    assert asked == ["ps-0-0", "worker-0-0", "worker-1-0", "ps-1-0", "worker-2-0"]
-    assert [node.name for node in desired_nodes(world.state, world.spec, world.now)] == asked
+    requests = [record.node for record in world.records if isinstance(record, NodeRequested)]
+    assert requests == ["ps-0-0", "worker-0-0", "worker-1-0", "ps-1-0", "worker-2-0"]
+    assert [node.name for node in desired_nodes(world.state, world.spec, world.now)] == requests
     assert [node.extra for node in desired_nodes(world.state, world.spec, world.now)] == [False] * 3 + [True] * 2
 
 
@@ -226,9 +226,9 @@ class TestNodesThatComeByThemselves:
         world.join("c", anew=True)
         assert members(world) == ["a", "b", "c"]
         assert world.state.nodes["c"].launch == 1
-        told = directive(world.state, "c", life=1)
-        assert told is not None
-        assert told.action is Action.CONTINUE
+        order = directive(world.state, "c", life=1)
+        assert order is not None
+        assert order.action is Action.CONTINUE
 
     def test_an_agent_started_anew_before_its_loss_was_seen_does_not_get_the_old_seat(self) -> None:
         world = World(self.SPEC)
@@ -249,9 +249,9 @@ class TestNodesThatComeByThemselves:
             world.beat("b")
             world.send(Tick())
         assert world.state.nodes["c"].phase is NodePhase.LOST
-        told = directive(world.state, "c")
-        assert told is not None
-        assert (told.action, told.round) == (Action.REJOIN, 1)
+        config = directive(world.state, "c")
+        assert config is not None
+        assert (config.action, config.round) == (Action.REJOIN, 1)
 
     def test_scaled_down_those_beyond_the_size_wait_as_spares_until_it_is_scaled_up(self) -> None:
         world = World(self.SPEC)

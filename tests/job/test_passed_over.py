@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
+from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken, Stored, StoreSurveyed
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Refusal, Unrestored
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
+from everstep.runtime.protocol.messages import Persisted, Unrestored
 from tests.job.world import World, platform
 
 
@@ -18,8 +20,8 @@ def key(round_: int, iteration: int) -> str:
 
 
 def stored_checkpoint(round_: int, iteration: int) -> Stored:
-    held = Holding(round_, iteration, size=9, key=key(round_, iteration), digest="d" * 32)
-    return Stored(key(round_, iteration).replace("rank-00000.safetensors", "manifest.json"), (held,))
+    holding = Holding(round_, iteration, size=9, key=key(round_, iteration), digest="d" * 32)
+    return Stored(key(round_, iteration).replace("rank-00000.safetensors", "manifest.json"), (holding,))
 
 
 def refusal(round_: int, iteration: int, flaw: Flaw = Flaw.DAMAGED, why: str = "bytes are damaged") -> Refusal:
@@ -31,8 +33,8 @@ def world_after(*iterations: int, nodes: int = 1) -> World:
     world = World(platform({"worker": RoleSpec(nodes, nodes)}))
     world.join_all()
     for iteration in iterations:
-        held = stored_checkpoint(1, iteration).shards[0]
-        world.send(ShardStored(Persisted(world.names(NodePhase.RUNNING)[0], held)))
+        holding = stored_checkpoint(1, iteration).shards[0]
+        world.send(ShardStored(Persisted(world.names(NodePhase.RUNNING)[0], holding)))
         world.send(ManifestWritten(1, iteration, stored_checkpoint(1, iteration).key))
     return world
 
@@ -139,10 +141,10 @@ def test_nothing_is_begun_anew_while_a_checkpoint_may_be_whole() -> None:
         again(world)
         number = world.number
         fail(world, refusal(1, 100, flaw, "the reason"))
-        ended = world.state.ended
-        assert ended is not None
-        assert (ended.result, ended.exit_code, world.number) == (JobResult.FAILED, code, number)
-        assert "iteration 100 of round 1 is skipped: the reason" in ended.reason
+        termination = world.state.ended
+        assert termination is not None
+        assert (termination.result, termination.exit_code, world.number) == (JobResult.FAILED, code, number)
+        assert "iteration 100 of round 1 is skipped: the reason" in termination.reason
         world.takeover()  # Tried again, it may be read.
         world.send(Opened(Survey((stored_checkpoint(1, 100),), (), 1)))
         world.join_all()
@@ -163,18 +165,22 @@ places = st.tuples(st.integers(1, 4), st.integers(1, 200))
 @settings(max_examples=200)
 @given(st.lists(places, unique=True, max_size=30), st.data())
 def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charged(
-    held: list[tuple[int, int]], data: st.DataObject
+    places_held: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """The store is what a survey sees of it; each load of a damaged one fails."""
-    bad = set(data.draw(st.lists(st.sampled_from(held), unique=True))) if held else set()
-    seen = {place for place in bad if data.draw(st.booleans())}
+    bad = set(data.draw(st.lists(st.sampled_from(places_held), unique=True))) if places_held else set()
+    places_reported = {place for place in bad if data.draw(st.booleans())}
     world = World(platform({"worker": RoleSpec(1, 1)}))
 
     def survey() -> Survey:
-        refused = {(one.round, one.iteration) for one in world.state.refused}
-        left = sorted((place for place in held if place not in refused), reverse=True)
-        found = tuple(stored_checkpoint(*place) for place in left if place not in seen)[:KEPT_CHECKPOINTS]
-        return Survey(found, tuple(refusal(*place) for place in left if place in seen), 4 if held else 0)
+        refused_places = {(one.round, one.iteration) for one in world.state.refused}
+        places_left = sorted((place for place in places_held if place not in refused_places), reverse=True)
+        stored = tuple(stored_checkpoint(*place) for place in places_left if place not in places_reported)[
+            :KEPT_CHECKPOINTS
+        ]
+        return Survey(
+            stored, tuple(refusal(*place) for place in places_left if place in places_reported), 4 if places_held else 0
+        )
 
     world.send(Opened(survey()))
     world.join_all()
@@ -187,7 +193,7 @@ def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charg
         number = world.number
         world.send(RestoreFailed(Unrestored(world.names(NodePhase.RUNNING)[0], number, (refusal(*place),)), survey()))
         world.join_all()
-    assert place == max((place for place in held if place not in bad), default=None)
+    assert place == max((place for place in places_held if place not in bad), default=None)
     assert world.state.ended is None
     assert not any(isinstance(record, FaultJudged) for record in world.records)
-    assert not held or any(isinstance(record, StoreSurveyed) for record in world.records)
+    assert not places_held or any(isinstance(record, StoreSurveyed) for record in world.records)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job.peers import copy_keepers
-from everstep.runtime.protocol.messages import Member
+from everstep.runtime.protocol.rounds import Member
 
 MACHINES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=40)
 ZONES = st.fixed_dictionaries({machine: st.sampled_from(["", "x", "y", "z"]) for machine in "abcdefgh"})
@@ -56,9 +56,9 @@ def test_one_power_cut_never_takes_both_copies_where_there_are_two_machines(
 @given(MACHINES, ZONES)
 def test_copies_are_spread_as_evenly_as_the_largest_machine_allows(hosts: list[str], zones: dict[str, str]) -> None:
     largest, count = max(Counter(hosts).values()), len(hosts)
-    kept = Counter(keeper for keeper in copy_keepers(members(hosts, zones)) if keeper is not None)
+    copies_by_keeper = Counter(keeper for keeper in copy_keepers(members(hosts, zones)) if keeper is not None)
     most = 1 if 2 * largest <= count or largest == count else -(-largest // (count - largest))
-    assert max(kept.values(), default=0) <= most
+    assert max(copies_by_keeper.values(), default=0) <= most
 
 
 @given(st.lists(st.sampled_from("xyz"), min_size=2, max_size=30))

@@ -24,24 +24,24 @@ NODES = st.builds(
 def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple[int, list[NodeState]]]) -> None:
     versions: list[tuple[Roster, dict[str, NodeState]]] = [(Roster(), {})]
     for parent, nodes in steps:
-        roster, known = versions[parent % len(versions)]
-        versions.append((roster.with_nodes(nodes), {**known, **{node.name: node for node in nodes}}))
-    for roster, known in versions:
-        assert dict(roster.items()) == known
-        assert list(roster) == list(known)
-        assert (len(roster), "n0" in roster) == (len(known), "n0" in known)
+        roster, expected_nodes = versions[parent % len(versions)]
+        versions.append((roster.with_nodes(nodes), {**expected_nodes, **{node.name: node for node in nodes}}))
+    for roster, expected_nodes in versions:
+        assert dict(roster.items()) == expected_nodes
+        assert list(roster) == list(expected_nodes)
+        assert (len(roster), "n0" in roster) == (len(expected_nodes), "n0" in expected_nodes)
         for role in ("worker", "ps"):
-            assert roster.count_ever(role) == sum(node.role == role for node in known.values())
+            assert roster.count_ever(role) == sum(node.role == role for node in expected_nodes.values())
             for leaving in (False, True):
-                chosen = [
+                matching_nodes = [
                     node
-                    for node in known.values()
+                    for node in expected_nodes.values()
                     if (node.role, node.is_leaving) == (role, leaving) and node.phase in LIVE
                 ]
-                assert list(roster.select(role, LIVE, leaving)) == chosen
-                assert roster.count(role, LIVE, leaving) == len(chosen)
-        assert roster.total(LIVE) == sum(node.phase in LIVE for node in known.values())
-        assert roster.any_leaving() == any(node.is_leaving and node.phase in LIVE for node in known.values())
+                assert list(roster.select(role, LIVE, leaving)) == matching_nodes
+                assert roster.count(role, LIVE, leaving) == len(matching_nodes)
+        assert roster.total(LIVE) == sum(node.phase in LIVE for node in expected_nodes.values())
+        assert roster.any_leaving() == any(node.is_leaving and node.phase in LIVE for node in expected_nodes.values())
 
 
 @given(st.lists(NODES, max_size=3 * CHUNK), st.lists(NODES, max_size=5))

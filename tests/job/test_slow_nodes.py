@@ -4,7 +4,8 @@ import pytest
 
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.records import Decision, FaultJudged, Reason, RoundBroken, SlowSeen
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.records import FaultJudged, RoundBroken, SlowSeen
 from everstep.runtime.job.slow_nodes import REPLACED_WINDOWS, SEEN_WINDOWS
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, StragglerPolicy
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart

@@ -22,7 +22,7 @@ from everstep.runtime.job.spec import (
 )
 from everstep.runtime.job.spec_reader import FlagValue, SpecError, spec_of
 from everstep.runtime.job.spec_writer import mapping_of
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 SEED = """
 job: horovod-elastic
@@ -109,9 +109,9 @@ def test_a_role_may_name_nothing_but_its_policy_and_rules_of_events() -> None:
 
 
 def test_a_dictionary_reads_like_the_same_yaml() -> None:
-    given = {"job": "j", "placement": "joined", "replicaSpecs": {"worker": {"replicas": 2, "minReplicas": 1}}}
+    raw_spec = {"job": "j", "placement": "joined", "replicaSpecs": {"worker": {"replicas": 2, "minReplicas": 1}}}
     expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, placement=Placement.JOINED)
-    assert spec_of(given) == expected
+    assert spec_of(raw_spec) == expected
     assert spec_of("job: j\nplacement: joined\nreplicaSpecs: {worker: {replicas: 2, minReplicas: 1}}") == expected
 
 
@@ -181,18 +181,18 @@ def test_nodes_that_come_by_themselves_have_no_resources_to_ask_for() -> None:
 
 
 def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
-    said = [
+    flags_said = [
         FlagValue("--job", ("job",), "j"),
         FlagValue("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 1),
         FlagValue("--max-restarts", ("patience", "maxRestarts"), 7),
     ]
     expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(max_restarts=7))
-    assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", flags=said) == expected
-    assert spec_of(BASE + "patience: {maxRestarts: 7}\n", flags=said) == expected
+    assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", flags=flags_said) == expected
+    assert spec_of(BASE + "patience: {maxRestarts: 7}\n", flags=flags_said) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("flag_value", "line"),
     [
         (
             FlagValue("--nodes", ("replicaSpecs", "worker", "replicas"), 3),
@@ -209,9 +209,9 @@ def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
         (FlagValue("--job", ("job",), "other"), "job.yaml line 1: job: 'j' here, but --job says 'other'"),
     ],
 )
-def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(said: FlagValue, line: str) -> None:
+def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(flag_value: FlagValue, line: str) -> None:
     with pytest.raises(SpecError) as caught:
-        spec_of(BASE, flags=[said])
+        spec_of(BASE, flags=[flag_value])
     assert any(line in problem for problem in caught.value.problems), caught.value.problems
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from everstep.runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.state import State
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 MANY = 10_000
 
@@ -22,16 +22,16 @@ def _holding(shard: int, shards: int = MANY) -> Holding:
 def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple[int, int]]) -> None:
     versions: list[tuple[Shards, tuple[Holding, ...]]] = [(Shards(), ())]
     for parent, number in steps:
-        shards, known = versions[parent % len(versions)]
-        held = _holding(number, 4)
-        assert (number in shards) == (held in known)
-        if held not in known:
-            versions.append((shards.add(held), (*known, held)))
-    for shards, known in versions:
-        assert tuple(shards) == known
-        assert len(shards) == len(known)
-        assert shards == Shards(known)
-        assert shards.is_complete == (len(known) >= 4)
+        shards, expected_shards = versions[parent % len(versions)]
+        holding = _holding(number, 4)
+        assert (number in shards) == (holding in expected_shards)
+        if holding not in expected_shards:
+            versions.append((shards.add(holding), (*expected_shards, holding)))
+    for shards, expected_shards in versions:
+        assert tuple(shards) == expected_shards
+        assert len(shards) == len(expected_shards)
+        assert shards == Shards(expected_shards)
+        assert shards.is_complete == (len(expected_shards) >= 4)
         state = State(checkpoints={(1, 50): Checkpoint(shards)})
         assert decode_snapshot(encode_snapshot(state)) == state
 
@@ -42,7 +42,7 @@ def test_of_two_shards_of_one_number_the_first_counts() -> None:
 
 
 def test_the_ten_thousandth_shard_costs_what_the_tenth_did() -> None:
-    known: Checkpoints = {}
+    checkpoints: Checkpoints = {}
     calls: list[int] = []
 
     def count(frame: FrameType, event: str, arg: object) -> None:
@@ -52,7 +52,7 @@ def test_the_ten_thousandth_shard_costs_what_the_tenth_did() -> None:
     for shard in range(MANY):
         calls.append(0)
         sys.setprofile(count)
-        known = with_shard(known, _holding(shard))
+        checkpoints = with_shard(checkpoints, _holding(shard))
         sys.setprofile(before)
     assert calls[10] > 0, "somebody counted"
     assert max(calls[10:]) <= 2 * calls[10]

@@ -7,10 +7,11 @@ import pytest
 from everstep.runtime.job.assignments import neighbours
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, Reason, RoundBroken
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, RoundBroken
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.job.suspicion import VOTE_S, choose_suspects
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 from tests.job.world import World, by_themselves, platform
 
 A, B, C = "worker-0-0", "worker-1-0", "worker-2-0"
@@ -31,7 +32,7 @@ def accuse(world: World, accuser: str, *silent: str, asked_s: float = ASKED_S) -
     world.beat(accuser, 7, 2.5, silent=silent, silent_s=asked_s)
 
 
-def suspected(world: World) -> list[str]:
+def suspected_nodes(world: World) -> list[str]:
     return [record.node for record in world.records if isinstance(record, NodeSuspected)]
 
 
@@ -48,7 +49,7 @@ def test_a_silent_member_is_done_without_at_once_and_stays_in_the_job(spec: obje
     world.wait(100.0)
     world.now += 2.0
     accuse(world, first, second)
-    assert suspected(world) == [second]
+    assert suspected_nodes(world) == [second]
     world.join(first)
     assert (world.state.phase, world.number) == (JobPhase.RUNNING, 2)
     assert world.names(NodePhase.RUNNING) == [first]
@@ -94,7 +95,7 @@ def test_who_was_heard_of_since_it_was_asked_is_not_suspected() -> None:
     world.now += 1.0
     accuse(world, A, B)
     pass_vote(world)
-    assert suspected(world) == []
+    assert suspected_nodes(world) == []
     assert world.number == 1
 
 
@@ -103,7 +104,7 @@ def test_an_accusation_that_is_taken_back_counts_no_longer() -> None:
     accuse(world, A, B)
     world.beat(A, 7)
     pass_vote(world)
-    assert suspected(world) == []
+    assert suspected_nodes(world) == []
 
 
 def test_a_round_that_could_not_go_on_without_the_silent_node_is_not_broken() -> None:
@@ -111,16 +112,16 @@ def test_a_round_that_could_not_go_on_without_the_silent_node_is_not_broken() ->
     accuse(world, A, B)
     pass_vote(world)
     assert (world.state.phase, world.number) == (JobPhase.RUNNING, 1)
-    assert suspected(world) == []
+    assert suspected_nodes(world) == []
 
 
 def test_a_node_that_lost_its_own_network_accuses_all_and_is_left_out_itself() -> None:
     world = training()
     accuse(world, A, B, C)
-    assert suspected(world) == [], "the others may have something to say"
+    assert suspected_nodes(world) == [], "the others may have something to say"
     accuse(world, B, A)
     accuse(world, C, A)
-    assert suspected(world) == [A]
+    assert suspected_nodes(world) == [A]
 
 
 def test_of_two_that_accuse_each_other_one_is_left_out() -> None:
@@ -128,14 +129,14 @@ def test_of_two_that_accuse_each_other_one_is_left_out() -> None:
     world.beat(B, 7)
     accuse(world, A, B)
     accuse(world, B, A)
-    assert len(suspected(world)) == 1
+    assert len(suspected_nodes(world)) == 1
 
 
 def test_all_silent_nodes_go_in_one_round() -> None:
     world = training()
     accuse(world, A, B, C)
     pass_vote(world)
-    assert sorted(suspected(world)) == [B, C]
+    assert sorted(suspected_nodes(world)) == [B, C]
     world.join(A)
     assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A])
 
@@ -157,7 +158,7 @@ def test_errors_of_the_others_are_not_charged() -> None:
     world.join(A)
     accuse(world, A, B, asked_s=0.0)
     pass_vote(world)
-    assert suspected(world) == [B]
+    assert suspected_nodes(world) == [B]
     assert world.state.blamed == {}
     assert world.state.restarts == {}
 
@@ -178,7 +179,7 @@ def test_a_round_that_a_suspicion_ends_says_who_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "wanted"),
+    ("pairs", "expected"),
     [
         ([("a", "b")], ["b"]),
         ([("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")], ["a"]),
@@ -188,17 +189,17 @@ def test_a_round_that_a_suspicion_ends_says_who_asked() -> None:
     ],
 )
 def test_who_is_accused_by_most_goes_first_and_takes_its_accusations_along(
-    pairs: Sequence[tuple[str, str]], wanted: list[str]
+    pairs: Sequence[tuple[str, str]], expected: list[str]
 ) -> None:
-    assert sorted(choose_suspects(pairs, {})) == wanted
+    assert sorted(choose_suspects(pairs, {})) == expected
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 300])
 def test_each_member_is_asked_by_others_even_if_a_rack_of_neighbours_fails(size: int) -> None:
     members = tuple(Member(f"n{number}", "h", f"n{number}:1", 1) for number in range(size))
     round_ = Round(1, {"worker": members}, "", 0, None, "")
-    asked = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
+    questioners = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
     rack = {f"n{number}" for number in range(min(size - 1, 100))}
     alive = [rank for rank in range(size) if f"n{rank}" not in rack]
-    assert rack <= set().union(*(asked[rank] for rank in alive))
-    assert all(f"n{rank}" not in names and len(names) <= 8 for rank, names in asked.items())
+    assert rack <= set().union(*(questioners[rank] for rank in alive))
+    assert all(f"n{rank}" not in names and len(names) <= 8 for rank, names in questioners.items())

@@ -14,22 +14,22 @@ asw-1 psw-1 192.168.0.5
 
 
 def test_lines_are_read_and_comments_skipped() -> None:
-    found = switches(LINES.splitlines())
-    assert found["192.168.0.1"] == "asw-1"
-    assert len(found) == 4
+    switch_map = switches(LINES.splitlines())
+    assert switch_map["192.168.0.1"] == "asw-1"
+    assert len(switch_map) == 4
 
 
 def test_nodes_under_one_access_switch_come_side_by_side_the_first_nodes_switch_first() -> None:
     topology = switches(LINES.splitlines())
-    given = ["192.168.0.1", "10.0.0.1", "192.168.0.0", "192.168.0.5", "192.168.0.4"]
-    wanted = ["192.168.0.1", "192.168.0.5", "10.0.0.1", "192.168.0.0", "192.168.0.4"]
-    assert order_by_place(given, lambda ip: (topology.get(ip, ""),)) == wanted
+    addresses = ["192.168.0.1", "10.0.0.1", "192.168.0.0", "192.168.0.5", "192.168.0.4"]
+    expected = ["192.168.0.1", "192.168.0.5", "10.0.0.1", "192.168.0.0", "192.168.0.4"]
+    assert order_by_place(addresses, lambda ip: (topology.get(ip, ""),)) == expected
 
 
 def test_zones_then_switches_then_machines_lie_side_by_side() -> None:
-    given = [("b", "s", "1"), ("a", "s", "2"), ("b", "t", "3"), ("b", "s", "4"), ("a", "s", "2"), ("b", "s", "1")]
-    wanted = [("b", "s", "1"), ("b", "s", "1"), ("b", "s", "4"), ("b", "t", "3"), ("a", "s", "2"), ("a", "s", "2")]
-    assert order_by_place(given, lambda place: place) == wanted
+    places = [("b", "s", "1"), ("a", "s", "2"), ("b", "t", "3"), ("b", "s", "4"), ("a", "s", "2"), ("b", "s", "1")]
+    expected = [("b", "s", "1"), ("b", "s", "1"), ("b", "s", "4"), ("b", "t", "3"), ("a", "s", "2"), ("a", "s", "2")]
+    assert order_by_place(places, lambda place: place) == expected
 
 
 @pytest.mark.parametrize(

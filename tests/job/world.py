@@ -17,9 +17,11 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.nodes import JOINED, NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
-from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec, problems
+from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
+from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.protocol.messages import Dumped, Heartbeat, Holding, Join, SelfTest, WorkerExit
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Dumped, Heartbeat, Join, SelfTest, WorkerExit
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart
 
 
@@ -56,9 +58,9 @@ class World:
     def number(self) -> int:
         return round_number(self.state)
 
-    def takeover(self, lost: bool = False) -> None:
+    def takeover(self, is_batch_lost: bool = False) -> None:
         """Another master replays the journal. `lost`: the last event's records, one segment, had not become durable."""
-        if lost and self._batch:
+        if is_batch_lost and self._batch:
             del self.records[-self._batch :]
             self.states = [(length, state) for length, state in self.states if length <= len(self.records)]
         state = fold(self.records)
@@ -94,54 +96,56 @@ class World:
         if state.phase is not JobPhase.ENDED:
             assert deadline is not None, "a job that has not ended looks again some time"
         for name, node in state.nodes.items():
-            known = before.nodes.get(name)
-            assert known is None or node.directive >= known.directive
-            assert known is None or node.action == known.action or node.directive > known.directive
+            node_before = before.nodes.get(name)
+            assert node_before is None or node.directive >= node_before.directive
+            assert node_before is None or node.action == node_before.action or node.directive > node_before.directive
 
     def check_history(self) -> None:
         """The journal as a whole, and every prefix of it."""
         formed = [record for record in self.records if isinstance(record, RoundFormed)]
         assert [record.round.number for record in formed] == list(range(1, len(formed) + 1))
         assert [record.time for record in self.records] == sorted(record.time for record in self.records)
-        replayed, at, gone = State(), 0, set[tuple[int, int]]()
-        known = dict(self.states)
+        replayed, at, deleted_places = State(), 0, set[tuple[int, int]]()
+        state_by_position = dict(self.states)
         for position, record in enumerate(self.records):
-            if position in known:
-                assert replayed == known[position]
+            if position in state_by_position:
+                assert replayed == state_by_position[position]
             match record:
                 case RoundFormed():
-                    self._check_round(replayed, record, gone)
+                    self._check_round(replayed, record, deleted_places)
                 case Forgotten():
-                    gone.update(record.places)
+                    deleted_places.update(record.places)
                     begun = replayed.round and replayed.round.restore
                     assert not begun or (begun.round, begun.iteration) not in record.places
                 case ShardPersisted():
-                    gone.discard((record.holding.round, record.holding.iteration))
+                    deleted_places.discard((record.holding.round, record.holding.iteration))
             replayed, at = fold([record], replayed), position + 1
         assert at == len(self.records)
         assert replayed == self.state
 
-    def _check_round(self, before: State, record: RoundFormed, gone: set[tuple[int, int]]) -> None:
+    def _check_round(self, before: State, record: RoundFormed, deleted_places: set[tuple[int, int]]) -> None:
         """`gone`: what the store has no more."""
-        seen = set()
-        for role, asked in self.spec.roles.items():
+        names_seen = set()
+        for role, role_spec in self.spec.roles.items():
             members = record.round.members[role]
-            most = before.sizes.get(role, asked.nodes)
-            assert asked.least <= len(members) <= most <= asked.most
-            assert len(members) % asked.node_unit == 0
+            most = before.sizes.get(role, role_spec.nodes)
+            assert role_spec.least <= len(members) <= most <= role_spec.most
+            assert len(members) % role_spec.node_unit == 0
             for member in members:
                 node = before.nodes[member.node]
                 assert node.phase is NodePhase.WAITING
                 assert not node.is_leaving
                 assert node.host not in before.avoided
-                seen.add(member.node)
-        assert len(seen) == sum(map(len, record.round.members.values()))
+                names_seen.add(member.node)
+        assert len(names_seen) == sum(map(len, record.round.members.values()))
         restore = record.round.restore
         if restore:
             assert {(s.round, s.iteration) for s in restore.sources} == {(restore.round, restore.iteration)}
             shards = restore.sources[0].shards
             assert {source.shard for source in restore.sources} == set(range(shards))
-            assert not any(source.key and (source.round, source.iteration) in gone for source in restore.sources)
+            assert not any(
+                source.key and (source.round, source.iteration) in deleted_places for source in restore.sources
+            )
 
     def names(self, *phases: NodePhase) -> list[str]:
         return sorted(node.name for node in self.state.nodes.values() if node.phase in phases)
@@ -159,11 +163,11 @@ class World:
             self.held.pop(name, None)
             self.joins[name] = 0
         self.joins[name] = self.joins.get(name, 0) + 1
-        known = self.state.nodes.get(name)
-        role = known.role if known else "worker"
+        node_before = self.state.nodes.get(name)
+        role = node_before.role if node_before else "worker"
         at = 0 if anew else self.number if after_round is None else after_round
         address = f"{name}.{self.agents.get(name, 0)}:1"
-        host = self.host_of.get(name, known.host if known else name)
+        host = self.host_of.get(name, node_before.host if node_before else name)
         return self.send(
             Joined(
                 Join(

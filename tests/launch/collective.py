@@ -19,9 +19,9 @@ class Group:
         """Wait until all have come. `folder`: where rank 0 writes its port down for this round."""
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.round = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        known = Path(folder) / f"port-{self.round}"
+        port_file = Path(folder) / f"port-{self.round}"
         self._hello = f"{self.round} {self.world}\n".encode()
-        self._peers = self._gather(known) if self.rank == 0 else [self._connect(known)]
+        self._peers = self._gather(port_file) if self.rank == 0 else [self._connect(port_file)]
 
     def sum(self, value: int) -> int:
         """Of what each rank gives. Raises ConnectionError when one is gone."""
@@ -38,12 +38,12 @@ class Group:
         for peer in self._peers:
             peer.close()
 
-    def _gather(self, known: Path) -> list[socket.socket]:
+    def _gather(self, port_file: Path) -> list[socket.socket]:
         peers: list[socket.socket] = []
         with socket.create_server((os.environ["MASTER_ADDR"], 0)) as server:
-            fresh = known.with_suffix(f".{os.getpid()}")
+            fresh = port_file.with_suffix(f".{os.getpid()}")
             fresh.write_text(str(server.getsockname()[1]))
-            fresh.replace(known)
+            fresh.replace(port_file)
             while len(peers) < self.world - 1:
                 peer, _ = server.accept()
                 if peer.recv(len(self._hello), socket.MSG_WAITALL) == self._hello:
@@ -51,11 +51,13 @@ class Group:
                     peers.append(peer)
         return peers
 
-    def _connect(self, known: Path) -> socket.socket:
+    def _connect(self, port_file: Path) -> socket.socket:
         deadline = time.monotonic() + CONNECT_S
         while time.monotonic() < deadline:
             try:
-                peer = socket.create_connection((os.environ["MASTER_ADDR"], int(known.read_text())), timeout=CONNECT_S)
+                peer = socket.create_connection(
+                    (os.environ["MASTER_ADDR"], int(port_file.read_text())), timeout=CONNECT_S
+                )
                 peer.sendall(self._hello)
                 if peer.recv(len(self._hello), socket.MSG_WAITALL) == self._hello:
                     peer.settimeout(None)

@@ -14,37 +14,37 @@ from tests.launch.networks import Network
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """In a folder of its own."""
-    with closing(Launcher(tmp_path)) as made:
-        yield made
+    with closing(Launcher(tmp_path)) as new_launcher:
+        yield new_launcher
 
 
 @pytest.fixture(scope="session")
 def torchrun() -> Iterator[Torchrun]:
     """torch's launcher."""
     pytest.importorskip("torch")
-    with closing(Torchrun()) as made:
-        yield made
+    with closing(Torchrun()) as new_torchrun:
+        yield new_torchrun
 
 
 @pytest.fixture
 def pair(tmp_path: Path, torchrun: Torchrun) -> Iterator[Pair]:
     """Both launchers."""
-    made = Pair(tmp_path, torchrun)
+    new_pair = Pair(tmp_path, torchrun)
     try:
-        yield made
+        yield new_pair
     finally:
-        for launcher in made.launchers:
+        for launcher in new_pair.launchers:
             launcher.close()
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
     """Two networks, or the test is skipped."""
-    made = Network()
+    new_network = Network()
     try:
-        made.make()
+        new_network.make()
     except (OSError, subprocess.CalledProcessError) as error:
-        made.close()
+        new_network.close()
         pytest.skip(f"no network namespaces here: {error}")
-    yield made
-    made.close()
+    yield new_network
+    new_network.close()

@@ -43,7 +43,7 @@ def until(ready: Callable[[], object], what: Callable[[], str], seconds: float =
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchOutcome:
     """What a launcher did."""
 
     code: int
@@ -76,9 +76,9 @@ class Launcher:
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """Ours without what would tell a launcher something, and what the test adds."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         added = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), **more}
-        return {**kept, **{name: value for name, value in added.items() if value}}
+        return {**inherited, **{name: value for name, value in added.items() if value}}
 
     def start(self, command: Sequence[str], *arguments: str, name: str = "node", **more: str) -> subprocess.Popen[str]:
         """Start one; its streams go to files of that name. Capitals are environment."""
@@ -97,10 +97,10 @@ class Launcher:
         self.named[name] = process
         return process
 
-    def wait_for_end(self, process: subprocess.Popen[str], name: str = "node") -> Ended:
+    def wait_for_end(self, process: subprocess.Popen[str], name: str = "node") -> LaunchOutcome:
         """Wait for its end."""
         code = process.wait(DEADLINE_S)
-        return Ended(code, self.text(name, "out"), self.text(name, "err"), self.folder)
+        return LaunchOutcome(code, self.text(name, "out"), self.text(name, "err"), self.folder)
 
     def text(self, name: str, stream: str) -> str:
         """What it wrote so far."""
@@ -108,15 +108,15 @@ class Launcher:
 
     def processes(self) -> list[tuple[int, str]]:
         """(pid, command line) of all that was started here and lives."""
-        mark, found = f"TMPDIR={self.tmp}".encode(), []
+        mark, commands = f"TMPDIR={self.tmp}".encode(), []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):
                     alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
                     if alive and mark in (entry / "environ").read_bytes().split(b"\0"):
                         command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                        found.append((int(entry.name), command))
-        return found
+                        commands.append((int(entry.name), command))
+        return commands
 
     def leftovers(self) -> list[str]:
         """Files in the folder that launches share, without the secrets of ports."""
@@ -150,22 +150,22 @@ class Torchrun:
             text=True,
         )
 
-    def run(self, launcher: Launcher, arguments: Sequence[str], more: Mapping[str, str]) -> Ended:
+    def run(self, launcher: Launcher, arguments: Sequence[str], more: Mapping[str, str]) -> LaunchOutcome:
         """One launch, to its end."""
         out, err = launcher.folder / "node.out", launcher.folder / "node.err"
-        told = {
+        request = {
             "folder": str(launcher.folder), "arguments": arguments, "environment": launcher.environment(more),
             "out": str(out), "err": str(err),
         }  # fmt: skip
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(told) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         ready, _, _ = select.select([self._server.stdout], [], [], DEADLINE_S)
         assert ready, (
             f"torchrun did not end within {DEADLINE_S} s: {err.read_text() if err.exists() else 'it did not begin'}"
         )
-        return Ended(int(self._server.stdout.readline()), out.read_text(), err.read_text(), launcher.folder)
+        return LaunchOutcome(int(self._server.stdout.readline()), out.read_text(), err.read_text(), launcher.folder)
 
     def close(self) -> None:
         """With whatever it runs."""
@@ -183,9 +183,9 @@ class Pair:
     files: dict[str, str] = field(default_factory=dict)
     """More files in each folder: path -> text."""
 
-    def run(self, script: str, *arguments: str, **more: str) -> tuple[Ended, Ended]:
+    def run(self, script: str, *arguments: str, **more: str) -> tuple[LaunchOutcome, LaunchOutcome]:
         """(torchrun's, ours) for a script's text; `train.py` among the arguments is the script."""
-        found = []
+        results = []
         for name in ("torchrun", "everstep"):
             folder = self.folder / name
             folder.mkdir()
@@ -195,10 +195,10 @@ class Pair:
             launcher = Launcher(folder)
             self.launchers.append(launcher)
             own = [argument.replace("{folder}", str(folder)) for argument in arguments]
-            told = {key: value.replace("{folder}", str(folder)) for key, value in more.items()}
+            variables = {key: value.replace("{folder}", str(folder)) for key, value in more.items()}
             if name == "torchrun":
-                found.append(self.torchrun.run(launcher, own, told))
+                results.append(self.torchrun.run(launcher, own, variables))
             else:
-                found.append(launcher.wait_for_end(launcher.start(EVERSTEP, *own, **told)))
+                results.append(launcher.wait_for_end(launcher.start(EVERSTEP, *own, **variables)))
         assert self.launchers[-1].processes() == []
-        return found[0], found[1]
+        return results[0], results[1]

@@ -65,7 +65,7 @@ class Network:
         holder = subprocess.Popen([*prefix, "sleep", "infinity"], stderr=subprocess.DEVNULL)
         self._holders.append(holder)
         own = os.readlink("/proc/self/ns/net")
-        others = {"", own, *(_net(known.pid) for known in self._holders[:-1])}
+        others = {"", own, *(_net(holder.pid) for holder in self._holders[:-1])}
         until(lambda: _net(holder.pid) not in others or holder.poll() is not None, lambda: "a network namespace", 20)
         if holder.poll() is not None:
             raise OSError("no network namespace can be made here")

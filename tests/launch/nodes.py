@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
+from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome, until
 
 SCRIPT = """
 import os, time
@@ -72,12 +72,12 @@ class Nodes:
         files = sorted(path for path in self.launcher.tmp.rglob("journal/[0-9]*") if path.is_file())
         return [json.loads(line)["kind"] for path in files for line in path.read_text().splitlines()]
 
-    def finish(self, *names: str) -> list[Ended]:
+    def finish(self, *names: str) -> list[LaunchOutcome]:
         """Let the script end; what each of these nodes ended with."""
         (self.launcher.folder / "stop").touch()
         return [self.wait_for_end(name) for name in names]
 
-    def wait_for_end(self, name: str) -> Ended:
+    def wait_for_end(self, name: str) -> LaunchOutcome:
         """Wait for the node's (last) launcher of that name."""
         return self.launcher.wait_for_end(self.launcher.named[name], name)
 
@@ -88,8 +88,8 @@ class Nodes:
     def master(self) -> int:
         """The only one. Nodes that begin together may all start one; those that find the endpoint taken end."""
         until(lambda: len(self.masters()) == 1, self.stderr_text)
-        (found,) = self.masters()
-        return found
+        (master,) = self.masters()
+        return master
 
     def wait_until_gone(self) -> None:
         """Wait until nothing of the job is left."""

@@ -68,22 +68,22 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(text)
 
 
-def applied(folder: Path) -> Applied:
+def applied_samples(folder: Path) -> Applied:
     """What was applied so far; of the newest iterations perhaps by some ranks only: their files are read in turn."""
-    found: Applied = {}
+    applied_lines: Applied = {}
     for line in _lines(folder):
-        found.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
-    return found
+        applied_lines.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
+    return applied_lines
 
 
 def later_round(folder: Path, world: int, after: int) -> int:
     """The newest round, if it is later than `after` and has done 20 iterations with so many workers; else 0."""
-    done: dict[int, int] = {}
-    for rounds in applied(folder).values():
+    complete_iterations: dict[int, int] = {}
+    for rounds in applied_samples(folder).values():
         for number, ranks in rounds.items():
-            done[number] = done.get(number, 0) + (len(ranks) == world)
-    newest = max(done, default=0)
-    return newest if newest > after and done[newest] >= 20 else 0
+            complete_iterations[number] = complete_iterations.get(number, 0) + (len(ranks) == world)
+    newest = max(complete_iterations, default=0)
+    return newest if newest > after and complete_iterations[newest] >= 20 else 0
 
 
 def worlds(folder: Path) -> list[int]:
@@ -94,26 +94,29 @@ def worlds(folder: Path) -> list[int]:
     return [world for world, _ in groupby(newest[iteration][1] for iteration in sorted(newest))]
 
 
-def assert_applied_once(folder: Path, dataset: str, wanted: list[int]) -> None:
+def assert_applied_once(folder: Path, dataset: str, expected_worlds: list[int]) -> None:
     """With so many workers one after the other every sample was applied once an epoch, in the order of its seed.
 
     Each change cost at most the last iteration and the one that was begun.
     """
-    found = applied(folder)
+    applied_lines = applied_samples(folder)
     rounds = {
-        number: [at for at in sorted(found) if number in found[at]] for number in sorted(set().union(*found.values()))
+        number: [at for at in sorted(applied_lines) if number in applied_lines[at]]
+        for number in sorted(set().union(*applied_lines.values()))
     }
     for before, after in pairwise(rounds.values()):
         assert before[-1] - 1 <= after[0] <= before[-1] + 1, f"it was at {before[-1]} and went on at {after[0]}"
-    assert worlds(folder) == wanted, f"it trained with {worlds(folder)} workers, not with {wanted}"
-    assert sorted(found) == list(range(1, len(found) + 1)), "no iteration is missing"
-    assert sum(len(rounds) - 1 for rounds in found.values()) <= 2 * (len(wanted) - 1), "iterations done again"
+    assert worlds(folder) == expected_worlds, f"it trained with {worlds(folder)} workers, not with {expected_worlds}"
+    assert sorted(applied_lines) == list(range(1, len(applied_lines) + 1)), "no iteration is missing"
+    assert sum(len(rounds) - 1 for rounds in applied_lines.values()) <= 2 * (len(expected_worlds) - 1), (
+        "iterations done again"
+    )
     order: list[int] = []
-    for iteration in sorted(found):
-        ranks = found[iteration][max(found[iteration])]
+    for iteration in sorted(applied_lines):
+        ranks = applied_lines[iteration][max(applied_lines[iteration])]
         order += [sample for rank in sorted(ranks) for sample in ranks[rank]]
     samples = sample_count(len(open_dataset(dataset).tokens), LENGTH)
     sampler = Sampler(samples, BATCH, SEED)
-    assert order == np.concatenate([sampler.indices(BATCH * number) for number in range(len(found))]).tolist()
+    assert order == np.concatenate([sampler.indices(BATCH * number) for number in range(len(applied_lines))]).tolist()
     for epoch in range(len(order) // samples):
         assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))

@@ -50,7 +50,7 @@ def listening(network: Network) -> Iterator[subprocess.Popen[str]]:
 def sources(store: Path) -> list[str]:
     """Where the states came from that rounds began with."""
     lines = [line for path in store.rglob("telemetry/*.jsonl") for line in path.read_text().splitlines()]
-    return [told["source"] for told in map(json.loads, lines) if told.get("kind") == "restored"]
+    return [line["source"] for line in map(json.loads, lines) if line.get("kind") == "restored"]
 
 
 def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
@@ -80,13 +80,13 @@ def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
         start("c", 1)
         trains(2, first)
         until(lambda: any(source.startswith("peer ") for source in sources(store)), lambda: str(sources(store)))
-        assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
+        assert [outcome.code for outcome in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
         network.run(1, "python3", "-c", SAYS, network.address(0), f"the control {' '.join(WORDS)}")
         assert listens.stdout is not None
-        found = json.loads(listens.stdout.readline())
-    assert found["control"], "it can read"
-    assert found["bytes"] > 10_000
-    assert found["clear"] == []
+        report = json.loads(listens.stdout.readline())
+    assert report["control"], "it can read"
+    assert report["bytes"] > 10_000
+    assert report["clear"] == []
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_node_that_speaks_otherwise_than_its_master_is_told_so_in_one_line(
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0))
     nodes.start("a", *master, nodes="2", within=network.enter(0), EVERSTEP_JOB_TOKEN=TOKEN)
     nodes.start("b", *other, nodes="2", within=network.enter(1), EVERSTEP_JOB_TOKEN=TOKEN)
-    ended = nodes.wait_for_end("b")
-    (line,) = [line for line in ended.err.splitlines() if words in line]
-    assert ended.code == 2, nodes.stderr_text()
+    outcome = nodes.wait_for_end("b")
+    (line,) = [line for line in outcome.err.splitlines() if words in line]
+    assert outcome.code == 2, nodes.stderr_text()
     assert line.startswith("everstep: ")
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in outcome.err

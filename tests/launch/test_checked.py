@@ -35,9 +35,9 @@ def faulty(nodes: Nodes) -> dict[str, str]:
 
 def test_a_node_alone_is_checked_before_it_trains(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text("print('trains')")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--network-check", "train.py"))
-    assert (ended.code, ended.out) == (0, "trains\n"), ended.err
-    assert re.search(r"everstep: Round 1: \{worker-\w+-\w+: [\d.]+\} s", ended.err)
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--network-check", "train.py"))
+    assert (outcome.code, outcome.out) == (0, "trains\n"), outcome.err
+    assert re.search(r"everstep: Round 1: \{worker-\w+-\w+: [\d.]+\} s", outcome.err)
     assert launcher.leftovers() == []
 
 
@@ -51,7 +51,7 @@ def test_all_nodes_are_checked_together_and_a_faulty_one_is_left_out(nodes: Node
     assert "this node is done: it is left out, as it is faulty" in nodes.launcher.text("c", "err")
     nodes.trains(world=2)
     assert re.search(r"faulty: worker-\w+-\w+  stragglers: ", nodes.stderr_text())
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -60,18 +60,18 @@ def test_a_node_that_comes_later_is_checked_with_one_that_trains_meanwhile(nodes
     flags = ("--network-check",)
     nodes.start("a", *flags)
     first = nodes.trains(world=1)
-    seen = len(nodes.progress())
+    count_before = len(nodes.progress())
     nodes.start("b", *flags, **({} if fit else faulty(nodes)))
     if fit:
         nodes.trains(world=2, after=first)
     else:
         assert nodes.wait_for_end("b").code == 3, nodes.stderr_text()
         assert fired_faults(nodes), "the fault fired"
-        until(lambda: len(nodes.progress()) > seen + 20, nodes.stderr_text)
+        until(lambda: len(nodes.progress()) > count_before + 20, nodes.stderr_text)
         assert {count for count, _, _ in nodes.progress()} == {first}, "the other one trained on"
     rounds = [line for line in nodes.stderr_text().splitlines() if "Round" in line]
     assert any(line.count("worker-") == 2 for line in rounds), rounds
-    assert [ended.code for ended in nodes.finish("a", *"b" * fit)] == [0, 0][: 1 + fit], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", *"b" * fit)] == [0, 0][: 1 + fit], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -87,14 +87,14 @@ def test_a_straggler_is_left_out_where_that_is_asked_for(nodes: Nodes) -> None:
     assert fired_faults(nodes), "the fault fired"
     assert "it is left out, as it is straggler" in nodes.launcher.text("c", "err")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
 def test_too_few_nodes_to_check_are_no_quorum(nodes: Nodes) -> None:
     patience = "--rdzv-conf=join_timeout=20"
     nodes.start("a", "--network-check", patience, nodes="2")
-    ended = nodes.wait_for_end("a")
-    assert ended.code == 3, ended.err
-    assert re.search(r"\b[01] of 2 nodes came to be checked within 20 s", ended.err)
+    outcome = nodes.wait_for_end("a")
+    assert outcome.code == 3, outcome.err
+    assert re.search(r"\b[01] of 2 nodes came to be checked within 20 s", outcome.err)
     nodes.wait_until_gone()

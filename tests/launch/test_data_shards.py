@@ -29,19 +29,19 @@ def test_a_killed_workers_shard_is_done_by_another_and_a_slow_worker_does_fewer(
     started = launcher.start(
         EVERSTEP, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "train.py", name="a", OMP_NUM_THREADS="1"
     )
-    ended = launcher.wait_for_end(started, "a")
-    assert ended.code == 0, ended
-    assert "dies in" in ended.out, "the fault"
-    done: dict[str, list[tuple[int, int]]] = {}
+    outcome = launcher.wait_for_end(started, "a")
+    assert outcome.code == 0, outcome
+    assert "dies in" in outcome.out, "the fault"
+    lines_by_file: dict[str, list[tuple[int, int]]] = {}
     for path in sorted(launcher.folder.glob("done-*.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert all(item == f"file-{number}" for _, number, item in lines)
-        done[path.stem] = [(epoch, number) for epoch, number, _ in lines]
-    each = [shard for shards in done.values() for shard in shards]
+        lines_by_file[path.stem] = [(epoch, number) for epoch, number, _ in lines]
+    each = [shard for shards in lines_by_file.values() for shard in shards]
     assert set(each) == {(epoch, number) for epoch in (0, 1) for number in range(20)}
     assert len(each) <= 41, "only the slow worker may have written a shard down that it could not report"
-    assert len(done["done-1-1"]) < len(done["done-1-0"])
-    first = [number for epoch, number in done["done-1-0"] if epoch == 0]
+    assert len(lines_by_file["done-1-1"]) < len(lines_by_file["done-1-0"])
+    first = [number for epoch, number in lines_by_file["done-1-0"] if epoch == 0]
     assert first != sorted(first), "shuffled"
 
 
@@ -58,7 +58,7 @@ assert "torch" not in sys.modules
 @pytest.mark.long
 def test_a_script_of_another_framework_takes_shards_without_torch(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text(WITHOUT_TORCH)
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
-    assert ended.code == 0, ended
-    taken = [int(line.split()[1]) for line in ended.lines() if line.startswith("shard ")]
-    assert sorted(taken) == list(range(10))
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
+    assert outcome.code == 0, outcome
+    numbers_taken = [int(line.split()[1]) for line in outcome.lines() if line.startswith("shard ")]
+    assert sorted(numbers_taken) == list(range(10))

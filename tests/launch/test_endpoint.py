@@ -57,9 +57,9 @@ def test_a_folder_that_others_can_open_is_not_trusted(tmp_path: Path, monkeypatc
 
 
 def test_several_machines_without_a_token_are_refused_and_told_how_to_set_one() -> None:
-    with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN is not set") as refused:
+    with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN is not set") as raised:
         endpoint.token_of({}, "192.0.2.1", "j")
-    assert "set the same on all of them" in str(refused.value)
+    assert "set the same on all of them" in str(raised.value)
 
 
 def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +101,11 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     launcher: Launcher, flags: list[str], more: dict[str, str], words: str
 ) -> None:
     (launcher.folder / "train.py").write_text("")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, **more))
-    assert ended.code == 2, ended.err
-    assert words in ended.err
-    assert ended.err.startswith("everstep launch: ")
-    assert len(ended.err.splitlines()) == 1
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, **more))
+    assert outcome.code == 2, outcome.err
+    assert words in outcome.err
+    assert outcome.err.startswith("everstep launch: ")
+    assert len(outcome.err.splitlines()) == 1
     assert [path for path in launcher.tmp.rglob("*") if path.is_file() and path.suffix != ".token"] == []
 
 
@@ -113,7 +113,7 @@ HTTP = b"HTTP/1.1 200 OK\r\nServer: theirs\r\nContent-Length: 2\r\n\r\nhi"
 
 
 @pytest.mark.parametrize(
-    ("answer", "seen"),
+    ("answer", "probe_text"),
     [
         (HTTP, "answers HTTP 200 of theirs"),
         (b"SSH-2.0-theirs\r\n", "answers 'SSH-2.0-theirs'"),
@@ -122,7 +122,7 @@ HTTP = b"HTTP/1.1 200 OK\r\nServer: theirs\r\nContent-Length: 2\r\n\r\nhi"
     ids=["HTTP", "SSH", "silent"],
 )
 def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(
-    launcher: Launcher, answer: bytes, seen: str
+    launcher: Launcher, answer: bytes, probe_text: str
 ) -> None:
     (launcher.folder / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -133,17 +133,19 @@ def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(
         connection, _ = listener.accept()
         with connection:
             connection.sendall(answer)
-            ended = launcher.wait_for_end(process)
-    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
-    assert f"{endpoint}: process {os.getpid()} (" in ended.err
-    assert seen in ended.err
-    assert ended.err.endswith("; choose another port\n")
+            outcome = launcher.wait_for_end(process)
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert f"{endpoint}: process {os.getpid()} (" in outcome.err
+    assert probe_text in outcome.err
+    assert outcome.err.endswith("; choose another port\n")
 
 
 @pytest.mark.parametrize(
-    ("listens", "seen"), [(True, "what is there answers 'SSH-2.0-theirs'"), (False, "nothing listens there yet")]
+    ("listens", "probe_text"), [(True, "what is there answers 'SSH-2.0-theirs'"), (False, "nothing listens there yet")]
 )
-def test_a_node_that_waits_for_its_master_says_what_it_found(launcher: Launcher, *, listens: bool, seen: str) -> None:
+def test_a_node_that_waits_for_its_master_says_what_it_found(
+    launcher: Launcher, *, listens: bool, probe_text: str
+) -> None:
     (launcher.folder / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -155,18 +157,18 @@ def test_a_node_that_waits_for_its_master_says_what_it_found(launcher: Launcher,
         process = launcher.start(EVERSTEP, *flags)
         until(lambda: "no master of this job" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
         process.terminate()
-        said = launcher.wait_for_end(process).err
+        error_text = launcher.wait_for_end(process).err
         if listens:
             listener.shutdown(socket.SHUT_RDWR)
-    assert f"127.0.0.1:{port}: {seen}; this node tries for 900 s" in said
+    assert f"127.0.0.1:{port}: {probe_text}; this node tries for 900 s" in error_text
 
 
 def test_a_listener_on_another_address_of_the_same_port_is_not_taken_for_it() -> None:
     with socket.create_server(("127.0.0.2", 0)) as listener:
         port = listener.getsockname()[1]
-        found = probe.listening_process("127.0.0.2", port)
-        assert found is not None
-        assert found.pid == os.getpid()
+        listening = probe.listening_process("127.0.0.2", port)
+        assert listening is not None
+        assert listening.pid == os.getpid()
         assert probe.listening_process("127.0.0.1", port) is None
 
 

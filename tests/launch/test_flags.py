@@ -45,10 +45,10 @@ def parse_outcome(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
     """The namespace without our own flags; the exit code for a usage error; the error's name for a bad value."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
-            found = vars(parser.parse_args(list(arguments)))
+            options = vars(parser.parse_args(list(arguments)))
         except SystemExit as end:
             return int(end.code or 0)
-    return {name: value for name, value in found.items() if name not in OURS}
+    return {name: value for name, value in options.items() if name not in OURS}
 
 
 def test_every_flag_of_torch_is_there_and_no_other_beside_ours() -> None:
@@ -65,10 +65,10 @@ def test_a_flag_has_torchs_spellings_default_and_values(dest: str) -> None:
     assert mine.required == torch.required
     assert list(mine.choices or []) == list(torch.choices or [])
     for text in ("7", "0.5", "a,b,,c", ""):
-        assert _typed(mine, text) == _typed(torch, text)
+        assert _typed_value(mine, text) == _typed_value(torch, text)
 
 
-def _typed(action: argparse.Action, text: str) -> Any:
+def _typed_value(action: argparse.Action, text: str) -> Any:
     try:
         return action.type(text) if callable(action.type) else text
     except ValueError:
@@ -117,32 +117,32 @@ def test_any_command_line_is_read_as_torch_reads_it(arguments: list[str]) -> Non
 
 
 def test_dlrover_runs_flags_have_its_defaults() -> None:
-    told = Parser({}).parse_args(
+    options = Parser({}).parse_args(
         ["--network_check", "--exclude-straggler", "--switchbox-check", "--node_unit=2", "x.py"]
     )
-    assert (told.network_check, told.exclude_straggler, told.switchbox_check) == (True, True, True)
-    assert (told.node_unit, MINE["node_unit"].default) == (2, 1)
-    assert (told.box_pairs, told.min_bandwidth, told.min_channels) == ("0:1 2:4 3:5 6:7", 10000, 2)
+    assert (options.network_check, options.exclude_straggler, options.switchbox_check) == (True, True, True)
+    assert (options.node_unit, MINE["node_unit"].default) == (2, 1)
+    assert (options.box_pairs, options.min_bandwidth, options.min_channels) == ("0:1 2:4 3:5 6:7", 10000, 2)
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
-    told = Parser({}).parse_args(["--nnodes", "2", "train.py", "--nnodes", "9", "--store", "x", "--", "-m"])
-    assert (told.nnodes, told.store) == ("2", "")
-    assert told.training_script_args == ["--nnodes", "9", "--store", "x", "--", "-m"]
+    options = Parser({}).parse_args(["--nnodes", "2", "train.py", "--nnodes", "9", "--store", "x", "--", "-m"])
+    assert (options.nnodes, options.store) == ("2", "")
+    assert options.training_script_args == ["--nnodes", "9", "--store", "x", "--", "-m"]
 
 
 def test_a_completion_is_printed_where_shtab_is_and_asked_for_where_it_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         Parser({}).parse_args(["--print-completion", "bash"])
-    assert ended.value.code == 1
+    assert raised.value.code == 1
     assert capsys.readouterr().err == "--print-completion needs the package shtab: pip install shtab\n"
     shtab = SimpleNamespace(
         SUPPORTED_SHELLS=["zsh"], complete=lambda parser, shell: f"{shell} of {len(parser._actions) > 50}"
     )
     monkeypatch.setitem(sys.modules, "shtab", shtab)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         Parser({}).parse_args(["--print-completion", "zsh"])
-    assert (ended.value.code, capsys.readouterr().out) == (0, "zsh of True\n")
+    assert (raised.value.code, capsys.readouterr().out) == (0, "zsh of True\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.agent.ports import free_port
-from tests.launch.launchers import Ended, Pair
+from tests.launch.launchers import LaunchOutcome, Pair
 
 ENVIRONMENT = """
 import json, os, sys
@@ -47,11 +47,11 @@ main()
 """
 
 
-def views_by_rank(ended: Ended) -> dict[str, dict[str, Any]]:
+def views_by_rank(outcome: LaunchOutcome) -> dict[str, dict[str, Any]]:
     """What each rank saw, by rank; the folder in which it ran is cut out."""
-    text = ended.out.replace(str(ended.folder), "FOLDER")
-    found = [json.loads(line) for line in text.splitlines()]
-    return {told["environment"]["RANK"]: told for told in found}
+    text = outcome.out.replace(str(outcome.folder), "FOLDER")
+    views = [json.loads(line) for line in text.splitlines()]
+    return {iteration_facts["environment"]["RANK"]: iteration_facts for iteration_facts in views}
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) 
     assert (theirs.code, mine.code) == (0, 0), mine.err
     torch, ours = views_by_rank(theirs), views_by_rank(mine)
     assert sorted(torch) == sorted(ours)
-    for rank, told in torch.items():
+    for rank, iteration_facts in torch.items():
         own = ours[rank]
         environment = {
             name: value for name, value in own.pop("environment").items() if not name.startswith("EVERSTEP_")
         }
-        expected = told.pop("environment")
+        expected = iteration_facts.pop("environment")
         assert set(environment) == set(expected)
         assert {name: environment[name] for name in set(expected) - OTHERS} == {
             name: expected[name] for name in set(expected) - OTHERS
@@ -94,7 +94,7 @@ def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) 
         layout = re.compile(r".*/attempt_0/\d/error\.json")
         assert layout.fullmatch(environment["TORCHELASTIC_ERROR_FILE"])
         assert layout.fullmatch(expected["TORCHELASTIC_ERROR_FILE"])
-        assert own == told
+        assert own == iteration_facts
 
 
 def test_a_terminal_or_file_is_handed_on_to_the_workers_as_it_is(pair: Pair) -> None:
@@ -132,9 +132,9 @@ def test_streams_go_where_torchrun_sends_them(pair: Pair, flags: list[str]) -> N
     }
 
 
-def worker_stderr(ended: Ended) -> list[str]:
+def worker_stderr(outcome: LaunchOutcome) -> list[str]:
     """What workers wrote to stderr, without what the launchers themselves say."""
-    return sorted(line for line in ended.err.splitlines() if "peel" in line)
+    return sorted(line for line in outcome.err.splitlines() if "peel" in line)
 
 
 def test_with_dev_null_as_log_folder_there_are_no_files_and_no_error_file(pair: Pair) -> None:
@@ -181,9 +181,9 @@ def error(path: Path) -> Any:
     """An error file's content without times and paths; None where there is none."""
     if not path.exists():
         return None
-    found = json.loads(path.read_text().replace(str(path.parent), "FOLDER"))
-    found["message"]["extraInfo"].pop("timestamp")
-    return found
+    error_file = json.loads(path.read_text().replace(str(path.parent), "FOLDER"))
+    error_file["message"]["extraInfo"].pop("timestamp")
+    return error_file
 
 
 @pytest.mark.parametrize("script", ["raise ValueError('the same')", "import os, signal; os.kill(os.getpid(), 9)"])

@@ -46,7 +46,7 @@ def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: L
 
     network.wire("up")
     trains(2, alone)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])
 
@@ -79,5 +79,5 @@ def test_a_frozen_node_is_done_without_comes_back_and_is_not_given_up(launcher: 
     kinds = nodes.kinds()
     assert kinds.count("NodeSuspected") == 1
     assert "NodeLost" not in kinds
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])

@@ -26,7 +26,7 @@ def test_two_nodes_find_each_other_and_end_together(nodes: Nodes) -> None:
     nodes.start("a", nodes="2")
     nodes.start("b", nodes="2")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -39,7 +39,7 @@ def test_by_node_rank_and_dlrovers_address_the_host_may_start_last(nodes: Nodes)
         if rank == "1":
             until(nodes.launcher.processes, lambda: "the first node")
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("0", "1")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("0", "1")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -48,7 +48,7 @@ def test_no_backend_need_be_named_for_a_range_of_nodes(nodes: Nodes) -> None:
     for name in "ab":
         nodes.launcher.start(EVERSTEP, "--nnodes=1:2", endpoint, "--cooldown=0", "train.py", name=name)
     nodes.trains(world=2)
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -64,7 +64,7 @@ def test_a_killed_node_is_survived_and_joins_again(nodes: Nodes, who: str) -> No
     nodes.start(again)
     nodes.trains(world=2, after=alone)
     stays = "b" if who == "the host" else "a"
-    assert [ended.code for ended in nodes.finish(stays, again)] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish(stays, again)] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -77,14 +77,14 @@ def test_a_node_with_a_number_comes_back_under_it_at_once_and_cannot_be_there_tw
     second = start("b", 1)
     first = nodes.trains(world=2)
     start("twice", 1)
-    refused = nodes.wait_for_end("twice")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert f"worker-1 of job none-{nodes.port} already runs here, as process {second}" in refused.err
+    refused_outcome = nodes.wait_for_end("twice")
+    assert (refused_outcome.code, len(refused_outcome.err.splitlines())) == (2, 1)
+    assert f"worker-1 of job none-{nodes.port} already runs here, as process {second}" in refused_outcome.err
     kill(second)
     until(lambda: nodes.launcher.named["b"].poll() is not None, nodes.stderr_text)
     start("c", 1)
     nodes.trains(world=2, after=first)
-    assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "c")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -96,12 +96,12 @@ def test_a_killed_master_is_replaced_and_the_workers_never_stop(nodes: Nodes) ->
     master = nodes.master()
     kill(master)
     until(lambda: "another one takes over" in nodes.stderr_text(), nodes.stderr_text)
-    seen = len(nodes.progress())
-    until(lambda: len(nodes.progress()) > seen + 50, nodes.stderr_text)
+    count_before = len(nodes.progress())
+    until(lambda: len(nodes.progress()) > count_before + 50, nodes.stderr_text)
     assert {count for count, _, _ in nodes.progress()[begun:]} == {first}, "no worker was restarted"
     until(nodes.masters, nodes.stderr_text)
     assert nodes.master() != master
-    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -116,7 +116,7 @@ def test_sigterm_lets_a_node_leave_and_the_others_go_on(nodes: Nodes, who: str) 
     assert nodes.wait_for_end(leaver).code == 128 + signal.SIGTERM, nodes.stderr_text()
     nodes.trains(world=1, after=first)
     assert "SIGTERM: this node leaves" in nodes.launcher.text(leaver, "err")
-    assert [ended.code for ended in nodes.finish(stays)] == [0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish(stays)] == [0], nodes.stderr_text()
     nodes.wait_until_gone()
 
 
@@ -125,9 +125,9 @@ def test_an_error_ends_all_nodes_with_1_and_tells_the_traceback_where_it_happene
     (nodes.launcher.folder / "train.py").write_text(failing)
     nodes.start("a", nodes="2")
     nodes.start("b", nodes="2")
-    ended = [nodes.wait_for_end("a"), nodes.wait_for_end("b")]
-    assert [end.code for end in ended] == [1, 1], nodes.stderr_text()
-    assert any("AssertionError: went wrong" in end.err and "rank 0 (local rank 0" in end.err for end in ended)
+    outcomes = [nodes.wait_for_end("a"), nodes.wait_for_end("b")]
+    assert [end.code for end in outcomes] == [1, 1], nodes.stderr_text()
+    assert any("AssertionError: went wrong" in end.err and "rank 0 (local rank 0" in end.err for end in outcomes)
     nodes.wait_until_gone()
 
 
@@ -164,5 +164,5 @@ def test_with_a_shared_store_another_node_takes_over_when_the_host_is_gone_for_g
     nodes.start("c", *shared)
     nodes.trains(world=2, after=alone)
     assert "this node starts" not in nodes.launcher.text("c", "err"), "it found the master by the journal"
-    assert [ended.code for ended in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
+    assert [outcome.code for outcome in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()

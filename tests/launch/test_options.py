@@ -28,8 +28,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(*arguments: str, environment: Mapping[str, str] | None = None, devices: int = 0) -> Launch:
     """The launch that this command line asks for."""
-    told = Parser(environment or {}).parse_args([*arguments, "train.py"])
-    return read_launch(told, environment or {}, lambda kind: devices)
+    options = Parser(environment or {}).parse_args([*arguments, "train.py"])
+    return read_launch(options, environment or {}, lambda kind: devices)
 
 
 def test_without_flags_one_worker_runs_alone_with_the_threads_that_it_wants() -> None:
@@ -41,8 +41,8 @@ def test_without_flags_one_worker_runs_alone_with_the_threads_that_it_wants() ->
 
 def test_several_workers_share_the_cores_with_one_thread_each_unless_the_user_said_otherwise() -> None:
     assert (read("--nproc-per-node=2").threads, read("--nproc-per-node=2").sets_threads) == ("1", True)
-    told = read("--nproc-per-node=2", environment={"OMP_NUM_THREADS": "4"})
-    assert (told.threads, told.sets_threads) == ("4", False)
+    options = read("--nproc-per-node=2", environment={"OMP_NUM_THREADS": "4"})
+    assert (options.threads, options.sets_threads) == ("4", False)
 
 
 @pytest.mark.parametrize("kind", ["gpu", "auto", "cpu", "xpu"])
@@ -114,29 +114,29 @@ def test_patience_is_what_the_rendezvous_configuration_says() -> None:
     usual = parse_conf("", static=False)
     assert (usual.join_timeout_s, usual.last_call_s, usual.connect_s) == (600, 30, 60)
     assert (usual.pend_timeout_s, usual.silence_s, usual.is_host) == (math.inf, 30, None)
-    told = parse_conf(
+    options = parse_conf(
         "join_timeout=5,last_call_timeout=1, read_timeout=9,pend_timeout=600,is_host=No,keep_alive_interval=2,"
         "close_timeout=30,store_type=tcp",
         static=False,
     )
-    assert (told.join_timeout_s, told.last_call_s, told.connect_s, told.pend_timeout_s) == (5, 1, 9, 600)
-    assert (told.silence_s, told.is_host) == (6, False)
+    assert (options.join_timeout_s, options.last_call_s, options.connect_s, options.pend_timeout_s) == (5, 1, 9, 600)
+    assert (options.silence_s, options.is_host) == (6, False)
     assert parse_conf("timeout=70", static=True).join_timeout_s == 70
     assert parse_conf("", static=True).join_timeout_s == 900
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "endpoint"),
     [("", ("localhost", 3)), ("h", ("h", 3)), ("h:1", ("h", 1)), ("[::1]:5", ("::1", 5)), ("[::1]", ("::1", 3))],
 )
-def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, found: tuple[str, int]) -> None:
-    assert split_endpoint(text, 3, "--rdzv-endpoint") == found
+def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, endpoint: tuple[str, int]) -> None:
+    assert split_endpoint(text, 3, "--rdzv-endpoint") == endpoint
 
 
 def test_workers_are_bound_to_cpus_where_that_is_asked_for() -> None:
     assert read("--nproc-per-node=2").cpus == ()
-    told = Parser({}).parse_args(["--nproc-per-node=2", "--numa-binding=socket", "train.py"])
-    launch = read_launch(told, {}, bind=lambda mode, slots: tuple((rank, len(mode)) for rank in range(slots)))
+    options = Parser({}).parse_args(["--nproc-per-node=2", "--numa-binding=socket", "train.py"])
+    launch = read_launch(options, {}, bind=lambda mode, slots: tuple((rank, len(mode)) for rank in range(slots)))
     assert launch.cpus == ((0, 6), (1, 6))
 
 
@@ -236,10 +236,10 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_is_refused_by_name_in_one_line(flags: list[str], environment: Any, words: str) -> None:
-    with pytest.raises(ValueError, match="") as refused:
+    with pytest.raises(ValueError, match="") as raised:
         read(*flags, environment=environment)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_round_has_a_multiple_of_the_node_unit() -> None:
@@ -249,9 +249,9 @@ def test_a_round_has_a_multiple_of_the_node_unit() -> None:
 
 
 def test_a_script_that_does_not_exist_is_refused() -> None:
-    told = Parser({}).parse_args(["--standalone", "missing.py"])
+    options = Parser({}).parse_args(["--standalone", "missing.py"])
     with pytest.raises(ValueError, match=r"missing\.py: no such file"):
-        read_launch(told, {})
+        read_launch(options, {})
 
 
 SPEC = """
@@ -281,26 +281,26 @@ def test_a_job_spec_says_what_the_job_is_and_role_which_node_this_is(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("spec", "flags", "kept"),
+    ("spec", "flags", "retention"),
     [
         ("", (), (3, 0)), ("", ("--keep-last=0",), (0, 0)), ("", ("--keep-every=7",), (3, 7)),
         ("keepLast: 5", (), (5, 0)), ("keepLast: 0", (), (0, 0)), ("keepEvery: 9", ("--keep-last=0",), None),
     ],
 )  # fmt: skip
 def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
-    tmp_path: Path, spec: str, flags: tuple[str, ...], kept: tuple[int, int] | None
+    tmp_path: Path, spec: str, flags: tuple[str, ...], retention: tuple[int, int] | None
 ) -> None:
     (tmp_path / "roles.yaml").write_text(f"{SPEC}{spec}\n")
-    given = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
-    if kept is None:
+    flags_of_role = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
+    if retention is None:
         with pytest.raises(ValueError, match="with keep_last 0 every checkpoint is kept"):
-            read(*given)
+            read(*flags_of_role)
         return
-    job = job_of(read(*given), "llama-1")
-    assert (job.keep_last, job.keep_every) == kept
+    job = job_of(read(*flags_of_role), "llama-1")
+    assert (job.keep_last, job.keep_every) == retention
     if not spec:
         alone = job_of(read("--standalone", *flags), "llama-1")
-        assert (alone.keep_last, alone.keep_every) == kept
+        assert (alone.keep_last, alone.keep_every) == retention
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
+from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome, until
 
 pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def until_iteration(launcher: Launcher, name: str, iteration: int) -> None:
     )
 
 
-def finish(launcher: Launcher, name: str) -> Ended:
+def finish(launcher: Launcher, name: str) -> LaunchOutcome:
     """Let the script end."""
     (launcher.folder / "stop").touch()
     return launcher.wait_for_end(launcher.named[name], name)
@@ -65,10 +65,10 @@ def finish(launcher: Launcher, name: str) -> Ended:
 
 def began(launcher: Launcher) -> list[int]:
     """The iteration that each worker's life began with."""
-    known: dict[int, int] = {}
+    iteration_by_server: dict[int, int] = {}
     for server, iteration in lines(launcher.folder):
-        known.setdefault(server, iteration)
-    return list(known.values())
+        iteration_by_server.setdefault(server, iteration)
+    return list(iteration_by_server.values())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -81,8 +81,8 @@ def test_a_launch_that_is_told_to_end_saves_its_newest_state_first(launcher: Lau
     start(launcher, "b", "--persist-interval=1000000")
     until(lambda: len(began(launcher)) == 2, lambda: launcher.text("b", "err"))
     assert began(launcher)[1] >= reached
-    ended = finish(launcher, "b")
-    assert ended.code == 0, ended.err
+    outcome = finish(launcher, "b")
+    assert outcome.code == 0, outcome.err
     assert launcher.leftovers() == []
 
 
@@ -96,8 +96,8 @@ def test_a_killed_launch_goes_on_from_the_newest_checkpoint_in_the_store(launche
     start(launcher, "b", "--persist-interval=10", "--rdzv-conf=keep_alive_interval=2")
     until(lambda: len(began(launcher)) == 2, lambda: launcher.text("b", "err"))
     assert began(launcher)[1] >= committed
-    ended = finish(launcher, "b")
-    assert ended.code == 0, ended.err
+    outcome = finish(launcher, "b")
+    assert outcome.code == 0, outcome.err
     again = start(launcher, "c")
     assert again
     assert launcher.wait_for_end(launcher.named["c"], "c").code == 0, "a job that is done stays done"

@@ -25,19 +25,19 @@ def test_nodes_of_two_roles_form_one_job(launcher: Launcher) -> None:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port(random.Random())}"
     for role in ("worker", "ps"):
         launcher.start(EVERSTEP, "--job-spec=roles.yaml", f"--role={role}", endpoint, "train.py", name=role)
-    ended = [launcher.wait_for_end(launcher.named[role], role) for role in ("ps", "worker")]
-    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
-    assert ended[0].lines() == ["ps 0 1 3"]
-    assert ended[1].lines() == ["worker 0 2 3", "worker 1 2 3"]
+    outcomes = [launcher.wait_for_end(launcher.named[role], role) for role in ("ps", "worker")]
+    assert [each.code for each in outcomes] == [0, 0], [each.err for each in outcomes]
+    assert outcomes[0].lines() == ["ps 0 1 3"]
+    assert outcomes[1].lines() == ["worker 0 2 3", "worker 1 2 3"]
 
 
 def test_a_wrong_spec_ends_with_exit_code_2_before_anything_is_written(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT)
     (launcher.folder / "roles.yaml").write_text("replicaSpecs:\n  worker:\n    replicas: 2\n    slot: 2\n")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--job-spec=roles.yaml", "train.py"))
-    assert ended.code == 2
-    assert ended.err.startswith(
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--job-spec=roles.yaml", "train.py"))
+    assert outcome.code == 2
+    assert outcome.err.startswith(
         "everstep launch: roles.yaml line 4: replicaSpecs.worker.slot: unknown; did you mean slots?"
     )
-    assert ended.err.count("\n") == 1
+    assert outcome.err.count("\n") == 1
     assert not list(launcher.tmp.iterdir())

@@ -122,6 +122,6 @@ def test_a_script_for_torchrun_runs_unchanged_with_the_same_result(
 def test_eight_local_ranks_import_once(launcher: Launcher) -> None:
     (launcher.folder / "costly.py").write_text("import os\nwith open('imports', 'a') as file: file.write('once\\n')\n")
     (launcher.folder / "train.py").write_text("import costly, os, sys\nsys.stdout.write(os.environ['RANK'] + '\\n')\n")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=8", "train.py"))
-    assert ended.lines() == [str(rank) for rank in range(8)], ended.err
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=8", "train.py"))
+    assert outcome.lines() == [str(rank) for rank in range(8)], outcome.err
     assert (launcher.folder / "imports").read_text() == "once\n"

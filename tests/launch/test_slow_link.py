@@ -46,8 +46,8 @@ def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(launcher: 
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no link can be made slow here: {error}")
     until(lambda: "communication" in nodes.stderr_text(), nodes.stderr_text)
-    told = re.search(
+    match = re.search(
         r"ranks wait \d+% of the time in collectives, .* round trips of up to (\d+) ms", nodes.stderr_text()
     )
-    assert told, nodes.stderr_text()
-    assert int(told[1]) >= 20
+    assert match, nodes.stderr_text()
+    assert int(match[1]) >= 20

@@ -88,12 +88,12 @@ def test_it_listens_where_the_other_ranks_look_for_it(
 ) -> None:
     """`node-0` is written into /etc/hosts as Debian does; `far` is another machine's; nobody knows `nobody`."""
     names = {"localhost": "127.0.0.1", "node-0": "127.0.1.1", "node-1": "127.0.0.9", "far": "192.0.2.1"}
-    known = socket.getaddrinfo
+    real_getaddrinfo = socket.getaddrinfo
 
     def resolve(name: str, port: int, **how: Any) -> Any:
         if name == "nobody":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return known(names.get(name, name), port, **how)
+        return real_getaddrinfo(names.get(name, name), port, **how)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     if host == "node-1":  # Its address is no loopback's.
@@ -105,13 +105,13 @@ def test_it_listens_where_the_other_ranks_look_for_it(
 
 
 def test_a_port_that_is_taken_is_left_to_torch() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert bind_listener("127.0.0.1", taken.getsockname()[1], True) is None
+    with socket.create_server(("127.0.0.1", 0)) as busy_socket:
+        assert bind_listener("127.0.0.1", busy_socket.getsockname()[1], True) is None
 
 
 def test_a_script_that_knows_nothing_of_it_has_its_store_there(launcher: Launcher) -> None:
     """Also when it makes its group anew, and one of its ranks is ahead of the other."""
     """Also when it makes its group anew, and one of its ranks is ahead of the other."""
     (launcher.folder / "train.py").write_text(SCRIPT)
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
-    assert ended.lines() == ["True False"] * 3, ended.err
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
+    assert outcome.lines() == ["True False"] * 3, outcome.err

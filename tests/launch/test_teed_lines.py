@@ -9,7 +9,7 @@ from everstep.runtime.agent.logs import LaunchLogs, LogPlan, Streams
 from everstep.runtime.agent.output import Pipe, write_lines
 
 
-async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
+async def tee(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
     """What a console shows of two workers that write these (local rank, piece) to stdout."""
     reader, writer = os.pipe()
     plan = LogPlan(folder=str(folder / "logs"), tee=Streams(3))
@@ -28,8 +28,8 @@ async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
 
 def test_a_line_that_comes_in_pieces_is_shown_whole(tmp_path: Path) -> None:
     pieces = [(0, b"apple"), (1, b"pear"), (0, b"\n"), (1, b"\nplum"), (0, b"cherry"), (1, b"\n"), (0, b"\n")]
-    shown = asyncio.run(teed(tmp_path, pieces))
-    assert sorted(shown.splitlines()) == [
+    output = asyncio.run(tee(tmp_path, pieces))
+    assert sorted(output.splitlines()) == [
         b"[default0]:apple", b"[default0]:cherry", b"[default1]:pear", b"[default1]:plum",
     ]  # fmt: skip
 
@@ -47,11 +47,11 @@ def test_no_write_of_many_lines_is_longer_than_a_pipe_keeps_together() -> None:
 
 
 def test_somebody_who_goes_on_writing_does_not_keep_a_dead_workers_pipe_open() -> None:
-    shown: list[bytes] = []
+    lines_shown: list[bytes] = []
 
     async def story() -> None:
         def again(lines: list[bytes]) -> None:
-            shown.extend(lines)
+            lines_shown.extend(lines)
             os.write(pipe.write_end, b"x" * 4000 + b"\n")
 
         pipe = Pipe(again)
@@ -60,4 +60,4 @@ def test_somebody_who_goes_on_writing_does_not_keep_a_dead_workers_pipe_open() -
         os.close(pipe.write_end)
 
     asyncio.run(story())
-    assert shown[0] == b"last words"
+    assert lines_shown[0] == b"last words"

@@ -10,7 +10,7 @@ import pytest
 
 from everstep.runtime.launch.affinity import cpus_of
 from everstep.runtime.launch.events import logger_of
-from tests.launch.launchers import Ended, Pair
+from tests.launch.launchers import LaunchOutcome, Pair
 
 torch = pytest.importorskip("torch")
 
@@ -67,9 +67,9 @@ if rank == "1" and attempt in FAILING:
 """
 
 
-def peels(ended: Ended) -> list[str]:
+def peels(outcome: LaunchOutcome) -> list[str]:
     """What workers wrote to stderr."""
-    return sorted(line for line in ended.err.splitlines() if "peel" in line)
+    return sorted(line for line in outcome.err.splitlines() if "peel" in line)
 
 
 def test_a_users_log_layout_says_where_streams_and_errors_go(pair: Pair) -> None:
@@ -84,7 +84,7 @@ def test_a_users_log_layout_says_where_streams_and_errors_go(pair: Pair) -> None
     assert (theirs.code, mine.code) == (0, 0), mine.err
     assert mine.lines() == theirs.lines()
     assert peels(mine) == peels(theirs)
-    logs = [{name: content(name, text) for name, text in ended.logs().items()} for ended in (theirs, mine)]
+    logs = [{name: content(name, text) for name, text in outcome.logs().items()} for outcome in (theirs, mine)]
     assert logs[0] == logs[1]
     assert {name for name in logs[0] if "error" in name} == {"error-1-of-3-0"}
 
@@ -103,24 +103,24 @@ def test_torchs_own_layout_can_be_named(pair: Pair) -> None:
     assert mine.logs() == theirs.logs() == {"attempt_0/0/stdout.log": "apple\n", "attempt_0/0/stderr.log": "a peel\n"}
 
 
-def events(ended: Ended) -> list[dict[str, Any]]:
+def events(outcome: LaunchOutcome) -> list[dict[str, Any]]:
     """The launch's events, without what chance and clocks say, and with process numbers only as there or not."""
-    found = []
-    for line in ended.err.splitlines():
+    events = []
+    for line in outcome.err.splitlines():
         if line.startswith('{"name": "torchelastic.'):
             event = json.loads(line)
-            told = event["metadata"]
-            told["metadata"] = json.loads(told["metadata"])
+            metadata = event["metadata"]
+            metadata["metadata"] = json.loads(metadata["metadata"])
             for name in ("run_id", "total_run_time"):
-                assert told.pop(name) is not None
-            raw = json.loads(told["raw_error"] or "null")
-            told["raw_error"] = raw and raw["message"]["message"]
-            told["duration_ms"] = told["duration_ms"] is not None
-            told["worker_id"] = re.sub(r"\d+", "PID", str(told["worker_id"]))
-            if (pids := told["metadata"].get("worker_pid")) is not None:
-                told["metadata"]["worker_pid"] = [pid is not None for pid in pids]
-            found.append(event)
-    return found
+                assert metadata.pop(name) is not None
+            raw = json.loads(metadata["raw_error"] or "null")
+            metadata["raw_error"] = raw and raw["message"]["message"]
+            metadata["duration_ms"] = metadata["duration_ms"] is not None
+            metadata["worker_id"] = re.sub(r"\d+", "PID", str(metadata["worker_id"]))
+            if (pids := metadata["metadata"].get("worker_pid")) is not None:
+                metadata["metadata"]["worker_pid"] = [pid is not None for pid in pids]
+            events.append(event)
+    return events
 
 
 def test_events_on_the_console_are_those_of_torchrun(pair: Pair) -> None:
@@ -135,9 +135,9 @@ def test_events_on_the_console_are_those_of_torchrun(pair: Pair) -> None:
 
 def test_an_event_handler_is_torchs_or_unknown() -> None:
     assert logger_of("null") is None
-    known = logger_of("dynamic_rendezvous")
-    assert known is not None
-    assert [type(handler).__name__ for handler in known.handlers] == ["NullHandler"]
+    known_logger = logger_of("dynamic_rendezvous")
+    assert known_logger is not None
+    assert [type(handler).__name__ for handler in known_logger.handlers] == ["NullHandler"]
     with pytest.raises(ValueError, match="--event-log-handler mine: torch has no handler of this name"):
         logger_of("mine")
 
@@ -163,7 +163,7 @@ def test_cpus_are_those_that_torch_finds_near_each_device(tmp_path: Path, monkey
         "binding._get_device_count = lambda: 1\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    told = Path("/sys/devices/system/node/node0/cpulist").read_text().strip()
-    ranges = [[int(end) for end in part.split("-")] for part in told.split(",")]
+    cpu_list = Path("/sys/devices/system/node/node0/cpulist").read_text().strip()
+    ranges = [[int(end) for end in part.split("-")] for part in cpu_list.split(",")]
     near = {cpu for ends in ranges for cpu in range(ends[0], ends[-1] + 1)} & os.sched_getaffinity(0)
     assert cpus_of("node", 1) == (tuple(sorted(near)),)

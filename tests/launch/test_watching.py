@@ -38,14 +38,14 @@ def test_a_hang_is_seen_the_stacks_of_all_ranks_are_written_and_the_job_fails(la
     pytest.importorskip("torch")
     (launcher.folder / "train.py").write_text(HANGS)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--store", "store", "--rdzv-id=hung")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "all"))
-    assert ended.code == 1, ended.err
-    (kept,) = (launcher.folder / "store" / "jobs" / "hung" / "logs").glob("*/stacks-*.txt")
-    for text in (ended.err, kept.read_text()):
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "all"))
+    assert outcome.code == 1, outcome.err
+    (log_copy,) = (launcher.folder / "store" / "jobs" / "hung" / "logs").glob("*/stacks-*.txt")
+    for text in (outcome.err, log_copy.read_text()):
         assert text.count("stuck_for_ever (/") == 2, text
         assert "--- rank 0, process" in text
         assert "--- rank 1, process" in text
-    assert "the job failed: round 1 hung: all ranks stood still for 8 s" in ended.err
+    assert "the job failed: round 1 hung: all ranks stood still for 8 s" in outcome.err
     assert launcher.leftovers() == []
 
 
@@ -56,9 +56,9 @@ def test_after_a_hang_the_job_is_restarted_where_restarts_are_allowed(launcher: 
     )
     (launcher.folder / "train.py").write_text(script)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--max-restarts=1")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py"))
-    assert ended.err.count("stuck_for_ever (/") == 2, ended.err
-    assert ended.code == 0, ended.err
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py"))
+    assert outcome.err.count("stuck_for_ever (/") == 2, outcome.err
+    assert outcome.code == 0, outcome.err
 
 
 def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
@@ -67,9 +67,9 @@ def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
     script = script.replace("def stuck_for_ever():", "def stuck_for_ever():\n    threading.Event().wait(12)")
     (launcher.folder / "train.py").write_text(script)
     flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "one"))
-    assert "stood still" not in ended.err
-    assert "ended with exit code 3" in ended.err
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py", "one"))
+    assert "stood still" not in outcome.err
+    assert "ended with exit code 3" in outcome.err
 
 
 def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launcher: Launcher) -> None:
@@ -77,16 +77,16 @@ def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launch
     process = launcher.start(EVERSTEP, "--standalone", "--no-python", "sh", "wait.sh")
     until(lambda: "does not call everstep" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
     (launcher.folder / "stop").touch()
-    ended = launcher.wait_for_end(process)
-    assert ended.code == 0
-    assert ended.err.count("does not call everstep") == 1
+    outcome = launcher.wait_for_end(process)
+    assert outcome.code == 0
+    assert outcome.err.count("does not call everstep") == 1
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A group of our own that may have 500 MiB."""
-    with memory_group(500 << 20) as made:
-        yield made
+    with memory_group(500 << 20) as new_group:
+        yield new_group
 
 
 def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_other_kills(
@@ -95,17 +95,17 @@ def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_ot
     (launcher.folder / "train.py").write_text("held = [bytearray(1 << 20) for _ in range(4000)]\n")
     inside = f'echo $$ > {group}/cgroup.procs && exec "$@"'
     command = ("sh", "-c", inside, "sh", *EVERSTEP)
-    ended = launcher.wait_for_end(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
-    assert ended.err.count("ended with exit code -9, out of memory") == 2, ended.err
-    assert "out of memory; worker nodes were restarted 1 times" in ended.err
-    assert ended.code == 1
+    outcome = launcher.wait_for_end(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
+    assert outcome.err.count("ended with exit code -9, out of memory") == 2, outcome.err
+    assert "out of memory; worker nodes were restarted 1 times" in outcome.err
+    assert outcome.code == 1
 
 
 def test_a_worker_that_somebody_kills_did_not_run_out_of_memory(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
-    ended = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "train.py"))
-    assert "ended with exit code -9 at iteration" in ended.err
-    assert "out of memory" not in ended.err
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "train.py"))
+    assert "ended with exit code -9 at iteration" in outcome.err
+    assert "out of memory" not in outcome.err
 
 
 def test_this_machines_own_memory_group_can_be_read() -> None:

@@ -10,7 +10,7 @@ import traceback
 from typing import Any, NoReturn
 
 
-def launch(told: dict[str, Any], added: dict[str, str], parent: int) -> NoReturn:
+def launch(request: dict[str, Any], added: dict[str, str], parent: int) -> NoReturn:
     """Be `python -m torch.distributed.run` in that folder."""
     from torch.distributed import run
 
@@ -18,20 +18,20 @@ def launch(told: dict[str, Any], added: dict[str, str], parent: int) -> NoReturn
 
     die_with_parent(parent)
     os.setsid()
-    os.chdir(told["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update({**told["environment"], **added})
+    os.environ.update({**request["environment"], **added})
     for file, path, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, told["out"], os.O_WRONLY),
-        (2, told["err"], os.O_WRONLY),
+        (1, request["out"], os.O_WRONLY),
+        (2, request["err"], os.O_WRONLY),
     ):
         os.dup2(os.open(path, flags | os.O_CREAT), file)
-    sys.argv = [str(run.__file__), *told["arguments"]]
-    sys.path[0] = told["folder"]
+    sys.argv = [str(run.__file__), *request["arguments"]]
+    sys.path[0] = request["folder"]
     sys.modules["__main__"] = run  # What it starts by `spawn` imports this again.
     try:
-        run.main(told["arguments"])
+        run.main(request["arguments"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

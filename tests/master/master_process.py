@@ -16,7 +16,7 @@ import msgspec
 
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.journal import snapshots
-from everstep.runtime.master import run
+from everstep.runtime.master import AgentCommand, Control, run
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore
@@ -70,8 +70,8 @@ class TornStore(DirectoryStore):
     def __init__(self, folder: Path, torn: str) -> None:
         super().__init__(folder / "store")
         self._folder = folder
-        kind, left, size = torn.split(":")
-        self._prefix, self._left, self._bytes = f"jobs/{JOB}/{kind}/", int(left), int(size)
+        kind, count_left, size = torn.split(":")
+        self._prefix, self._left, self._bytes = f"jobs/{JOB}/{kind}/", int(count_left), int(size)
 
     def create(self, key: str, data: bytes) -> bool:
         self._tear(key, data)
@@ -98,9 +98,8 @@ async def main(folder: Path) -> int:
     torn = os.environ.get("TORN")
     store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
     outcome = await run(
-        SPEC, store, FilePlatform(folder), credentials=Credentials(os.environ["TOKEN"]), agent_arguments=[],
-        agent_environment={}, stop=asyncio.Event(),
-    )  # fmt: skip
+        SPEC, store, FilePlatform(folder), Credentials(os.environ["TOKEN"]), AgentCommand(), Control(asyncio.Event())
+    )
     print(msgspec.json.encode(outcome).decode(), flush=True)
     return outcome.exit_code
 

@@ -15,7 +15,9 @@ from everstep.runtime.journal.journal import Fenced, claim
 from everstep.runtime.master.endpoints import Endpoints, Reply
 from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Finished, Heartbeat, Join, Persisted
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import Entry, NoSuchKey, StoreError
 
 TOKEN = "t0ken"
@@ -103,13 +105,13 @@ class _Jump(selectors.SelectSelector):
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        found = super().select(0)
-        if not found and timeout is None:
+        ready = super().select(0)
+        if not ready and timeout is None:
             raise RuntimeError("everything waits, and nothing will ever happen")
         self.passed += timeout or 0.0
         if self.passed > LIMIT_S:
             raise TimeoutError(f"not over after {LIMIT_S:.0f} s of virtual time")
-        return found
+        return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -142,7 +144,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def in_virtual_time(store: TroubledStore, story: Callable[[], Awaitable[T]]) -> T:
     """The story's result; a story that waits for ever raises."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda: store.delay_s)) as runner:
-        return runner.run(_awaited(story))
+        return runner.run(_run_story(story))
 
 
 async def passes(seconds: float) -> None:
@@ -152,7 +154,7 @@ async def passes(seconds: float) -> None:
     await over.wait()
 
 
-async def _awaited(story: Callable[[], Awaitable[T]]) -> T:
+async def _run_story(story: Callable[[], Awaitable[T]]) -> T:
     return await story()
 
 
@@ -179,9 +181,9 @@ class Shell:
 
     async def wait_for_failure(self) -> Exception:
         """Until one of its parts gives up; what that raised."""
-        done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+        finished_tasks, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
         await self.close()
-        error = done.pop().exception()
+        error = finished_tasks.pop().exception()
         assert isinstance(error, Exception)
         return error
 
@@ -216,8 +218,8 @@ class Shell:
         assert reply.status == 200, reply
         return msgspec.json.decode(reply.body, type=Seat)
 
-    async def beat(self, node: str, round_: int, seen: int = 0) -> Reply:
-        return await self.ask("heartbeat", Heartbeat(node, round_, seen=seen))
+    async def beat(self, node: str, round_: int, seen_number: int = 0) -> Reply:
+        return await self.ask("heartbeat", Heartbeat(node, round_, seen=seen_number))
 
     async def finish(self, node: str, round_: int) -> Reply:
         return await self.ask("finished", Finished(node, round_))

@@ -59,8 +59,8 @@ def test_archived_segments_leave_the_listing_claims_stay_and_all_can_be_read() -
     assert _listing(store) == [1, 9], "the claim, and what no block has"
     assert fold(read_journal(store, "j")) == state == read_state(store, "j")
     assert find_master(store, "j") == (1, "a:1")
-    _, taken = claim(store, "j", "b:2", 2.0)
-    assert taken.sizes == state.sizes
+    _, state_after = claim(store, "j", "b:2", 2.0)
+    assert state_after.sizes == state.sizes
     with pytest.raises(Fenced):
         _write(journal, state)
 
@@ -77,16 +77,16 @@ def test_a_takeover_asks_the_store_as_often_however_much_is_archived(blocks: int
             return super().get(key, start, length)
 
         def list(self, prefix: str) -> Iterator[Entry]:
-            found = [*super().list(prefix)]
-            self.requests += len(found) + 1
-            return iter(found)
+            entries = [*super().list(prefix)]
+            self.requests += len(entries) + 1
+            return iter(entries)
 
     store = Counted()
     _, state = _grow(store, blocks)
     store.requests = 0
     assert find_master(store, "j") == (1, "a:1")
-    _, taken = claim(store, "j", "b:2", 2.0)
-    assert taken.sizes == state.sizes
+    _, state_after = claim(store, "j", "b:2", 2.0)
+    assert state_after.sizes == state.sizes
     assert store.requests == 13
 
 
@@ -163,14 +163,14 @@ def test_a_late_claim_that_does_not_count_is_not_read_for_the_archived_segment_o
         fired = False
 
         def list(self, prefix: str) -> Iterator[Entry]:
-            found = [*super().list(prefix)]
+            entries = [*super().list(prefix)]
             if prefix == segments.prefix("j") and not self.fired:
                 self.fired = True
                 for _ in range(3):
                     segments.archive(plain, "j", 3 * BLOCK + 1)
                 late = store.objects["jobs/j/journal/000001"].replace(b'"epoch":1', b'"epoch":2')
                 assert store.create(segments.key("j", 2), late)
-            return iter(found)
+            return iter(entries)
 
     store, plain = Reader(), TroubledStore()
     store.objects = plain.objects
@@ -232,7 +232,7 @@ def test_a_damaged_block_does_not_keep_the_next_from_being_archived() -> None:
     assert 1 in _listing(store)
 
 
-class _Killed(BaseException):
+class _MasterKilled(BaseException):
     """The master was killed."""
 
 
@@ -256,13 +256,13 @@ class Master(threading.Thread):
         self.stands.release()
         self.go.acquire()
         if self.killed:
-            raise _Killed
+            raise _MasterKilled
 
     def run(self) -> None:
         self.go.acquire()
         self.astray = True
         try:
-            with suppress(_Killed, Fenced):
+            with suppress(_MasterKilled, Fenced):
                 self._live()
             self.astray = False
         finally:
@@ -282,16 +282,16 @@ class Master(threading.Thread):
             if order == "write":
                 record = DesiredChanged(time=state.time, role=f"r{self.number}", nodes=len(self.store.written))
                 draft = journal.draft([record])
-                _tried(lambda draft=draft: journal.write(draft))
+                _try_until_done(lambda draft=draft: journal.write(draft))
                 self.store.written.append((draft.number, draft.data))
                 state = fold([record], state)
             else:
                 number = journal.draft([]).number - 1
-                _tried(lambda number=number, state=state: snapshots.write(self.store, "j", number, state))
-                _tried(lambda number=number: segments.archive(self.store, "j", number))
+                _try_until_done(lambda number=number, state=state: snapshots.write(self.store, "j", number, state))
+                _try_until_done(lambda number=number: segments.archive(self.store, "j", number))
 
 
-def _tried(work: Callable[[], None]) -> None:
+def _try_until_done(work: Callable[[], None]) -> None:
     while True:
         try:
             return work()
@@ -302,9 +302,9 @@ def _tried(work: Callable[[], None]) -> None:
 class Turns(TroubledStore):
     """Lets one master act at a time; some answers to `create` are lost."""
 
-    def __init__(self, lost: Sequence[bool]) -> None:
+    def __init__(self, losses: Sequence[bool]) -> None:
         super().__init__()
-        self.lost = list(lost)
+        self.lost = list(losses)
         self.claims: list[tuple[int, int, State]] = []
         self.written: list[tuple[int, bytes]] = []
 
@@ -343,9 +343,9 @@ TURNS = st.lists(
 @settings(max_examples=60)
 @given(st.tuples(ORDERS, ORDERS, ORDERS), TURNS, st.lists(st.booleans(), max_size=12))
 def test_whatever_the_turns_each_number_is_won_once_and_every_win_is_in_the_history(
-    orders: tuple[list[str], ...], turns: list[tuple[int, int]], lost: list[bool]
+    orders: tuple[list[str], ...], turns: list[tuple[int, int]], losses: list[bool]
 ) -> None:
-    store = Turns(lost)
+    store = Turns(losses)
     masters = [Master(store, number, one) for number, one in enumerate(orders)]
     for master in masters:
         master.start()

@@ -16,6 +16,7 @@ from everstep.runtime.job.transaction import Transaction
 from everstep.runtime.master import read_journal
 from everstep.runtime.master.endpoints import Reply
 from everstep.runtime.master.request_validation import LARGEST_BODY
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
@@ -25,15 +26,14 @@ from everstep.runtime.protocol.messages import (
     Evidence,
     Finished,
     Heartbeat,
-    Holding,
     Join,
     Leaving,
     Persisted,
-    Round,
     Scale,
     SelfTest,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Round
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 
@@ -71,7 +71,7 @@ def play(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> Tro
     return store
 
 
-async def _unchanged(shell: Shell, ask: Awaitable[Reply]) -> Reply:
+async def _ask_without_effect(shell: Shell, ask: Awaitable[Reply]) -> Reply:
     """The reply, after which nothing is other than before."""
     brain, durable, objects = shell.brain.core.state, shell.brain.state, dict(shell.store.objects)
     reply = await ask
@@ -89,7 +89,7 @@ def test_every_endpoint_refuses_a_wrong_token_and_counts_it() -> None:
     async def story(shell: Shell) -> None:
         for header in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, "", "Bearer t0ken\u00e9\udcff"):
             for verb, message in RIGHT.items():
-                reply = await _unchanged(shell, shell.ask(verb, message, Authorization=header))
+                reply = await _ask_without_effect(shell, shell.ask(verb, message, Authorization=header))
                 assert reply.status == 401
             for path in GETS:
                 assert (await shell.get(path, Authorization=header)).status == 401
@@ -101,7 +101,7 @@ def test_every_endpoint_refuses_a_wrong_token_and_counts_it() -> None:
 def test_an_agent_of_another_job_is_told_so_by_every_endpoint() -> None:
     async def story(shell: Shell) -> None:
         for verb, message in RIGHT.items():
-            reply = await _unchanged(shell, shell.ask(verb, message, **{JOB_HEADER: "other"}))
+            reply = await _ask_without_effect(shell, shell.ask(verb, message, **{JOB_HEADER: "other"}))
             assert (reply.status, b"master of job j, not of other" in reply.body) == (409, True)
         assert (await shell.ask("heartbeat", RIGHT["heartbeat"], **{JOB_HEADER: "j"})).status == 200
         assert (await _refusals(shell))["misplaced"] == len(RIGHT)
@@ -113,7 +113,7 @@ def test_an_agent_of_another_job_is_told_so_by_every_endpoint() -> None:
 def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
     async def story(shell: Shell) -> None:
         stranger = msgspec.structs.replace(RIGHT[verb], node="worker-7-3")
-        assert (await _unchanged(shell, shell.ask(verb, stranger))).status == 409
+        assert (await _ask_without_effect(shell, shell.ask(verb, stranger))).status == 409
 
     play(story)
 
@@ -122,10 +122,10 @@ def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
 def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence_s: float, held_s: float) -> None:
     async def story(shell: Shell) -> None:
         now = asyncio.get_running_loop().time
-        told = await shell.beat(NODE, 1)
-        asked = now()
-        await shell.beat(NODE, 1, msgspec.json.decode(told.body, type=Directive).number)
-        assert now() - asked == pytest.approx(held_s)
+        response = await shell.beat(NODE, 1)
+        asked_at = now()
+        await shell.beat(NODE, 1, msgspec.json.decode(response.body, type=Directive).number)
+        assert now() - asked_at == pytest.approx(held_s)
 
     patience = Patience(silence_s=silence_s, join_timeout_s=1e6)
     play(story, msgspec.structs.replace(SPEC, patience=patience))
@@ -138,10 +138,10 @@ def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> N
         await shell.close()
         await shell.open()
         assert shell.brain.state.ended is None
-        reply = await _unchanged(shell, shell.ask("join", RIGHT["join"]))
+        reply = await _ask_without_effect(shell, shell.ask("join", RIGHT["join"]))
         assert (reply.status, b"does not belong to job j: lost" in reply.body) == (409, True)
-        told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
-        assert msgspec.json.decode(told.body, type=Directive).action is Action.LEAVE
+        response = await shell.ask("heartbeat", Heartbeat(NODE, 1))
+        assert msgspec.json.decode(response.body, type=Directive).action is Action.LEAVE
 
     play(story)
 
@@ -149,7 +149,7 @@ def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> N
 def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
     async def story(shell: Shell) -> None:
         late = msgspec.structs.replace(RIGHT["join"], after_round=9)
-        reply = await _unchanged(shell, shell.ask("join", late))
+        reply = await _ask_without_effect(shell, shell.ask("join", late))
         assert (reply.status, b"round 9" in reply.body) == (409, True)
 
     play(story)
@@ -191,7 +191,7 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
 def test_a_message_that_is_wrong_is_refused_with_the_fields_name(verb: str, change: dict, field: str) -> None:
     async def story(shell: Shell) -> None:
         body = msgspec.json.encode({**msgspec.to_builtins(RIGHT[verb]), **change})
-        reply = await _unchanged(shell, shell.ask(verb, body))
+        reply = await _ask_without_effect(shell, shell.ask(verb, body))
         assert reply.status == 400, reply
         assert field in msgspec.json.decode(reply.body)["error"], reply
         assert (await _refusals(shell))["malformed"] == 1
@@ -203,7 +203,7 @@ def test_a_message_that_is_wrong_is_refused_with_the_fields_name(verb: str, chan
 def test_a_body_that_is_too_large_is_refused(verb: str) -> None:
     async def story(shell: Shell) -> None:
         body = msgspec.json.encode(RIGHT[verb]).ljust(LARGEST_BODY + 1)
-        reply = await _unchanged(shell, shell.ask(verb, body))
+        reply = await _ask_without_effect(shell, shell.ask(verb, body))
         assert (reply.status, b"more than 1048576 bytes" in reply.body) == (400, True)
 
     play(story)
@@ -216,13 +216,15 @@ _JSON = st.recursive(
 )
 
 
-def _mutated(verb: str) -> st.SearchStrategy[bytes]:
+def _mutated_bodies(verb: str) -> st.SearchStrategy[bytes]:
     """The right message of that verb with some of its fields replaced or missing."""
     right = msgspec.to_builtins(RIGHT[verb])
     fields = st.dictionaries(st.sampled_from(sorted(right)), _JSON, min_size=1, max_size=3)
     missing = st.sets(st.sampled_from(sorted(right)), max_size=2)
     return st.builds(
-        lambda change, gone: msgspec.json.encode({k: v for k, v in {**right, **change}.items() if k not in gone}),
+        lambda change, absent_names: msgspec.json.encode(
+            {k: v for k, v in {**right, **change}.items() if k not in absent_names}
+        ),
         fields,
         missing,
     )
@@ -235,21 +237,21 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
             st.just(verb), st.integers(0, 60).map(lambda cut: msgspec.json.encode(RIGHT[verb])[:cut])
         )
     )
-    mutated = st.sampled_from(sorted(RIGHT)).flatmap(lambda verb: st.tuples(st.just(verb), _mutated(verb)))
+    mutated = st.sampled_from(sorted(RIGHT)).flatmap(lambda verb: st.tuples(st.just(verb), _mutated_bodies(verb)))
     return noise | torn | mutated
 
 
 @settings(max_examples=examples(60))
-@given(asked=st.lists(_bodies(), min_size=1, max_size=12))
-def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
+@given(requests=st.lists(_bodies(), min_size=1, max_size=12))
+def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(requests: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
-        for verb, body in asked:
-            brain, known = shell.brain.core.state, await _refusals(shell)
+        for verb, body in requests:
+            brain, refusals_before = shell.brain.core.state, await _refusals(shell)
             reply = await shell.ask(verb, body)
             assert reply.status in (200, 204, 400, 409), (verb, body, reply)
             if reply.status in (400, 409):
                 assert shell.brain.core.state is brain
-                assert sum((await _refusals(shell)).values()) == sum(known.values()) + 1
+                assert sum((await _refusals(shell)).values()) == sum(refusals_before.values()) + 1
 
     store = play(story)
     list(read_journal(store, "j"))  # Whatever was taken can be read by the next master.
@@ -259,7 +261,7 @@ def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(ask
 @settings(max_examples=examples(30))
 def test_unknown_paths_are_not_found(method: str, path: str) -> None:
     async def story(shell: Shell) -> None:
-        reply = await _unchanged(shell, shell.request(method, f"/v1/{path}", b"{}"))
+        reply = await _ask_without_effect(shell, shell.request(method, f"/v1/{path}", b"{}"))
         assert reply.status in (404, 400), reply
 
     play(story)
@@ -267,8 +269,8 @@ def test_unknown_paths_are_not_found(method: str, path: str) -> None:
 
 def test_the_whole_round_is_fetched_when_needed() -> None:
     async def story(shell: Shell) -> None:
-        found = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
-        assert [member.node for member in found.members["worker"]] == NODES
+        round_ = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
+        assert [member.node for member in round_.members["worker"]] == NODES
         assert (await shell.get("rounds/1")).body is (await shell.get("rounds/1")).body
         for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
             assert (await shell.get(other)).status == 404
@@ -316,7 +318,7 @@ def test_a_node_that_must_leave_says_so_and_it_is_journaled() -> None:
 
 def test_stacks_that_nobody_asked_for_change_nothing() -> None:
     async def story(shell: Shell) -> None:
-        assert (await _unchanged(shell, shell.ask("dumped", RIGHT["dumped"]))).status == 200
+        assert (await _ask_without_effect(shell, shell.ask("dumped", RIGHT["dumped"]))).status == 200
 
     play(story)
 

@@ -66,9 +66,9 @@ def test_a_list_that_lags_behind_neither_forks_the_journal_nor_hides_a_record(
         left = stale
 
         def list(self, prefix: str) -> Iterator[Entry]:
-            found = [*super().list(prefix)]
+            entries = [*super().list(prefix)]
             self.left -= 1
-            return iter(found if self.left < 0 else found[:-1])
+            return iter(entries if self.left < 0 else entries[:-1])
 
     real, lagging = DirectoryStore(tmp_path), Lagging(tmp_path)
     first, _ = claim(real, "j", "a:1", 1.0)
@@ -149,8 +149,8 @@ class Forgetful(TroubledStore):
         return super().get(key, start, length)
 
 
-@pytest.mark.parametrize(("how", "asked"), [("find", 2), ("claim", 2), ("write", 1)])
-def test_a_segment_that_is_there_and_cannot_be_read_is_told_in_one_line(how: str, asked: int) -> None:
+@pytest.mark.parametrize(("how", "request_count"), [("find", 2), ("claim", 2), ("write", 1)])
+def test_a_segment_that_is_there_and_cannot_be_read_is_told_in_one_line(how: str, request_count: int) -> None:
     """Once it may have been archived meanwhile; a second time it has not."""
     store = Forgetful()
     journal, _ = claim(store, "j", "a:1", 1.0)
@@ -162,4 +162,4 @@ def test_a_segment_that_is_there_and_cannot_be_read_is_told_in_one_line(how: str
     }
     with pytest.raises(StoreError, match=r"journal/000002 exists and cannot be read; is the store consistent\?$"):
         calls[how]()
-    assert store.asked == asked
+    assert store.asked == request_count

@@ -22,17 +22,9 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
 from everstep.runtime.journal.journal import claim
 from everstep.runtime.master import Outcome, find_master, read_journal
-from everstep.runtime.protocol.messages import (
-    Action,
-    Directive,
-    Finished,
-    Heartbeat,
-    Holding,
-    Join,
-    Persisted,
-    Seat,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Action, Directive, Finished, Heartbeat, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from tests.harness import ROOT, wait_until
 from tests.master.master_process import JOB
@@ -64,8 +56,8 @@ class Masters:
 
     async def wait_for_end(self, master: subprocess.Popen[bytes]) -> tuple[int, Outcome | None]:
         """Its exit code and what it said."""
-        said, _ = await asyncio.to_thread(master.communicate)
-        return master.returncode, msgspec.json.decode(said, type=Outcome) if said else None
+        output, _ = await asyncio.to_thread(master.communicate)
+        return master.returncode, msgspec.json.decode(output, type=Outcome) if output else None
 
     async def wait_for_claim(self, epoch: int) -> str:
         """The address of the master of that epoch, once there is one."""
@@ -163,8 +155,8 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
     if seat.persists:
         manifests.append(await agent.persist(1, 1))
     if faulty:
-        told = WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1)
-        await agent.client.report_fault(lambda: told)
+        exit_report = WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1)
+        await agent.client.report_fault(lambda: exit_report)
     await agent.wait_for_directive(Action.REJOIN, 1)
     seat = await agent.join(1)
     assert seat.round == 2
@@ -199,14 +191,14 @@ def check_killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> No
         agents = [Agent(masters, session, name, address) for name in NODES]
         all_seated = asyncio.Barrier(len(agents))
         lives = asyncio.gather(*(_life(masters, agent, agent.name == NODES[1], all_seated) for agent in agents))
-        manifests = sorted(key for found in await lives for key in found)
+        manifests = sorted(key for keys in await lives for key in keys)
         assert await succession == [-signal.SIGKILL, 0]
         assert (folder / mark).exists(), "the fault must have fired"
         assert [masters.store.get(key)[:1] for key in manifests] == [b"{", b"{"]
         records = masters.journal()
-        ended = next(at for at, record in enumerate(records) if isinstance(record, JobEnded))
+        end_position = next(at for at, record in enumerate(records) if isinstance(record, JobEnded))
         assert [r.round.number for r in records if isinstance(r, RoundFormed)] == [1, 2]
-        assert not [r for r in records[:ended] if isinstance(r, NodeLost)], "every node was adopted"
+        assert not [r for r in records[:end_position] if isinstance(r, NodeLost)], "every node was adopted"
         epochs = [r.epoch for r in records if isinstance(r, MasterClaimed)]
         assert epochs == list(range(1, len(epochs) + 1))
         times = [r.time for r in records]
@@ -254,7 +246,7 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         theirs = await masters.wait_for_claim(1)
         one, two = (Agent(masters, session, name, theirs) for name in NODES)
         await asyncio.gather(one.join(0), two.join(0))
-        done = masters.actions(old)
+        actions_before = masters.actions(old)
 
         old.send_signal(signal.SIGSTOP)
         new = masters.start()
@@ -270,16 +262,16 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
 
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
-        asked = asyncio.create_task(late.client.send_heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
-        told = await _send(theirs, masters.token, Finished(NODES[0], 1))
+        heartbeat_task = asyncio.create_task(late.client.send_heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
+        response = await _send(theirs, masters.token, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
         code, outcome = await masters.wait_for_end(old)
         assert (code, outcome and outcome.state) == (75, "fenced")
-        answer = await asked
+        answer = await heartbeat_task
         assert answer is not None
         assert answer.epoch == 2, "the old one's answer must be refused, and the new one's taken"
-        told.close()
-        assert masters.actions(old) == done, "the old one must touch no node"
+        response.close()
+        assert masters.actions(old) == actions_before, "the old one must touch no node"
         assert masters.journal()[: len(before)] == before
         assert not [r for r in masters.journal() if isinstance(r, NodeFinished)]
 

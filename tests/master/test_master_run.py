@@ -15,24 +15,26 @@ import aiohttp
 import msgspec
 import pytest
 
-from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, RoundFormed
 from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.journal.journal import Master
-from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
+from everstep.runtime.master import (
+    AgentCommand,
+    CannotListen,
+    Control,
+    ListenAddress,
+    Outcome,
+    Progress,
+    find_master,
+    read_journal,
+    run,
+)
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
-from everstep.runtime.protocol.messages import (
-    Ack,
-    Action,
-    Directive,
-    Finished,
-    Heartbeat,
-    Holding,
-    Join,
-    Persisted,
-    Seat,
-    WorkerExit,
-)
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.messages import Ack, Action, Directive, Finished, Heartbeat, Join, Persisted, WorkerExit
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
 from tests.harness import PATIENCE_S
 
@@ -82,9 +84,9 @@ class DictPlatform:
 class WatchedStore(DirectoryStore):
     """Tells of each new object."""
 
-    def __init__(self, directory: Path, told: Callable[[], object]) -> None:
+    def __init__(self, directory: Path, report_progress: Callable[[], object]) -> None:
         super().__init__(directory)
-        self._told = told
+        self._told = report_progress
 
     def create(self, key: str, data: bytes) -> bool:
         try:
@@ -114,15 +116,15 @@ class Agent:
         join = Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, holdings, after, number=after + 1)
         return await self.ask("join", join, Seat)
 
-    async def beat(self, round_: int, seen: int) -> Directive:
-        return await self.ask("heartbeat", Heartbeat(self.name, round_, seen=seen), Directive)
+    async def beat(self, round_: int, seen_number: int) -> Directive:
+        return await self.ask("heartbeat", Heartbeat(self.name, round_, seen=seen_number), Directive)
 
     async def wait_for_directive(self, action: Action, round_: int = 0) -> Directive:
         """Heartbeats until the master says so."""
-        seen = 0
+        last_number = 0
         while True:
-            directive = await self.beat(round_, seen)
-            seen = directive.number
+            directive = await self.beat(round_, last_number)
+            last_number = directive.number
             if directive.action is action:
                 return directive
 
@@ -146,17 +148,17 @@ class Job:
         self.stop = asyncio.Event()
         self.task: asyncio.Task[Outcome] = asyncio.create_task(
             run(
-                self.spec, self.store, self.platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"],
-                agent_environment={}, stop=self.stop, remove_nodes=lambda: remove, on_progress=self.progress.append,
+                self.spec, self.store, self.platform, Credentials(TOKEN), AgentCommand(["--", "x.py"]),
+                Control(self.stop, lambda: remove, on_progress=self.progress.append),
             )
         )  # fmt: skip
 
     async def master(self, epoch: int) -> Master:
         """The master of that epoch, once it has claimed the job."""
-        while (found := find_master(self.store, self.spec.job)) is None or found.epoch < epoch:
+        while (address := find_master(self.store, self.spec.job)) is None or address.epoch < epoch:
             await self._created.wait()
             self._created.clear()
-        return found
+        return address
 
     async def agent(self) -> Agent:
         """The next node that the platform made."""
@@ -246,8 +248,8 @@ def test_a_workers_death_leads_to_a_new_round_from_memory(tmp_path: Path) -> Non
         polling = asyncio.create_task(second.wait_for_directive(Action.REJOIN, 1))
         await first.ask("fault", WorkerExit(first.name, 1, 0, 0, -9, 5), Ack)
         assert (await polling).round == 1
-        held = [(Holding(1, 5, node=agent.name, address="127.0.0.1:7"),) for agent in (first, second)]
-        one, two = await asyncio.gather(first.join(1, held[0]), second.join(1, held[1]))
+        holdings_held = [(Holding(1, 5, node=agent.name, address="127.0.0.1:7"),) for agent in (first, second)]
+        one, two = await asyncio.gather(first.join(1, holdings_held[0]), second.join(1, holdings_held[1]))
         assert (one.round, two.round, one.restart_count) == (2, 2, 1)
         assert one.restore is not None
         assert one.restore == two.restore
@@ -293,15 +295,18 @@ def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minim
     async def story(job: Job) -> None:
         first, second = await job.agent(), await job.agent()
         await asyncio.gather(first.join(), second.join())
-        told = job.platform.requests["worker-0-0"], job.platform.requests["worker-1-0"]
-        assert [(one.resources, one.priority, one.extra) for one in told] == [(given, 5, False), (given, 5, True)]
+        node_requests = job.platform.requests["worker-0-0"], job.platform.requests["worker-1-0"]
+        assert [(one.resources, one.priority, one.extra) for one in node_requests] == [
+            (resources, 5, False),
+            (resources, 5, True),
+        ]
         died = WorkerExit(second.name, 1, 1, 0, -9, 0, "", 1.0, oom=True)
         await second.ask("fault", died, Ack)
         assert await job.platform.came.get() == "worker-1-1"
         assert job.platform.requests["worker-1-1"].resources == Resources(2.0, 8 << 30)
 
-    given = Resources(2.0, 4 << 30)
-    play(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}, PATIENCE))
+    resources = Resources(2.0, 4 << 30)
+    play(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=resources, priority=5)}, PATIENCE))
 
 
 def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: Path) -> None:
@@ -382,8 +387,8 @@ def test_a_persisted_shard_is_answered_with_its_committed_manifest(tmp_path: Pat
         holding = Holding(1, 4, size=3, key=key, digest="d" * 32)
         acks = [await first.ask("persisted", Persisted(first.name, holding), Ack) for _ in range(2)]
         assert {ack.committed for ack in acks} == {"jobs/j/checkpoints/000001-000000004/manifest.json"}
-        told = json.loads(job.store.get(acks[0].committed))
-        assert (told["world_size"], told["objects"][0]["key"]) == (2, key)
+        manifest = json.loads(job.store.get(acks[0].committed))
+        assert (manifest["world_size"], manifest["objects"][0]["key"]) == (2, key)
         outcome = await _finish(job, 1, first, second)
         assert outcome.checkpoint == "jobs/j/checkpoints/000001-000000004"
 
@@ -423,12 +428,17 @@ def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None
     async def begin(port: int) -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
         await run(
-            SPEC, store, platform, credentials=Credentials(TOKEN), agent_arguments=[], agent_environment={},
-            stop=asyncio.Event(), port=port,
-        )  # fmt: skip
+            SPEC,
+            store,
+            platform,
+            Credentials(TOKEN),
+            AgentCommand(),
+            Control(asyncio.Event()),
+            ListenAddress(port=port),
+        )
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as busy_socket:
+        port = busy_socket.getsockname()[1]
         with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{port}: Address already in use; .*$"):
             asyncio.run(begin(port))
     assert find_master(DirectoryStore(tmp_path), "j") is None, "nothing was claimed"
@@ -442,15 +452,7 @@ def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithm
 
     async def begin() -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
-        await run(
-            spec,
-            store,
-            platform,
-            credentials=Credentials(TOKEN),
-            agent_arguments=[],
-            agent_environment={},
-            stop=asyncio.Event(),
-        )
+        await run(spec, store, platform, Credentials(TOKEN), AgentCommand(), Control(asyncio.Event()))
 
     with pytest.raises(CannotListen, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
         asyncio.run(begin())

@@ -10,7 +10,7 @@ from everstep.runtime.watch.slow_ranks import Pace
 from tests.master.shell import Shell, TroubledStore, in_virtual_time
 
 
-def scraped(**headers: str) -> Reply:
+def scrape(**headers: str) -> Reply:
     """The metrics of a job of two nodes, of which one has reported an iteration."""
     store = TroubledStore()
 
@@ -31,7 +31,7 @@ def scraped(**headers: str) -> Reply:
 
 
 def test_metrics_of_all_nodes_are_openmetrics() -> None:
-    reply = scraped()
+    reply = scrape()
     text = reply.body.decode()
     assert (reply.status, reply.content_type) == (200, CONTENT_TYPE)
     assert text.endswith("# EOF\n")
@@ -45,7 +45,7 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
 
 
 def test_metrics_need_the_jobs_token() -> None:
-    assert scraped(Authorization="Bearer other").status == 401
+    assert scrape(Authorization="Bearer other").status == 401
 
 
 def test_a_unit_ends_the_name_and_no_name_comes_twice() -> None:

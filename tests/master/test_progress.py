@@ -2,17 +2,18 @@
 
 from everstep.runtime.job.state import State
 from everstep.runtime.master.progress import Progress, Reporter
-from everstep.runtime.protocol.messages import Heartbeat, Member, Round
+from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.protocol.rounds import Member, Round
 
 MEMBERS = {"worker": (Member("worker-0-0", "h", "a:1", 1), Member("worker-1-0", "h", "a:1", 1))}
 RUNNING = State(round=Round(3, MEMBERS, "a", 1, None, "both joined"), iteration=5, reason="both joined")
 
 
 def progress_of(*lines: dict[str, float | int | str]) -> list[Progress]:
-    found: list[Progress] = []
-    reporter = Reporter(found.append, RUNNING)
+    reports: list[Progress] = []
+    reporter = Reporter(reports.append, RUNNING)
     reporter.on_telemetry(Heartbeat("worker-0-0", 3, telemetry=lines))
-    return found
+    return reports
 
 
 def test_the_newest_iteration_of_the_running_round_is_shown() -> None:

@@ -62,14 +62,14 @@ def _play(store: TroubledStore, rounds: int) -> State:
 def test_a_replay_begins_at_the_newest_snapshot_and_leads_to_the_same_state() -> None:
     store = CountingStore()
     state = _play(store, 8)
-    kept = sorted(key for key in store.objects if "/snapshots/" in key)
-    assert len(kept) == snapshots.KEPT_SNAPSHOTS
+    snapshot_keys = sorted(key for key in store.objects if "/snapshots/" in key)
+    assert len(snapshot_keys) == snapshots.KEPT_SNAPSHOTS
     store.read.clear()
     journal, claimed = claim(store, "j", "b:2", 0.0)
     assert fold(list(read_journal(store, "j"))) == claimed
     assert claimed.nodes == state.nodes
     first = store.read[0]
-    assert first == kept[-1]
+    assert first == snapshot_keys[-1]
     number = int(first.rsplit("/", 1)[1])
     segments = [key for key in store.read if "/journal/" in key]
     assert min(int(key.rsplit("/", 1)[1]) for key in segments[: journal.replayed.segments]) == number + 1

@@ -12,26 +12,26 @@ from everstep.runtime.master.telemetry import FIRST_ITERATIONS, ITERATION_GROUPS
 from everstep.runtime.report.history import history
 from everstep.runtime.report.ledger import ledger
 from everstep.runtime.store import DirectoryStore
-from tests.report.test_history import at, formed, round_broken
+from tests.report.test_history import at, round_broken, round_formed
 
 RECORDS = [
-    formed(0, 1),
+    round_formed(0, 1),
     round_broken(2000, 1, 2000),
-    formed(2010, 2, 1990),
+    round_formed(2010, 2, 1990),
     round_broken(5000, 2, 4980),
-    formed(5005, 3, 4980),
+    round_formed(5005, 3, 4980),
 ]
 
 
 def _lines() -> list[Line]:
     """An iteration a second on two ranks; a restart costs 20 s at 2000 and 5 s at 5000."""
-    told: list[Line] = []
+    lines_written: list[Line] = []
     for round_, first, iterations, begin in ((1, 1, 2000, 0), (2, 1991, 2990, 2010), (3, 4981, 3000, 5005)):
         for number in range(iterations):
             moment, iteration = begin + number + 1.0, first + number
             facts = at(moment, round_, iteration, seconds=1.0, stall_s=0.1, tokens=100)
-            told += [facts, {**facts, "rank": 1}]  # type: ignore[list-item,dict-item]
-    return [*told, {"v": 1, "time": 3.0, "kind": "interval", "iteration": 3, "reason": "every 50"}]
+            lines_written += [facts, {**facts, "rank": 1}]  # type: ignore[list-item,dict-item]
+    return [*lines_written, {"v": 1, "time": 3.0, "kind": "interval", "iteration": 3, "reason": "every 50"}]
 
 
 def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
@@ -43,12 +43,12 @@ def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
     assert less.intervals == whole.intervals
     assert less.curve[-1].iteration == whole.curve[-1].iteration
     assert sum(point.tokens or 0 for point in less.points) == sum(point.tokens or 0 for point in whole.points)
-    known, found = ledger(whole, 0, 8005), ledger(less, 0, 8005)
-    assert known is not None
-    assert found is not None
-    assert found.goodput == pytest.approx(known.goodput)
-    assert {e.activity: e.seconds for e in found.entries} == pytest.approx(
-        {e.activity: e.seconds for e in known.entries}, abs=1e-6
+    ledger_before, ledger_after = ledger(whole, 0, 8005), ledger(less, 0, 8005)
+    assert ledger_before is not None
+    assert ledger_after is not None
+    assert ledger_after.goodput == pytest.approx(ledger_before.goodput)
+    assert {e.activity: e.seconds for e in ledger_after.entries} == pytest.approx(
+        {e.activity: e.seconds for e in ledger_before.entries}, abs=1e-6
     )
 
 
@@ -68,10 +68,12 @@ def test_as_months_pass_few_objects_are_left_and_the_newest_are_whole(
     store = DirectoryStore(tmp_path)
 
     async def months() -> None:
-        told = Telemetry(store, "j", 1)
+        telemetry = Telemetry(store, "j", 1)
         for number in range(1, 101):
-            told.add("a", [{"n": number, "iteration": number, "rank": rank, "loss": 1.0} for rank in (0, 1)], number)
-            await told.flush()
+            telemetry.add(
+                "a", [{"n": number, "iteration": number, "rank": rank, "loss": 1.0} for rank in (0, 1)], number
+            )
+            await telemetry.flush()
 
     asyncio.run(months())
     names = [entry.key.rsplit("/", 1)[1] for entry in store.list("jobs/j/telemetry/")]

@@ -91,19 +91,19 @@ def test_after_a_commit_the_checkpoints_that_need_not_stay_are_deleted() -> None
         await shell.close()
 
     in_virtual_time(store, story)
-    kept = {key.split("/")[3] for key in store.objects if key.startswith("jobs/j/checkpoints/")}
-    assert kept == {"000001-000000005", "000001-000000007", "000001-000000008"}
+    folders_left = {key.split("/")[3] for key in store.objects if key.startswith("jobs/j/checkpoints/")}
+    assert folders_left == {"000001-000000005", "000001-000000007", "000001-000000008"}
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("is_refused", [False, True])
 def test_a_commit_sweeps_what_killed_writers_left_and_tells_once_that_it_may_not(
-    refused: bool, caplog: pytest.LogCaptureFixture
+    is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Swept(TroubledStore):
         def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
             assert not dry_run
             swept.append(prefix)
-            if refused:
+            if is_refused:
                 raise StoreError("refuses to LIST with these credentials")
             return iter(())
 
@@ -123,7 +123,7 @@ def test_a_commit_sweeps_what_killed_writers_left_and_tells_once_that_it_may_not
 
     in_virtual_time(store, story)
     assert swept == ["jobs/j/checkpoints/"] * 2
-    assert caplog.text.count("what killed writers left in the store was not deleted: refuses to LIST") == refused
+    assert caplog.text.count("what killed writers left in the store was not deleted: refuses to LIST") == is_refused
     assert not [key for key in store.objects if "000001-000000004" in key], "checkpoints are deleted all the same"
 
 
@@ -165,8 +165,12 @@ def test_nothing_is_deleted_before_the_journal_has_forgotten_it() -> None:
     old, newest = (f"jobs/j/checkpoints/000001-{iteration:09d}" for iteration in (4, 5))
 
     def troubles(key: str) -> Trouble:
-        written = b"".join(data for name, data in store.objects.items() if "/journal/" in name)
-        return Trouble.REFUSED if "/journal/" in key and f"{newest}/manifest.json".encode() in written else Trouble.NONE
+        journal_bytes = b"".join(data for name, data in store.objects.items() if "/journal/" in name)
+        return (
+            Trouble.REFUSED
+            if "/journal/" in key and f"{newest}/manifest.json".encode() in journal_bytes
+            else Trouble.NONE
+        )
 
     async def story() -> None:
         await shell.open()
@@ -199,7 +203,7 @@ def test_a_late_shard_does_not_commit_what_was_taken_for_debris(caplog: pytest.L
             await shell.persist(NODES[0], 1, iteration)
         await passes(1)
         assert "iteration 4 is not committed" in caplog.text
-        committed = {place for place, known in shell.brain.state.checkpoints.items() if known.manifest}
+        committed = {place for place, checkpoint in shell.brain.state.checkpoints.items() if checkpoint.manifest}
         assert committed == {(1, 5)}
         await shell.close()
 
@@ -321,8 +325,10 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
         await fresh.open()
         masters.append(fresh)
         agents = [asyncio.create_task(agent(node)) for node in NODES]
-        done, _ = await asyncio.wait([*agents, *fresh.tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        assert not done, [task.exception() for task in done]
+        finished_tasks, _ = await asyncio.wait(
+            [*agents, *fresh.tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        assert not finished_tasks, [task.exception() for task in finished_tasks]
         for task in agents:
             task.cancel()
         await asyncio.gather(*agents, return_exceptions=True)

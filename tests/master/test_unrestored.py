@@ -4,10 +4,12 @@ import asyncio
 
 from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
-from everstep.runtime.job.records import FaultJudged, PassedOver, Reason, RoundBroken
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.journal.journal import read_journal
-from everstep.runtime.protocol.messages import Holding, Refusal, Unrestored, WorkerExit
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.messages import Unrestored, WorkerExit
 from tests.master.shell import Shell, TroubledStore, in_virtual_time
 
 SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, keep_last=1)
@@ -15,10 +17,10 @@ SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, keep_last=1)
 
 def commit(store: TroubledStore, iteration: int) -> Holding:
     """What another master of the job left, of which this one's journal does not tell."""
-    held = Holding(1, iteration, size=1, key=shard_key("j", 1, iteration, 0), digest="d" * 32)
-    store.objects[held.key] = b"9"
-    store.objects[manifest_key("j", (1, iteration))] = encode_manifest(make_commit("j", 1, [held]))
-    return held
+    holding = Holding(1, iteration, size=1, key=shard_key("j", 1, iteration, 0), digest="d" * 32)
+    store.objects[holding.key] = b"9"
+    store.objects[manifest_key("j", (1, iteration))] = encode_manifest(make_commit("j", 1, [holding]))
+    return holding
 
 
 def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_damaged_one_stays() -> None:

@@ -56,31 +56,31 @@ def test_a_model_in_s3_is_fetched_into_the_store_once_and_read_from_there(
         Train(model=theirs).check()
     config = Config(model=theirs, store=ours)
     config.check()
-    told = run(config).outputs
-    assert told["uri"].startswith(f"{ours}/models/")
-    assert told["tokenizer"] == told["uri"]
-    Train(model=told["uri"]).check()
-    found = directory.fetch_model_folder(told["uri"])
-    assert sorted(path.name for path in found.iterdir()) == sorted(
+    outputs = run(config).outputs
+    assert outputs["uri"].startswith(f"{ours}/models/")
+    assert outputs["tokenizer"] == outputs["uri"]
+    Train(model=outputs["uri"]).check()
+    folder = directory.fetch_model_folder(outputs["uri"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
         [*(p.name for p in llama.iterdir()), directory.MANIFEST]
     )
-    assert (found / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (llama / "model.safetensors").read_bytes()
     before = [(entry.key, entry.modified) for entry in open_store(ours).list("models/")]
-    assert run(config).outputs == told
-    assert run(Config(model=told["uri"], store=ours)).outputs == told
+    assert run(config).outputs == outputs
+    assert run(Config(model=outputs["uri"], store=ours)).outputs == outputs
     assert [(entry.key, entry.modified) for entry in open_store(ours).list("models/")] == before
     open_store(theirs).put("model.safetensors", b"other weights")
-    assert run(config).outputs["uri"] != told["uri"]
+    assert run(config).outputs["uri"] != outputs["uri"]
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected_text"),
     [("no/such", "neither `tiny` nor a directory"), ("s3://no-such-bucket/m", "no such bucket"), ("gpt5", "gpt5")],
 )
-def test_what_is_no_model_is_one_line(s3: MinIO, model: str, told: str) -> None:
+def test_what_is_no_model_is_one_line(s3: MinIO, model: str, expected_text: str) -> None:
     with pytest.raises(StepError) as raised:
         Config(model=model).check()
-    assert told in str(raised.value)
+    assert expected_text in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -121,8 +121,8 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
     tokenizer = AutoTokenizer.from_pretrained(uri)
     tokens = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
     model: Any = build_model(uri, 49152, 0)
-    written = model.generate(tokens, max_new_tokens=1, do_sample=False)
-    assert tokenizer.decode(written[0]) == "The capital of France is Paris"
+    generated = model.generate(tokens, max_new_tokens=1, do_sample=False)
+    assert tokenizer.decode(generated[0]) == "The capital of France is Paris"
 
     again = [sys.executable, "-X", "importtime", *command[1:]]
     imported = subprocess.run(again, check=True, capture_output=True, text=True, env={**os.environ}).stderr

@@ -126,12 +126,12 @@ class PodApi:
 
     def _there(self, kind: str) -> dict[str, Object] | None:
         """The objects of that kind; None: the server knows no such kind."""
-        found: dict[str, Object] | None = getattr(self, kind) if kind in self.kinds else None
-        return found
+        objects_there: dict[str, Object] | None = getattr(self, kind) if kind in self.kinds else None
+        return objects_there
 
     async def _all(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refusal(request):
-            return refused
+        if refusal := self._refusal(request):
+            return refusal
         there = self._there(request.match_info["kind"])
         if there is None:
             return _no(404, "the server could not find the requested resource")
@@ -140,21 +140,21 @@ class PodApi:
         key, _, value = request.query["labelSelector"].partition("=")
         if request.query.get("watch") == "true":
             return await self._watch(request, int(request.query["resourceVersion"]), (key, value))
-        found = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
-        return web.json_response({"items": found, "metadata": {"resourceVersion": str(self._version)}})
+        pods = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
+        return web.json_response({"items": pods, "metadata": {"resourceVersion": str(self._version)}})
 
     def _create(self, request: web.Request, there: dict[str, Object], body: Object) -> web.Response:
         self.bodies.append(body)
         name = body["metadata"]["name"]
         if name in there:
             return _no(409, f'{request.match_info["kind"]} "{name}" already exists')
-        made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}-{self._version}"}}
+        pod_stored = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}-{self._version}"}}
         if there is self.pods:
-            self._tell("ADDED", {**made, "status": {"phase": "Pending"}})
+            self._tell("ADDED", {**pod_stored, "status": {"phase": "Pending"}})
         else:
-            if text := made.pop("stringData", None):
-                made["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
-            there[name] = made
+            if text := pod_stored.pop("stringData", None):
+                pod_stored["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
+            there[name] = pod_stored
             self._changed.set()
         if self.refuse and not self.refuse[0][0]:
             self.refuse.pop(0)
@@ -163,8 +163,8 @@ class PodApi:
         return web.json_response(there[name], status=201)
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
-        if refused := self._refusal(request):
-            return refused
+        if refusal := self._refusal(request):
+            return refusal
         name = request.match_info["name"]
         there = self._there(request.match_info["kind"])
         if there is None or name not in there:
@@ -177,7 +177,7 @@ class PodApi:
         if request.method == "PATCH":
             if body.get("metadata", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
                 return _no(409, "the UID in the precondition does not match")
-            self._tell("MODIFIED", _merged(pod, body))
+            self._tell("MODIFIED", _merge_patch(pod, body))
             return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
@@ -218,12 +218,12 @@ class PodApi:
         return response
 
 
-def _merged(before: Object, change: Object) -> Object:
+def _merge_patch(before: Object, change: Object) -> Object:
     """After RFC 7396; a null in a spec stays, as a test looks for it."""
     merged = dict(before)
     for key, value in change.items():
         if isinstance(value, dict) and key in ("metadata", "labels", "annotations", "spec"):
-            merged[key] = _merged(before.get(key) or {}, value)
+            merged[key] = _merge_patch(before.get(key) or {}, value)
         elif value is None and key not in ("schedulingGates",):
             merged.pop(key, None)
         else:

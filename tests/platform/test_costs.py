@@ -12,9 +12,9 @@ JUNIT = """<testsuites><testsuite><testcase name="a"><properties><property name=
 <testcase name="b"><failure/></testcase></testsuite></testsuites>"""
 
 
-def reports(*told: tuple[float, int]) -> list[dict[str, float]]:
+def reports(*points: tuple[float, int]) -> list[dict[str, float]]:
     """Of iterations that ended then."""
-    return [{"time": time_s, "iteration": iteration} for time_s, iteration in told]
+    return [{"time": time_s, "iteration": iteration} for time_s, iteration in points]
 
 
 def test_the_cost_is_the_longest_time_without_a_new_iteration_after_the_fault() -> None:
@@ -30,9 +30,9 @@ def test_iterations_done_again_are_no_progress_and_count_as_lost() -> None:
 
 def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path) -> None:
     files = []
-    for number, (seconds, lost, load) in enumerate([(1.2, 0, 12.2), (9.0, 7, 9.4), (1.5, 1, 30)]):
+    for number, (seconds, lost_iterations, load) in enumerate([(1.2, 0, 12.2), (9.0, 7, 9.4), (1.5, 1, 30)]):
         files.append(tmp_path / f"{number}.xml")
-        files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost, load=load))
+        files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost_iterations, load=load))
     assert page(read_costs(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 | 3 | 9 to 30 |"
     assert page(read_costs(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 | 1 | 12 |"
 

@@ -15,12 +15,12 @@ from everstep.runtime.platform.devices import (
 
 
 @pytest.mark.parametrize(
-    ("listed", "wanted"),
+    ("listed", "expected"),
     [("0,2", ("0", "2")), ("", ()), ("GPU-a1, GPU-b2", ("GPU-a1", "GPU-b2")), ("1,-1,2", ("1",)), ("-1", ())],
 )
-def test_the_devices_are_those_that_cuda_would_show(listed: str, wanted: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_devices_are_those_that_cuda_would_show(listed: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
-    assert machine_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == wanted
+    assert machine_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == expected
 
 
 def test_without_a_list_they_are_the_machines_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_without_a_list_they_are_the_machines_in_the_order_of_their_numbers(tmp_
 
 
 @pytest.mark.parametrize(
-    ("devices", "nodes", "slots", "wanted"),
+    ("devices", "nodes", "slots", "expected"),
     [
         ("", 2, 1, [None, None]),
         ("0", 1, 1, ["0"]),
@@ -41,11 +41,11 @@ def test_without_a_list_they_are_the_machines_in_the_order_of_their_numbers(tmp_
     ],
 )
 def test_each_node_sees_a_device_for_each_of_its_workers(
-    devices: str, nodes: int, slots: int, wanted: list[str | None]
+    devices: str, nodes: int, slots: int, expected: list[str | None]
 ) -> None:
     roles, every = {"worker": RoleSpec(nodes, nodes, slots)}, machine_devices({"CUDA_VISIBLE_DEVICES": devices})
-    seen = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
-    assert [one.get("CUDA_VISIBLE_DEVICES") for one in seen] == wanted
+    environments = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in environments] == expected
 
 
 def test_roles_follow_one_another() -> None:
@@ -67,8 +67,8 @@ def test_more_nodes_than_devices_are_told_and_made_fewer(
     devices: int, slots: int, nodes: int, lines: list[str]
 ) -> None:
     spec = JobSpec("j", {"worker": RoleSpec(4, 3, slots)})
-    fitted, said = fit_to_devices(spec, [str(number) for number in range(devices)])
-    assert (fitted.roles["worker"].nodes, said) == (nodes, lines)
+    fitted, lines_said = fit_to_devices(spec, [str(number) for number in range(devices)])
+    assert (fitted.roles["worker"].nodes, lines_said) == (nodes, lines)
     assert fitted.roles["worker"].min_nodes == min(3, nodes)
 
 

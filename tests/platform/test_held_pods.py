@@ -34,10 +34,10 @@ SPEC = {
 }  # fmt: skip
 
 
-def held(host: str = "machine-1", until: float = NOW + 100, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
+def held_pod(host: str = "machine-1", until: float = NOW + 100, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
     """A pod of a check that waits for the job, as the API shows it."""
-    wanted = NodeRequest("check-0", "check", "", {"EVERSTEP_JOB": CHECK}, ["--node", "check-0"])
-    pod = copy.deepcopy(pod_of(wanted, CHECK, OWNER, spec))
+    held_request = NodeRequest("check-0", "check", "", {"EVERSTEP_JOB": CHECK}, ["--node", "check-0"])
+    pod = copy.deepcopy(pod_of(held_request, CHECK, OWNER, spec))
     change = hold(JOB, until)["metadata"]
     pod["metadata"] |= {"uid": "7", "labels": {**pod["metadata"]["labels"], **change["labels"]}}
     pod["metadata"]["annotations"] |= change["annotations"]
@@ -49,28 +49,28 @@ def held(host: str = "machine-1", until: float = NOW + 100, spec: dict[str, Any]
 
 def suits(pod: dict[str, Any], spec: dict[str, Any] = SPEC, **more: Any) -> bool:
     """Whether it suits a node of the job."""
-    wanted = request(**more)
-    return is_suitable(pod, pod_of(wanted, JOB, OWNER, spec), wanted, NOW)
+    wish = request(**more)
+    return is_suitable(pod, pod_of(wish, JOB, OWNER, spec), wish, NOW)
 
 
 def test_a_pod_that_has_what_the_node_asks_for_suits() -> None:
-    assert suits(held())
+    assert suits(held_pod())
 
 
 @pytest.mark.parametrize(
     "more", [{"avoid_hosts": ["machine-1"]}, {"not_on": "machine-1"}, {"resources": Resources(cpu=3)}]
 )
 def test_one_on_a_machine_to_avoid_or_of_another_size_does_not(more: dict[str, Any]) -> None:
-    assert not suits(held(), **more)
+    assert not suits(held_pod(), **more)
 
 
 def test_one_whose_time_is_nearly_over_does_not() -> None:
-    assert not suits(held(until=NOW + LEAST_S - 1))
+    assert not suits(held_pod(until=NOW + LEAST_S - 1))
 
 
 def test_one_that_has_ended_or_is_ending_does_not() -> None:
-    assert not suits({**held(), "status": {"phase": "Succeeded"}})
-    pod = held()
+    assert not suits({**held_pod(), "status": {"phase": "Succeeded"}})
+    pod = held_pod()
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert not suits(pod)
 
@@ -87,7 +87,7 @@ def test_one_that_has_ended_or_is_ending_does_not() -> None:
     ],
 )
 def test_one_that_is_otherwise_than_the_trainings_pods_does_not(change: dict[str, Any]) -> None:
-    assert not suits(held(), {**SPEC, **change})
+    assert not suits(held_pod(), {**SPEC, **change})
 
 
 @asynccontextmanager
@@ -99,14 +99,14 @@ async def taking_platform(server: PodApi, url: str, starts: dict[str, NodeStart]
 
     async with (
         KubeApi(Access(url, server.namespace), no_wait) as api,
-        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(leave_start=leave)) as made,
+        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(leave_start=leave)) as kubernetes,
     ):
-        yield made
+        yield kubernetes
 
 
 def waiting(host: str = "machine-1") -> dict[str, Any]:
     """One that suits a platform of TEMPLATE."""
-    return held(host, time.time() + 100, TEMPLATE)
+    return held_pod(host, time.time() + 100, TEMPLATE)
 
 
 def test_the_pod_becomes_the_node_and_is_told_what_to_run() -> None:
@@ -115,12 +115,12 @@ def test_the_pod_becomes_the_node_and_is_told_what_to_run() -> None:
         name = pod["metadata"]["name"]
         server.pods[name] = pod
         starts: dict[str, NodeStart] = {}
-        async with taking_platform(server, url, starts) as made:
-            node = await made.create(request())
+        async with taking_platform(server, url, starts) as kubernetes:
+            node = await kubernetes.create(request())
             assert (node.name, node.uid, node.host) == (NODE, "7", "machine-1")
             assert list(server.pods) == [name], "no pod was created"
-            assert await made.observe() == [node]
-            await made.delete(node.name, node.uid)
+            assert await kubernetes.observe() == [node]
+            await kubernetes.delete(node.name, node.uid)
             assert server.pods == {}, "it ends by the name that it has"
         labels = pod["metadata"]["labels"]
         assert labels[JOB_LABEL] == digest(CHECK), "before it was taken"
@@ -134,8 +134,8 @@ def test_a_taken_pod_is_no_longer_held() -> None:
     async def story(server: PodApi, url: str) -> None:
         pod = waiting()
         server.pods[pod["metadata"]["name"]] = pod
-        async with taking_platform(server, url, {}) as made:
-            await made.create(request())
+        async with taking_platform(server, url, {}) as kubernetes:
+            await kubernetes.create(request())
         (after,) = server.pods.values()
         assert HELD not in after["metadata"]["labels"]
         assert UNTIL not in after["metadata"]["annotations"]
@@ -149,10 +149,10 @@ def test_a_pod_that_may_not_be_taken_is_left_and_another_one_is_created() -> Non
         name = pod["metadata"]["name"]
         server.pods[name] = pod
         starts: dict[str, NodeStart] = {}
-        async with taking_platform(server, url, starts) as made:
-            await made.create(request("worker-1-0", avoid_hosts=["machine-1"]))
+        async with taking_platform(server, url, starts) as kubernetes:
+            await kubernetes.create(request("worker-1-0", avoid_hosts=["machine-1"]))
             server.refuse = [(403, 'pods "x" is forbidden: User "u" cannot patch')]
-            await made.create(request())
+            await kubernetes.create(request())
             assert sorted(server.pods) == sorted([name, POD, POD.replace("worker-0", "worker-1")])
             assert starts == {}
 
@@ -163,10 +163,12 @@ def test_nodes_beyond_the_checked_pods_are_created() -> None:
     async def story(server: PodApi, url: str) -> None:
         pod = waiting()
         server.pods[pod["metadata"]["name"]] = pod
-        async with taking_platform(server, url, {}) as made:
-            first = await made.create(request())
-            second = await made.create(request("worker-1-0"))
-            assert {node.name for node in await made.observe()} == {first.name, second.name} == {NODE, "worker-1-0"}
+        async with taking_platform(server, url, {}) as kubernetes:
+            first = await kubernetes.create(request())
+            second = await kubernetes.create(request("worker-1-0"))
+            assert (
+                {node.name for node in await kubernetes.observe()} == {first.name, second.name} == {NODE, "worker-1-0"}
+            )
             assert len(server.pods) == 2
 
     tell(story)
@@ -178,10 +180,10 @@ def test_a_pod_that_is_gone_when_it_is_to_be_taken_is_replaced_by_a_new_one() ->
         second["metadata"] |= {"name": f"{first['metadata']['name']}-2", "uid": "8"}
         server.pods |= {one["metadata"]["name"]: one for one in (first, second)}
         starts: dict[str, NodeStart] = {}
-        async with taking_platform(server, url, starts) as made:
-            await made.create(request())
+        async with taking_platform(server, url, starts) as kubernetes:
+            await kubernetes.create(request())
             del server.pods[second["metadata"]["name"]]
-            node = await made.create(request("worker-1-0"))
+            node = await kubernetes.create(request("worker-1-0"))
             assert node.uid not in ("7", "8")
             assert list(starts) == [first["metadata"]["name"]]
 

@@ -35,8 +35,8 @@ DEADLINE_S = 60
 
 def request(name: str = NODE, **more: Any) -> NodeRequest:
     """A node that may be anywhere."""
-    told = {"EVERSTEP_JOB": JOB, "EVERSTEP_JOB_TOKEN": "hush", "EVERSTEP_MASTER": "http://10.0.0.1:1"}
-    return NodeRequest(name, "worker", "", told, ["--node", name, "--host", "", "--", "a.py", "$(x)"], **more)
+    variables = {"EVERSTEP_JOB": JOB, "EVERSTEP_JOB_TOKEN": "hush", "EVERSTEP_MASTER": "http://10.0.0.1:1"}
+    return NodeRequest(name, "worker", "", variables, ["--node", name, "--host", "", "--", "a.py", "$(x)"], **more)
 
 
 async def no_wait(_: float) -> None:
@@ -51,9 +51,9 @@ async def platform(
     """A master's way to its pods."""
     async with (
         KubeApi(Access(url, server.namespace), no_wait) as api,
-        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, clock) as made,
+        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, clock) as kubernetes,
     ):
-        yield made
+        yield kubernetes
 
 
 def tell(story: Callable[[PodApi, str], Coroutine[Any, Any, None]]) -> None:
@@ -67,9 +67,9 @@ def tell(story: Callable[[PodApi, str], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(all_of_it())
 
 
-async def next_gone(made: KubernetesPlatform) -> NodeEnd:
+async def next_gone(kubernetes: KubernetesPlatform) -> NodeEnd:
     """The next one."""
-    return await anext(made.node_ends())
+    return await anext(kubernetes.node_ends())
 
 
 def test_create_twice_makes_one_pod_also_by_a_second_master() -> None:
@@ -86,10 +86,10 @@ def test_create_twice_makes_one_pod_also_by_a_second_master() -> None:
 
 def test_a_node_that_was_made_is_there_at_once() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            assert await made.observe() == []
-            node = await made.create(request())
-            assert await made.observe() == [node]
+        async with platform(server, url) as kubernetes:
+            assert await kubernetes.observe() == []
+            node = await kubernetes.create(request())
+            assert await kubernetes.observe() == [node]
 
     tell(story)
 
@@ -98,21 +98,21 @@ def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() 
     async def story(server: PodApi, url: str) -> None:
         other = {"key": "other", "effect": "NoExecute"}
         server.nodes["a"] = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [other]}}
-        said: list[str] = []
+        lines_said: list[str] = []
         async with KubeApi(Access(url, server.namespace), no_wait) as api:
-            async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE) as made:
-                await made.create(request("worker-0-0", avoid_hosts=["a"]))
+            async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE) as kubernetes:
+                await kubernetes.create(request("worker-0-0", avoid_hosts=["a"]))
             assert server.nodes["a"]["spec"]["taints"] == [other]
             async with KubernetesPlatform(
-                api, JOB, OWNER, TEMPLATE, rules=PodRules(taints=True), say=said.append
-            ) as made:
-                await made.observe()
+                api, JOB, OWNER, TEMPLATE, rules=PodRules(taints=True), say=lines_said.append
+            ) as kubernetes:
+                await kubernetes.observe()
                 server.refuse = [(409, "the object has been modified")]
-                await made.create(request("worker-1-0", avoid_hosts=["a", "b"]))
-                await made.create(request("worker-2-0", avoid_hosts=["a", "b"]))
+                await kubernetes.create(request("worker-1-0", avoid_hosts=["a", "b"]))
+                await kubernetes.create(request("worker-2-0", avoid_hosts=["a", "b"]))
         taints = server.nodes["a"]["spec"]["taints"]
         assert taints == [other, {"key": "everstep/unfit", "effect": "NoSchedule"}]
-        assert [line.partition(":")[0] for line in said] == [
+        assert [line.partition(":")[0] for line in lines_said] == [
             "node a is tainted everstep/unfit", "node b could not be tainted everstep/unfit",
         ]  # fmt: skip
 
@@ -124,10 +124,10 @@ def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None
         extra, gang = pod_name(JOB, OWNER, "worker-1-0"), Scheduling(Gang.VOLCANO, minimum=1)
         async with (
             KubeApi(Access(url, server.namespace), no_wait) as api,
-            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(gang)) as made,
+            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(gang)) as kubernetes,
         ):
-            await made.create(request())
-            await made.create(request("worker-1-0", extra=True))
+            await kubernetes.create(request())
+            await kubernetes.create(request("worker-1-0", extra=True))
             assert "schedulingGates" not in server.pods[POD]["spec"]
             assert server.pods[extra]["spec"]["schedulingGates"] == [{"name": "everstep/minimum"}]
             server.pods[POD]["spec"]["nodeName"] = "host-1"
@@ -139,24 +139,26 @@ def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None
 
 def test_a_pod_ends_by_itself_when_the_workflow_has_to() -> None:
     async def story(server: PodApi, url: str) -> None:
-        for left_s, wanted in ((9000.0, range(8000, 9001)), (-5.0, range(1, 2))):
-            name = f"worker-{wanted[0]}-0"
+        for left_s, expected in ((9000.0, range(8000, 9001)), (-5.0, range(1, 2))):
+            name = f"worker-{expected[0]}-0"
             async with (
                 KubeApi(Access(url, server.namespace), no_wait) as api,
-                KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(ends_at=time.time() + left_s)) as made,
+                KubernetesPlatform(
+                    api, JOB, OWNER, TEMPLATE, rules=PodRules(ends_at=time.time() + left_s)
+                ) as kubernetes,
             ):
-                await made.create(request(name))
-            assert server.pods[pod_name(JOB, OWNER, name)]["spec"]["activeDeadlineSeconds"] in wanted
+                await kubernetes.create(request(name))
+            assert server.pods[pod_name(JOB, OWNER, name)]["spec"]["activeDeadlineSeconds"] in expected
 
     tell(story)
 
 
 def test_a_create_whose_answer_was_lost_is_found_again() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            await made.observe()
+        async with platform(server, url) as kubernetes:
+            await kubernetes.observe()
             server.refuse = [(0, "")]
-            assert (await made.create(request())).name == NODE
+            assert (await kubernetes.create(request())).name == NODE
             assert [method for method, _ in server.asked].count("POST") == 2
             assert list(server.pods) == [POD]
 
@@ -182,43 +184,43 @@ def test_a_create_whose_answer_was_lost_is_found_again() -> None:
 )
 def test_how_a_pod_ended_is_told(status: dict[str, Any], code: int | None, part: str) -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            node = await made.create(request())
+        async with platform(server, url) as kubernetes:
+            node = await kubernetes.create(request())
             server.become(POD, **status)
-            gone = await next_gone(made)
-            assert (gone.name, gone.uid, gone.exit_code) == (NODE, node.uid, code)
-            assert part in gone.reason
-            assert await made.observe() == []
+            node_end = await next_gone(kubernetes)
+            assert (node_end.name, node_end.uid, node_end.exit_code) == (NODE, node.uid, code)
+            assert part in node_end.reason
+            assert await kubernetes.observe() == []
 
     tell(story)
 
 
 @pytest.mark.parametrize(
-    ("reason", "wanted"),
+    ("reason", "expected"),
     [("PreemptionByScheduler", True), ("EvictionByEvictionAPI", True), ("DeletionByTaintManager", False)],
 )
-def test_a_pod_that_gave_way_is_told_from_one_whose_machine_is_gone(reason: str, wanted: bool) -> None:
+def test_a_pod_that_gave_way_is_told_from_one_whose_machine_is_gone(reason: str, expected: bool) -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            await made.create(request())
+        async with platform(server, url) as kubernetes:
+            await kubernetes.create(request())
             condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
             server.become(POD, phase="Failed", conditions=[condition])
-            assert (await next_gone(made)).gave_way is wanted
+            assert (await next_gone(kubernetes)).gave_way is expected
 
     tell(story)
 
 
 def test_a_pod_that_somebody_deletes_is_gone_once() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            await made.create(request())
-            await made.create(request("worker-1-0"))
+        async with platform(server, url) as kubernetes:
+            await kubernetes.create(request())
+            await kubernetes.create(request("worker-1-0"))
             server.become(POD, phase="Failed")
             server.remove(POD)
             server.remove(pod_name(JOB, OWNER, "worker-1-0"))
-            assert (await next_gone(made)).name == NODE
-            gone = await next_gone(made)
-            assert (gone.name, gone.reason) == ("worker-1-0", "its pod was deleted")
+            assert (await next_gone(kubernetes)).name == NODE
+            node_end = await next_gone(kubernetes)
+            assert (node_end.name, node_end.reason) == ("worker-1-0", "its pod was deleted")
 
     tell(story)
 
@@ -237,8 +239,8 @@ def test_a_new_master_hears_how_nodes_ended_before_it_came() -> None:
 
 def test_a_watch_goes_on_where_it_ended_and_lists_again_when_that_is_forgotten() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            await made.create(request())
+        async with platform(server, url) as kubernetes:
+            await kubernetes.create(request())
             await server.until(lambda: ("WATCH", "pods") in server.asked)
             lists = server.asked.count(("GET", "pods"))
             server.end_streams()
@@ -248,7 +250,7 @@ def test_a_watch_goes_on_where_it_ended_and_lists_again_when_that_is_forgotten()
             server.end_streams()
             server.remove(POD)
             server.forget()
-            assert (await next_gone(made)).name == NODE
+            assert (await next_gone(kubernetes)).name == NODE
             assert server.asked.count(("GET", "pods")) == lists + 1
 
     tell(story)
@@ -256,13 +258,13 @@ def test_a_watch_goes_on_where_it_ended_and_lists_again_when_that_is_forgotten()
 
 def test_while_the_api_is_away_nodes_are_taken_to_be_there_and_creates_wait() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            node = await made.create(request())
+        async with platform(server, url) as kubernetes:
+            node = await kubernetes.create(request())
             with server.away():
                 before = len(server.asked)
-                waiting = asyncio.create_task(made.create(request("worker-1-0")))
+                waiting = asyncio.create_task(kubernetes.create(request("worker-1-0")))
                 await server.until(lambda: len(server.asked) > before + 5)
-                assert await made.observe() == [node]
+                assert await kubernetes.observe() == [node]
                 assert not waiting.done()
             assert (await waiting).name == "worker-1-0"
 
@@ -271,13 +273,13 @@ def test_while_the_api_is_away_nodes_are_taken_to_be_there_and_creates_wait() ->
 
 def test_delete_ends_that_incarnation_only_and_may_be_repeated() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            node = await made.create(request())
-            await made.delete(NODE, "another")
+        async with platform(server, url) as kubernetes:
+            node = await kubernetes.create(request())
+            await kubernetes.delete(NODE, "another")
             assert list(server.pods) == [POD]
-            await made.delete(NODE, node.uid)
-            assert (await next_gone(made)).uid == node.uid
-            await made.delete(NODE, node.uid)
+            await kubernetes.delete(NODE, node.uid)
+            assert (await next_gone(kubernetes)).uid == node.uid
+            await kubernetes.delete(NODE, node.uid)
             assert [method for method, _ in server.asked].count("DELETE") == 1
             assert server.bodies[-1]["preconditions"] == {"uid": node.uid}
 
@@ -288,13 +290,13 @@ def test_a_pod_on_a_lost_host_is_told_to_end_once_and_then_forgotten() -> None:
     async def story(server: PodApi, url: str) -> None:
         server.kubelet = False
         now = [0.0]
-        async with platform(server, url, lambda: now[0]) as made:
-            node = await made.create(request())
-            await made.delete(NODE, node.uid)
+        async with platform(server, url, lambda: now[0]) as kubernetes:
+            node = await kubernetes.create(request())
+            await kubernetes.delete(NODE, node.uid)
             assert list(server.pods) == [POD]
             now[0] = FORCE_AFTER_S + 1
-            await made.delete(NODE, node.uid)
-            assert (await next_gone(made)).name == NODE
+            await kubernetes.delete(NODE, node.uid)
+            assert (await next_gone(kubernetes)).name == NODE
             assert [body["gracePeriodSeconds"] for body in server.bodies if "preconditions" in body][-1] == 0
             assert not server.pods
 
@@ -303,13 +305,13 @@ def test_a_pod_on_a_lost_host_is_told_to_end_once_and_then_forgotten() -> None:
 
 def test_what_the_api_refuses_for_good_is_one_line() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            await made.observe()
+        async with platform(server, url) as kubernetes:
+            await kubernetes.observe()
             server.refuse = [(403, 'pods is forbidden: exceeded quota: gpus\nused: "8"')]
             with pytest.raises(OSError, match=r"exceeded quota: gpus used.*\(403\)"):
-                await made.create(request())
+                await kubernetes.create(request())
             with pytest.raises(OSError, match="cannot be a pod's name"):
-                await made.create(request("Worker_0"))
+                await kubernetes.create(request("Worker_0"))
 
     tell(story)
 
@@ -317,9 +319,9 @@ def test_what_the_api_refuses_for_good_is_one_line() -> None:
 def test_who_may_not_see_pods_is_told_instead_of_waiting_for_ever() -> None:
     async def story(server: PodApi, url: str) -> None:
         server.refuse = [(403, "pods is forbidden: cannot list")]
-        async with platform(server, url) as made:
+        async with platform(server, url) as kubernetes:
             with pytest.raises(KubeError, match="cannot list"):
-                await made.observe()
+                await kubernetes.observe()
 
     tell(story)
 
@@ -329,15 +331,15 @@ FORBIDDEN = 'pods is forbidden: User "system:serviceaccount:ml:everstep" cannot 
 
 def test_a_server_that_has_just_started_may_refuse_what_it_allowed_before() -> None:
     async def story(server: PodApi, url: str) -> None:
-        async with platform(server, url) as made:
-            node = await made.create(request())
-            assert await made.observe() == [node]
+        async with platform(server, url) as kubernetes:
+            node = await kubernetes.create(request())
+            assert await kubernetes.observe() == [node]
             await server.until(lambda: ("WATCH", "pods") in server.asked)
             with server.away(401):
                 server.remove(POD)
-                refused = server.asked.count(("WATCH", "pods")) + 2
-                await server.until(lambda: server.asked.count(("WATCH", "pods")) >= refused)
-            assert (await next_gone(made)).uid == node.uid
+                expected_count = server.asked.count(("WATCH", "pods")) + 2
+                await server.until(lambda: server.asked.count(("WATCH", "pods")) >= expected_count)
+            assert (await next_gone(kubernetes)).uid == node.uid
 
     tell(story)
 
@@ -365,16 +367,16 @@ def test_every_master_of_a_job_has_the_same_token_and_no_pod_shows_it() -> None:
     async def story(server: PodApi, url: str) -> None:
         async with KubeApi(Access(url, server.namespace), no_wait) as api:
             token = await shared_token(api, JOB, OWNER)
-            assert await shared_token(api, JOB, OWNER, given=token) == token
+            assert await shared_token(api, JOB, OWNER, token_in_flags=token) == token
         (secret,) = server.secrets.values()
-        made = pod_of(request(), JOB, OWNER, TEMPLATE)
-        variables = {one["name"]: one for one in made["spec"]["containers"][0]["env"]}
+        pod = pod_of(request(), JOB, OWNER, TEMPLATE)
+        variables = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
         reference = {"name": secret["metadata"]["name"], "key": "token"}
         assert variables["EVERSTEP_JOB_TOKEN"] == {
             "name": "EVERSTEP_JOB_TOKEN",
             "valueFrom": {"secretKeyRef": reference},
         }
-        assert "hush" not in str(made)
+        assert "hush" not in str(pod)
         assert secret["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
 
     tell(story)
@@ -417,8 +419,8 @@ def test_outside_of_a_pod_there_is_no_access(tmp_path: Path) -> None:
         Access.of_this_pod({}, tmp_path)
     for name, text in (("token", "t"), ("namespace", "ml\n")):
         (tmp_path / name).write_text(text)
-    found = Access.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
-    assert (found.url, found.namespace) == ("https://[fd00::1]:6443", "ml")
+    access = Access.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
+    assert (access.url, access.namespace) == ("https://[fd00::1]:6443", "ml")
 
 
 def test_a_pod_that_asks_before_its_address_is_known_waits_for_it() -> None:
@@ -427,12 +429,12 @@ def test_a_pod_that_asks_before_its_address_is_known_waits_for_it() -> None:
         server.pods["own"] = {"metadata": {"name": "own"}, "status": {"phase": "Pending"}}
         pauses: list[float] = []
 
-        async def told(pause_s: float) -> None:
+        async def note_pause(pause_s: float) -> None:
             pauses.append(pause_s)
             if len(pauses) == 3:
                 server.pods["own"]["status"] = {"phase": "Running", "podIP": "10.1.2.3"}
 
-        async with server as url, KubeApi(Access(url, server.namespace), told) as api:
+        async with server as url, KubeApi(Access(url, server.namespace), note_pause) as api:
             assert (await api.own_pod("own"))["status"]["podIP"] == "10.1.2.3"
         assert len(pauses) == 3
 

@@ -31,48 +31,48 @@ def request(resources: Resources, name: str = NODE, extra: bool = False) -> Node
     return NodeRequest(name, "worker", "local-0", {}, [], resources, extra=extra)
 
 
-async def next_gone(made: ProcessPlatform) -> NodeEnd:
+async def next_gone(processes_platform: ProcessPlatform) -> NodeEnd:
     async with asyncio.timeout(DEADLINE_S):
-        return await anext(made.node_ends())
+        return await anext(processes_platform.node_ends())
 
 
 def test_a_node_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(tmp_path: Path, job: str) -> None:
     async def story(own: Path) -> NodeEnd:
-        said: list[str] = []
+        lines_said: list[str] = []
         command = (sys.executable, "-c", EATS)
-        made = ProcessPlatform(tmp_path / "run", job, command, say=said.append, own_groups=own)
-        await made.create(request(Resources(memory_bytes=64 << 20)))
-        gone = await next_gone(made)
-        assert said == []
-        return gone
+        processes_platform = ProcessPlatform(tmp_path / "run", job, command, say=lines_said.append, own_groups=own)
+        await processes_platform.create(request(Resources(memory_bytes=64 << 20)))
+        exit_event = await next_gone(processes_platform)
+        assert lines_said == []
+        return exit_event
 
     with memory_group(500 << 20) as group:
-        gone = asyncio.run(story(write_listing(group, tmp_path / "own")))
+        exit_event = asyncio.run(story(write_listing(group, tmp_path / "own")))
         assert [path for path in group.iterdir() if path.is_dir()] == [], "the node's group is gone with it"
-    assert (gone.exit_code, gone.reason) == (247, "its agent was killed: the node ran out of memory")
+    assert (exit_event.exit_code, exit_event.reason) == (247, "its agent was killed: the node ran out of memory")
 
 
 def test_what_nobody_limits_is_said_once_for_all_nodes_of_a_role(tmp_path: Path, job: str) -> None:
-    said: list[str] = []
+    lines_said: list[str] = []
 
     async def story() -> None:
-        made = ProcessPlatform(
-            tmp_path, job, (sys.executable, "-c", SLEEPS), say=said.append, own_groups=tmp_path / "none"
+        processes_platform = ProcessPlatform(
+            tmp_path, job, (sys.executable, "-c", SLEEPS), say=lines_said.append, own_groups=tmp_path / "none"
         )
-        wanted = Resources(1.0, 1 << 30, {"nvidia.com/gpu": 1.0})
+        resources = Resources(1.0, 1 << 30, {"nvidia.com/gpu": 1.0})
         for name in (NODE, "worker-1-0"):
-            await made.create(request(wanted, name))
+            await processes_platform.create(request(resources, name))
 
     asyncio.run(story())
-    assert said == [
+    assert lines_said == [
         "worker nodes are not limited in nvidia.com/gpu, memory, cpu: this process cannot do so on this machine"
     ]
 
 
 def test_nodes_beyond_the_minimum_are_the_first_that_a_machine_out_of_memory_ends(tmp_path: Path, job: str) -> None:
     async def story() -> list[str]:
-        made = ProcessPlatform(tmp_path, job, (sys.executable, "-c", SLEEPS))
-        nodes = [await made.create(request(Resources(), f"worker-{n}-0", extra=n > 0)) for n in range(2)]
+        processes_platform = ProcessPlatform(tmp_path, job, (sys.executable, "-c", SLEEPS))
+        nodes = [await processes_platform.create(request(Resources(), f"worker-{n}-0", extra=n > 0)) for n in range(2)]
         pids = [node.uid.partition("-")[0] for node in nodes]
         return [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids]
 

@@ -42,13 +42,13 @@ TRAINER: dict[str, Any] = {
 def pod(slots: int = 1, own: dict[str, Any] = TRAINER) -> dict[str, Any]:
     """A trainer's."""
     request = NodeRequest("trainer-0-0", "trainer", "", {}, ["--slots", str(slots), "--", "a.py"])
-    made = pod_of(request, "job", Owner("run", "uid"), with_own_template(STEP, own))
-    return with_own_metadata(made, own)
+    pod_made = pod_of(request, "job", Owner("run", "uid"), with_own_template(STEP, own))
+    return with_own_metadata(pod_made, own)
 
 
-def variables(made: dict[str, Any]) -> dict[str, str]:
+def variables(pod_made: dict[str, Any]) -> dict[str, str]:
     """Of its agent, those that are written down."""
-    return {one["name"]: one["value"] for one in made["spec"]["containers"][0]["env"] if "value" in one}
+    return {one["name"]: one["value"] for one in pod_made["spec"]["containers"][0]["env"] if "value" in one}
 
 
 def test_its_image_placement_and_volumes_are_its_own() -> None:
@@ -99,7 +99,7 @@ def test_what_it_limits_is_what_the_brain_counts_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "expected_text"),
     [
         ({"spec": {"container": []}}, "spec.container: unknown"),
         ({"spec": {"containers": [{"image": "a"}, {"image": "b"}]}}, "a node has no sidecars"),
@@ -110,7 +110,7 @@ def test_what_it_limits_is_what_the_brain_counts_with() -> None:
         ({"spec": {"containers": [{"resources": {"limits": {"memory": "much"}}}]}}, "'much' is not an amount"),
     ],
 )
-def test_what_it_cannot_have_is_told_by_name(template: dict[str, Any], said: str) -> None:
+def test_what_it_cannot_have_is_told_by_name(template: dict[str, Any], expected_text: str) -> None:
     with pytest.raises(SpecError) as caught:
         spec_of({"job": "j", "replicaSpecs": {"trainer": {"replicas": 1, "template": template}}})
-    assert said in caught.value.problems[0]
+    assert expected_text in caught.value.problems[0]

@@ -100,12 +100,12 @@ def test_the_jobs_resources_stand_over_the_steps() -> None:
 
 
 def test_shared_memory_grows_with_the_memory_that_it_counts_as() -> None:
-    def shared(**more: Any) -> str:
+    def shared_memory_of(**more: Any) -> str:
         (volume,) = pod(**more)["spec"]["volumes"]
         return volume["emptyDir"]["sizeLimit"]
 
-    assert shared() == shared(resources=Resources(memory_bytes=2 * GIB)) == "1Gi"
-    assert shared(resources=Resources(memory_bytes=8 * GIB)) == str(2 * GIB)
+    assert shared_memory_of() == shared_memory_of(resources=Resources(memory_bytes=2 * GIB)) == "1Gi"
+    assert shared_memory_of(resources=Resources(memory_bytes=8 * GIB)) == str(2 * GIB)
 
 
 def test_a_state_that_needs_more_shared_memory_gets_it_and_the_memory_that_it_counts_as() -> None:
@@ -123,8 +123,8 @@ def test_whoever_deletes_it_gives_it_the_time_to_hand_over_that_its_agent_takes(
 
 
 def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> None:
-    def expressions(made: dict[str, Any]) -> list[list[tuple[str, str, list[str]]]]:
-        required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    def expressions(pod_made: dict[str, Any]) -> list[list[tuple[str, str, list[str]]]]:
+        required = pod_made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         return [
             [(one["key"], one["operator"], one["values"]) for one in term["matchExpressions"]]
             for term in required["nodeSelectorTerms"]
@@ -161,18 +161,18 @@ def test_names_are_deterministic_and_fit_a_host_name() -> None:
         pod_name(JOB, OWNER, "Worker_0")
 
 
-def placed(scheduling: Scheduling, extra: bool = False) -> dict[str, Any]:
+def placed_pod(scheduling: Scheduling, extra: bool = False) -> dict[str, Any]:
     """The pod as its scheduler gets it."""
     return with_scheduling(pod(extra=extra), scheduling, JOB, extra)
 
 
 def test_the_minimum_comes_before_the_extras_where_priority_classes_say_so() -> None:
     classes = Scheduling(priority_class="high", extra_priority_class="low")
-    assert placed(classes)["spec"]["priorityClassName"] == "high"
-    assert placed(classes, extra=True)["spec"]["priorityClassName"] == "low"
-    assert placed(Scheduling(priority_class="high"), extra=True)["spec"]["priorityClassName"] == "high"
-    assert "priorityClassName" not in placed(Scheduling())["spec"]
-    assert "schedulerName" not in placed(Scheduling())["spec"]
+    assert placed_pod(classes)["spec"]["priorityClassName"] == "high"
+    assert placed_pod(classes, extra=True)["spec"]["priorityClassName"] == "low"
+    assert placed_pod(Scheduling(priority_class="high"), extra=True)["spec"]["priorityClassName"] == "high"
+    assert "priorityClassName" not in placed_pod(Scheduling())["spec"]
+    assert "schedulerName" not in placed_pod(Scheduling())["spec"]
 
 
 def test_volcano_gets_the_minimum_as_a_group_and_may_take_the_extras_back() -> None:
@@ -185,19 +185,19 @@ def test_volcano_gets_the_minimum_as_a_group_and_may_take_the_extras_back() -> N
     for group, extra in zip(groups, (False, True), strict=True):
         assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
         assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
-        made = placed(gang, extra)
-        assert made["spec"]["schedulerName"] == "volcano"
-        assert made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
-        assert made["metadata"]["annotations"]["volcano.sh/preemptable"] == str(extra).lower()
+        pod_made = placed_pod(gang, extra)
+        assert pod_made["spec"]["schedulerName"] == "volcano"
+        assert pod_made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        assert pod_made["metadata"]["annotations"]["volcano.sh/preemptable"] == str(extra).lower()
 
 
 def test_koordinator_needs_annotations_only_and_of_the_minimum_only() -> None:
     gang = Scheduling(Gang.KOORDINATOR, "research", minimum=3)
     assert groups_of(gang, JOB, OWNER) == []
-    notes = placed(gang)["metadata"]["annotations"]
+    notes = placed_pod(gang)["metadata"]["annotations"]
     assert notes["gang.scheduling.koordinator.sh/min-available"] == "3"
     assert notes["gang.scheduling.koordinator.sh/name"]
-    extra = placed(gang, extra=True)
+    extra = placed_pod(gang, extra=True)
     assert not [key for key in extra["metadata"]["annotations"] if key.startswith("gang.")]
     assert extra["spec"]["schedulerName"] == "koord-scheduler"
     assert extra["metadata"]["labels"]["quota.scheduling.koordinator.sh/name"] == "research"
@@ -208,14 +208,14 @@ def test_the_coscheduling_plugin_gets_a_group_of_the_minimum() -> None:
     (group,) = groups_of(gang, JOB, OWNER)
     assert (group["apiVersion"], group["spec"]) == ("scheduling.x-k8s.io/v1alpha1", {"minMember": 3})
     label = "scheduling.x-k8s.io/pod-group"
-    assert placed(gang)["metadata"]["labels"][label] == group["metadata"]["name"]
-    assert label not in placed(gang, extra=True)["metadata"]["labels"]
+    assert placed_pod(gang)["metadata"]["labels"][label] == group["metadata"]["name"]
+    assert label not in placed_pod(gang, extra=True)["metadata"]["labels"]
 
 
 def test_kueue_gets_a_group_of_exactly_the_minimum_and_each_extra_alone() -> None:
     gang = Scheduling(Gang.KUEUE, "research", minimum=3, later=("launcher",))
     assert groups_of(gang, JOB, OWNER) == []
-    member, extra = placed(gang), placed(gang, extra=True)
+    member, extra = placed_pod(gang), placed_pod(gang, extra=True)
     assert member["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert member["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
     assert member["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
@@ -230,21 +230,21 @@ def test_kueue_gets_a_group_of_exactly_the_minimum_and_each_extra_alone() -> Non
 
 
 def test_a_pod_of_a_role_that_waits_for_others_is_queued_outside_of_the_group() -> None:
-    labels = placed(Scheduling(Gang.KUEUE, "research", minimum=3, later=("worker",)))["metadata"]["labels"]
+    labels = placed_pod(Scheduling(Gang.KUEUE, "research", minimum=3, later=("worker",)))["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "research"
     assert "kueue.x-k8s.io/pod-group-name" not in labels
 
 
 def test_a_pod_whose_quota_kueue_takes_back_gave_way() -> None:
-    told = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
-    assert was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [told]}})
-    assert not was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [{**told, "status": "False"}]}})
+    condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
+    assert was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [condition]}})
+    assert not was_evicted({"metadata": {}, "spec": {}, "status": {"conditions": [{**condition, "status": "False"}]}})
 
 
 @pytest.mark.parametrize("kind", [Gang.VOLCANO, Gang.KOORDINATOR, Gang.COSCHEDULING, Gang.KUEUE])
 def test_extras_do_not_take_the_room_of_their_own_gang(kind: Gang) -> None:
     gang = Scheduling(kind, minimum=2)
-    members, extra = [placed(gang), placed(gang)], placed(gang, extra=True)
+    members, extra = [placed_pod(gang), placed_pod(gang)], placed_pod(gang, extra=True)
     assert extras_to_admit([*members, extra], gang) == []
     members[0]["spec"]["nodeName"] = "host-1"
     assert extras_to_admit([*members, extra], gang) == []
@@ -305,9 +305,9 @@ def test_machines_that_were_checked_are_preferred() -> None:
 
 
 def test_a_spread_over_machines_that_the_user_wants_stands() -> None:
-    wanted = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
-    template = {**template_of(STEP), "topologySpreadConstraints": wanted}
-    assert pod(template=template)["spec"]["topologySpreadConstraints"] == wanted
+    spread = [{"maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]
+    template = {**template_of(STEP), "topologySpreadConstraints": spread}
+    assert pod(template=template)["spec"]["topologySpreadConstraints"] == spread
 
 
 def test_a_node_that_moves_away_from_a_machine_prefers_every_other_one() -> None:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from everstep.runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
-from everstep.runtime.master import Outcome, run
+from everstep.runtime.master import AgentCommand, Control, Outcome, run
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, ensure_sizes, watch_sizes
 from everstep.runtime.platform.kubernetes.platform import shared_token
 from everstep.runtime.platform.kubernetes.pods import NODE, pod_name
@@ -42,9 +42,8 @@ class Job:
         await ensure_sizes(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
-                SPEC, self._store, platform, credentials=CREDENTIALS, agent_arguments=["--", "x.py"],
-                agent_environment={}, stop=stop, remove_nodes=lambda: remove,
-                sizes=watch_sizes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
+                SPEC, self._store, platform, CREDENTIALS, AgentCommand(["--", "x.py"]),
+                Control(stop, lambda: remove, watch_sizes(self._api, JOB, say, lambda _: asyncio.sleep(0.01))),
             )  # fmt: skip
 
     async def agent(self, node: str) -> Agent:
@@ -75,10 +74,10 @@ class Job:
             await agent.ask("finished", Finished(agent.name, round_), Ack)
         for agent in agents:
             await agent.wait_for_directive(Action.LEAVE, round_)
-            done = [{"state": {"terminated": {"exitCode": 0}}}]
+            statuses = [{"state": {"terminated": {"exitCode": 0}}}]
             name = pod_name(JOB, OWNER, agent.name)
             if name in self.server.pods:  # A master whose patience is over may have deleted it first.
-                self.server.become(name, phase="Succeeded", containerStatuses=done)
+                self.server.become(name, phase="Succeeded", containerStatuses=statuses)
 
 
 def play(folder: Path, story: Callable[[Job], Any]) -> None:
@@ -139,11 +138,11 @@ def test_a_retried_master_adopts_the_pods_of_the_one_before(tmp_path: Path) -> N
         await asyncio.gather(first.join(), second.join())
         stop.set()
         assert (await master).state == "stopped"
-        made = {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()}
+        uids_before = {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()}
         again = asyncio.Event()
         master = asyncio.create_task(job.master(again))
         await job.server.until(lambda: [method for method, _ in job.server.asked].count("WATCH") >= 2)
-        assert {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()} == made
+        assert {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()} == uids_before
         again.set()
         assert (await master).exit_code == 143
         assert job.nodes() == []
@@ -178,13 +177,13 @@ def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(job: Job) -> None:
-        stop, said = asyncio.Event(), []
-        master = asyncio.create_task(job.master(stop, say=said.append))
+        stop, lines_said = asyncio.Event(), []
+        master = asyncio.create_task(job.master(stop, say=lines_said.append))
         first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
         await asyncio.gather(first.join(), second.join())
         job.edit("worker: many")
-        await job.server.until(lambda: said)
-        assert "replicas: 'worker: many' is not `role: number`" in said[0]
+        await job.server.until(lambda: lines_said)
+        assert "replicas: 'worker: many' is not `role: number`" in lines_said[0]
         job.edit("worker: 9\n")
         await job.server.until(lambda: "not scaled" in caplog.text)
         assert "9 is not between 1 and 2" in caplog.text

@@ -49,18 +49,18 @@ async def runs(folder: Path) -> None:
     await until(lambda: (folder / "logs/worker-0-0.log").read_text())
 
 
-async def next_gone(made: ProcessPlatform) -> NodeEnd:
+async def next_gone(processes_platform: ProcessPlatform) -> NodeEnd:
     """The next one."""
     async with asyncio.timeout(DEADLINE_S):
-        return await anext(made.node_ends())
+        return await anext(processes_platform.node_ends())
 
 
 def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
     async def story() -> None:
-        made = platform(tmp_path, job)
-        first, second = await made.create(request()), await made.create(request())
+        processes_platform = platform(tmp_path, job)
+        first, second = await processes_platform.create(request()), await processes_platform.create(request())
         assert first == second
-        assert await made.observe() == [first]
+        assert await processes_platform.observe() == [first]
         await runs(tmp_path)
         assert len(list(debris.processes_of(job, "worker-0-0"))) == 1
 
@@ -71,7 +71,7 @@ def test_without_a_descriptor_left_a_living_node_is_not_taken_for_dead(
     tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
-        refused.append(1)
+        refused_calls.append(1)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async def story() -> None:
@@ -82,17 +82,17 @@ def test_without_a_descriptor_left_a_living_node_is_not_taken_for_dead(
             none_left.setattr(Path, "read_text", refuse)  # Of /proc/PID/stat.
             with pytest.raises(OSError, match="Too many open files"):
                 await another.observe()
-            assert len(refused) == 1
+            assert len(refused_calls) == 1
         monkeypatch.setattr(process, "_SHORT_S", 0.01)
         with monkeypatch.context() as none_left:
             none_left.setattr(os, "pidfd_open", refuse)
             assert await another.observe() == [first]
-            while len(refused) < 3:  # Its watch begins again and again.
+            while len(refused_calls) < 3:  # Its watch begins again and again.
                 await asyncio.sleep(0)
         await another.delete(first.name, first.uid)
         assert (await next_gone(another)).name == first.name
 
-    refused: list[int] = []
+    refused_calls: list[int] = []
     asyncio.run(story())
 
 
@@ -100,11 +100,11 @@ def test_a_node_gets_its_environment_and_its_log(tmp_path: Path, job: str) -> No
     code = "import os, sys; print(os.environ['COLOUR'], os.environ['EVERSTEP_RUN_DIR'], sys.argv[1:], os.read(0, 1))"
 
     async def story() -> None:
-        made = platform(tmp_path, job, code)
-        await made.create(request())
-        assert (await next_gone(made)).exit_code == 0
+        processes_platform = platform(tmp_path, job, code)
+        await processes_platform.create(request())
+        assert (await next_gone(processes_platform)).exit_code == 0
         assert (tmp_path / "logs/worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
-        assert await made.observe() == []
+        assert await processes_platform.observe() == []
 
     asyncio.run(story())
 
@@ -114,12 +114,12 @@ def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, j
         return (await platform(tmp_path, job).create(request())).uid
 
     async def second(uid: str) -> None:
-        made = platform(tmp_path, job)
-        (found,) = await made.observe()
-        assert found.uid == uid
-        assert await made.create(request()) == found
+        processes_platform = platform(tmp_path, job)
+        (node,) = await processes_platform.observe()
+        assert node.uid == uid
+        assert await processes_platform.create(request()) == node
         os.kill(int(uid.partition("-")[0]), signal.SIGKILL)
-        assert (await next_gone(made)).uid == uid
+        assert (await next_gone(processes_platform)).uid == uid
 
     asyncio.run(second(asyncio.run(first())))
 
@@ -127,27 +127,27 @@ def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, j
 def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleaning, may_clean, clean = threading.Event(), threading.Event(), debris.remove_debris
 
-    def gated(*given: Any) -> None:
+    def clean_later(*clean_arguments: Any) -> None:
         cleaning.set()
         assert may_clean.wait(DEADLINE_S)
-        clean(*given)
+        clean(*clean_arguments)
 
-    monkeypatch.setattr(debris, "remove_debris", gated)
+    monkeypatch.setattr(debris, "remove_debris", clean_later)
 
     async def story() -> None:
-        made = platform(tmp_path, job)
-        node = await made.create(request())
+        processes_platform = platform(tmp_path, job)
+        node = await processes_platform.create(request())
         try:
             os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
             await until(cleaning.is_set)
-            assert await made.observe() == [node]
-            deleting = asyncio.create_task(made.delete(node.name, node.uid))
+            assert await processes_platform.observe() == [node]
+            deleting = asyncio.create_task(processes_platform.delete(node.name, node.uid))
             await asyncio.sleep(0)
             assert not deleting.done()
         finally:
             may_clean.set()
-        assert (await next_gone(made)).uid == node.uid
-        assert await made.observe() == []
+        assert (await next_gone(processes_platform)).uid == node.uid
+        assert await processes_platform.observe() == []
         await deleting
 
     asyncio.run(story())
@@ -155,14 +155,14 @@ def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, mo
 
 def test_a_node_that_is_killed_leaves_neither_processes_nor_memory(tmp_path: Path, job: str) -> None:
     async def story() -> None:
-        made = platform(tmp_path, job, WITH_A_CHILD)
-        node = await made.create(request())
+        processes_platform = platform(tmp_path, job, WITH_A_CHILD)
+        node = await processes_platform.create(request())
         memory = debris.SHARED_MEMORY / f"{debris.memory_prefix(job, 'worker-0-0')}0"
         memory.write_bytes(b"x")
         await until(lambda: len(list(debris.processes_of(job, "worker-0-0"))) == 2)
         os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
-        gone = await next_gone(made)
-        assert (gone.exit_code, "SIGKILL" in gone.reason) == (-9, True)
+        node_end = await next_gone(processes_platform)
+        assert (node_end.exit_code, "SIGKILL" in node_end.reason) == (-9, True)
         assert list(debris.processes_of(job, "worker-0-0")) == []
         assert not memory.exists()
         assert list((tmp_path / "nodes").iterdir()) == []
@@ -177,18 +177,20 @@ def test_a_nodes_end_is_told_although_what_it_left_cannot_be_removed(
         raise PermissionError(1, "Operation not permitted", "/dev/shm/x")
 
     monkeypatch.setattr(debris, "remove_memory", refuse)
-    said: list[str] = []
+    lines_said: list[str] = []
 
     async def story() -> None:
-        made = ProcessPlatform(tmp_path, job, ("/bin/sh", "-c", "exit 3"), say=said.append)
-        node = await made.create(request())
-        assert await next_gone(made) == NodeEnd("worker-0-0", node.uid, 3, "its agent ended with exit code 3")
-        assert await made.observe() == []
+        processes_platform = ProcessPlatform(tmp_path, job, ("/bin/sh", "-c", "exit 3"), say=lines_said.append)
+        node = await processes_platform.create(request())
+        assert await next_gone(processes_platform) == NodeEnd(
+            "worker-0-0", node.uid, 3, "its agent ended with exit code 3"
+        )
+        assert await processes_platform.observe() == []
 
     asyncio.run(story())
-    (line,) = [line for line in said if "limited" not in line]
-    told = "node worker-0-0 has ended, but some of what it left cannot be removed: "
-    assert line == f"{told}[Errno 1] Operation not permitted: '/dev/shm/x'"
+    (line,) = [line for line in lines_said if "limited" not in line]
+    beginning = "node worker-0-0 has ended, but some of what it left cannot be removed: "
+    assert line == f"{beginning}[Errno 1] Operation not permitted: '/dev/shm/x'"
 
 
 async def until(true: object) -> None:
@@ -201,13 +203,13 @@ async def until(true: object) -> None:
 
 def test_delete_ends_that_incarnation_only_and_may_be_repeated(tmp_path: Path, job: str) -> None:
     async def story() -> None:
-        made = platform(tmp_path, job, WITH_A_CHILD)
-        node = await made.create(request())
-        await made.delete(node.name, "1-1")
-        assert await made.observe() == [node]
-        await made.delete(node.name, node.uid)
-        await made.delete(node.name, node.uid)
-        assert await made.observe() == []
+        processes_platform = platform(tmp_path, job, WITH_A_CHILD)
+        node = await processes_platform.create(request())
+        await processes_platform.delete(node.name, "1-1")
+        assert await processes_platform.observe() == [node]
+        await processes_platform.delete(node.name, node.uid)
+        await processes_platform.delete(node.name, node.uid)
+        assert await processes_platform.observe() == []
         assert list(debris.processes_of(job, "worker-0-0")) == []
 
     asyncio.run(story())

@@ -35,12 +35,12 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """Master, workers, executors and the Python workers of these."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == self.mark:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes in which tasks run."""
@@ -56,10 +56,10 @@ def spark_environment(folder: Path) -> dict[str, str]:
 
 def secret(folder: Path) -> dict[str, str]:
     """Where those who know it find it: whoever does not is refused, and nobody can read what the others say."""
-    told = {"spark.authenticate": "true", "spark.authenticate.secret": _SECRET} | ENCRYPTED
+    spark_conf = {"spark.authenticate": "true", "spark.authenticate.secret": _SECRET} | ENCRYPTED
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in told.items()))
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in spark_conf.items()))
     return {"SPARK_CONF_DIR": str(conf)}
 
 

@@ -25,7 +25,7 @@ def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition(
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "value"),
+    ("flag_text", "field", "value"),
     [
         ("--vocab x", "vocab_file", "x"),
         ("--vocab=x", "vocab_file", "x"),
@@ -48,22 +48,22 @@ def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition(
         ("--spark local[2]", "spark_master", "local[2]"),
     ],
 )
-def test_a_flag_means(given: str, field: str, value: object) -> None:
-    assert getattr(parse_arguments(*given.split()), field) == value
+def test_a_flag_means(flag_text: str, field: str, value: object) -> None:
+    assert getattr(parse_arguments(*flag_text.split()), field) == value
 
 
-@pytest.mark.parametrize("given", ["--nonsense 1", "--tasks many", "--append-eod=perhaps", "--input"])
-def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_arguments(*given.split())
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("python -m everstep.steps.preprocess: ")
-    assert told.count("\n") == 1
+@pytest.mark.parametrize("flag_text", ["--nonsense 1", "--tasks many", "--append-eod=perhaps", "--input"])
+def test_a_wrong_flag_is_told_in_one_line(flag_text: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_arguments(*flag_text.split())
+    assert raised.value.code == 2
+    output = capsys.readouterr().err
+    assert output.startswith("python -m everstep.steps.preprocess: ")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected_text"),
     [
         ("--tokenizer-type Nonsense", "choose one of HFTokenizer"),
         ("--tokenizer-type HFTokenizer", "--vocab-file is missing"),
@@ -79,13 +79,13 @@ def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixt
         ("--input gs://bucket/a.jsonl", "--input gs://bucket/a.jsonl: only local files and s3:// are read"),
     ],
 )
-def test_values_that_cannot_be_are_refused(tmp_path: Path, flags: str, said: str) -> None:
+def test_values_that_cannot_be_are_refused(tmp_path: Path, flags: str, expected_text: str) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(StepError) as error:
         parse_arguments(
             "--input", str(tmp_path / "a.jsonl"), "--output-prefix", str(tmp_path / "out"), *flags.split()
         ).check()
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
 
 
 def test_what_only_fits_files_is_refused_for_a_dataset_in_the_store() -> None:

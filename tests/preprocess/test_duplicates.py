@@ -23,20 +23,20 @@ def test_the_first_of_equal_documents_stays_in_whatever_order_the_pieces_come(
         file.write_bytes(b"".join(digest_of([str(text)]) for text in texts))
         for kind, piece in by_kind(kinds, Hashes(number, str(file), len(texts))):
             by.setdefault(kind, []).append(piece)
-    found = set()
+    positions_by_piece = set()
     for pieces in by.values():
         random.shuffle(pieces)
         for number, positions in later_positions(pieces):
             assert (np.diff(positions.astype(int)) > 0).all()
-            found |= {(number, position) for position in positions.tolist()}
-    seen: set[int] = set()
-    wanted = set()
+            positions_by_piece |= {(number, position) for position in positions.tolist()}
+    digests_seen: set[int] = set()
+    expected = set()
     for number, texts in enumerate(parts):
         for position, text in enumerate(texts):
-            if text in seen:
-                wanted.add((number, position))
-            seen.add(text)
-    assert found == wanted
+            if text in digests_seen:
+                expected.add((number, position))
+            digests_seen.add(text)
+    assert positions_by_piece == expected
 
 
 def test_texts_under_other_keys_are_another_document() -> None:

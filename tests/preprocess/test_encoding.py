@@ -149,8 +149,8 @@ def test_what_a_file_keeps_of_its_last_use_cuts_off_no_document_and_fills_up_non
     tokenizer = Tokenizer.from_str(PLAIN)
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=8)
-    kept = tokenizer.to_str() if fast else tokenizer.to_str().replace('"dropout":null', '"dropout":0.0000001')
-    made = make_encoder(kept, TEXTS)
-    assert made.how is (EncodingMethod.TIKTOKEN if fast else EncodingMethod.TOKENIZERS)
+    tokenizer_json = tokenizer.to_str() if fast else tokenizer.to_str().replace('"dropout":null', '"dropout":0.0000001')
+    encoder = make_encoder(tokenizer_json, TEXTS)
+    assert encoder.how is (EncodingMethod.TIKTOKEN if fast else EncodingMethod.TOKENIZERS)
     for text in ("a", TEXTS[0] * 3):
-        assert made.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
+        assert encoder.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids

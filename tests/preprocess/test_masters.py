@@ -38,7 +38,7 @@ POD = masters.Pod("https://10.0.0.1:443", "ml", "/token", "/ca.crt", "llama-x7k2
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("master_url", "kind"),
     [
         ("local", Kind.LOCAL),
         ("local[3]", Kind.LOCAL),
@@ -49,18 +49,18 @@ POD = masters.Pod("https://10.0.0.1:443", "ml", "/token", "/ca.crt", "llama-x7k2
         ("k8s://https://10.0.0.1:443", Kind.KUBERNETES),
     ],
 )
-def test_a_master_is_known_by_how_it_begins(given: str, kind: Kind) -> None:
-    assert kind_of(given) is kind
+def test_a_master_is_known_by_how_it_begins(master_url: str, kind: Kind) -> None:
+    assert kind_of(master_url) is kind
 
 
-@pytest.mark.parametrize("given", ["yarn", "local[0]", "spark://host", "spark://x y:1", "k8s", "mesos://h:1", ""])
-def test_another_master_is_refused_in_one_line(given: str) -> None:
+@pytest.mark.parametrize("master_url", ["yarn", "local[0]", "spark://host", "spark://x y:1", "k8s", "mesos://h:1", ""])
+def test_another_master_is_refused_in_one_line(master_url: str) -> None:
     with pytest.raises(StepError, match="give local"):
-        Config(spark_master=given).check()
+        Config(spark_master=master_url).check()
 
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
+    ("flags", "expected"),
     [
         ({"spark_master": "local[3]"}, 3),
         ({"spark_master": "local[3]", "workers": 2}, 2),
@@ -69,18 +69,21 @@ def test_another_master_is_refused_in_one_line(given: str) -> None:
         ({"spark_master": "k8s://", "executors": 5, "executor_cores": 3, "workers": 4}, 4),
     ],
 )
-def test_so_many_tasks_run_at_a_time(flags: dict, wanted: int) -> None:
-    assert cores(Config(**flags)) == wanted
+def test_so_many_tasks_run_at_a_time(flags: dict, expected: int) -> None:
+    assert cores(Config(**flags)) == expected
 
 
 def test_executors_of_a_cluster_come_as_tasks_need_them_and_find_the_driver(tmp_path: Path) -> None:
-    told = settings("spark://127.0.0.1:7077", 5, 2, tmp_path)
-    assert told["spark.master"] == "spark://127.0.0.1:7077"
-    assert (told["spark.driver.host"], told["spark.driver.bindAddress"]) == ("127.0.0.1", "127.0.0.1")
-    assert told["spark.dynamicAllocation.enabled"] == "true"
-    assert told["spark.dynamicAllocation.maxExecutors"] == "3"
-    assert told["spark.executor.cores"] == "2"
-    assert "spark.authenticate" not in told  # that is the cluster's to say
+    spark_settings = settings("spark://127.0.0.1:7077", 5, 2, tmp_path)
+    assert spark_settings["spark.master"] == "spark://127.0.0.1:7077"
+    assert (spark_settings["spark.driver.host"], spark_settings["spark.driver.bindAddress"]) == (
+        "127.0.0.1",
+        "127.0.0.1",
+    )
+    assert spark_settings["spark.dynamicAllocation.enabled"] == "true"
+    assert spark_settings["spark.dynamicAllocation.maxExecutors"] == "3"
+    assert spark_settings["spark.executor.cores"] == "2"
+    assert "spark.authenticate" not in spark_settings  # that is the cluster's to say
 
 
 @pytest.mark.parametrize(
@@ -99,52 +102,52 @@ def test_a_cluster_without_a_secret_is_known(defaults: str, secret: bool) -> Non
 
 
 def test_a_local_master_talks_to_itself_and_tries_again(tmp_path: Path) -> None:
-    told = settings("local[*]", 4, 2, tmp_path)
-    assert told["spark.master"] == "local[4,3]"
-    assert told["spark.authenticate"] == "true"
-    assert told["spark.driver.bindAddress"] == "127.0.0.1"
-    assert not [name for name in told if "executor" in name]
+    spark_settings = settings("local[*]", 4, 2, tmp_path)
+    assert spark_settings["spark.master"] == "local[4,3]"
+    assert spark_settings["spark.authenticate"] == "true"
+    assert spark_settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert not [name for name in spark_settings if "executor" in name]
 
 
 def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_path: Path) -> None:
-    told = masters.kubernetes_settings("k8s://", POD, 2, tmp_path / "pod.json")
-    assert told["spark.master"] == "k8s://https://10.0.0.1:443"
-    assert told["spark.kubernetes.driver.pod.name"] == POD.name
-    assert told["spark.kubernetes.namespace"] == "ml"
-    assert (told["spark.authenticate"], told["spark.network.crypto.enabled"]) == ("true", "true")
-    assert told["spark.kubernetes.container.image"] == "registry.example/everstep:1"
-    assert told["spark.kubernetes.container.image.pullPolicy"] == "Always"
-    assert told["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"
-    assert told["spark.executor.memoryOverhead"] == "1600m"
-    assert len(told["spark.kubernetes.executor.podNamePrefix"]) <= 47
+    spark_settings = masters.kubernetes_settings("k8s://", POD, 2, tmp_path / "pod.json")
+    assert spark_settings["spark.master"] == "k8s://https://10.0.0.1:443"
+    assert spark_settings["spark.kubernetes.driver.pod.name"] == POD.name
+    assert spark_settings["spark.kubernetes.namespace"] == "ml"
+    assert (spark_settings["spark.authenticate"], spark_settings["spark.network.crypto.enabled"]) == ("true", "true")
+    assert spark_settings["spark.kubernetes.container.image"] == "registry.example/everstep:1"
+    assert spark_settings["spark.kubernetes.container.image.pullPolicy"] == "Always"
+    assert spark_settings["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"
+    assert spark_settings["spark.executor.memoryOverhead"] == "1600m"
+    assert len(spark_settings["spark.kubernetes.executor.podNamePrefix"]) <= 47
     assert (
         masters.kubernetes_settings("k8s://https://api:6443", POD, 2, tmp_path)["spark.master"]
         == "k8s://https://api:6443"
     )
-    made = json.loads(masters.pod_template(POD))
-    (container,) = made["spec"]["containers"]
+    pod_template = json.loads(masters.pod_template(POD))
+    (container,) = pod_template["spec"]["containers"]
     assert container["command"] == ["python", "-m", "everstep.steps.preprocess.executor"]
     assert container["env"] == OWN["containers"][0]["env"]  # by reference: no secret stands in it
     assert container["volumeMounts"] == OWN["containers"][0]["volumeMounts"]
     assert "resources" not in container
-    assert made["spec"]["securityContext"] == OWN["securityContext"]
+    assert pod_template["spec"]["securityContext"] == OWN["securityContext"]
     assert OWN["containers"][0]["resources"], "what was given is as it was"
 
 
 def test_an_executors_pod_becomes_sparks_executor() -> None:
     names = ["DRIVER_URL", "EXECUTOR_ID", "EXECUTOR_CORES", "APPLICATION_ID", "EXECUTOR_POD_IP", "RESOURCE_PROFILE_ID"]
-    told = {f"SPARK_{name}": name.lower() for name in [*names, "EXECUTOR_POD_NAME"]}
-    told |= {f"SPARK_JAVA_OPT_{number}": f"-Dn={number}" for number in range(11)}
-    told |= {"SPARK_EXECUTOR_MEMORY": "512m", "SPARK_JAVA_OPT_11": "--add-modules=jdk.incubator.vector"}
-    words = command(told, Java(Path("/java"), 17), Path("/jars"))
+    variables = {f"SPARK_{name}": name.lower() for name in [*names, "EXECUTOR_POD_NAME"]}
+    variables |= {f"SPARK_JAVA_OPT_{number}": f"-Dn={number}" for number in range(11)}
+    variables |= {"SPARK_EXECUTOR_MEMORY": "512m", "SPARK_JAVA_OPT_11": "--add-modules=jdk.incubator.vector"}
+    words = command(variables, Java(Path("/java"), 17), Path("/jars"))
     assert words[0] == "/java"
     assert words[1:12] == [f"-Dn={number}" for number in range(11)]
     assert words[12:16] == ["-Xms512m", "-Xmx512m", "-cp", "/jars/*"]
     assert words[16].endswith("KubernetesExecutorBackend")
-    given = dict(zip(words[17::2], words[18::2], strict=True))
-    assert given["--driver-url"] == "driver_url"
-    assert given["--hostname"] == "executor_pod_ip"
-    assert given["--podName"] == "executor_pod_name"
+    flags_by_name = dict(zip(words[17::2], words[18::2], strict=True))
+    assert flags_by_name["--driver-url"] == "driver_url"
+    assert flags_by_name["--hostname"] == "executor_pod_ip"
+    assert flags_by_name["--podName"] == "executor_pod_name"
 
 
 def test_pods_are_refused_where_there_are_none_and_where_nothing_is_shared(tmp_path: Path) -> None:
@@ -172,39 +175,43 @@ def test_the_user_of_the_images_has_a_name() -> None:
     lines = (ROOT / "templates/Containerfile").read_text().splitlines()
     users = {line.split()[1] for line in lines if line.startswith("USER")} - {"0"}
     assert users == {"1000:1000"}
-    (named,) = [line for line in lines if "useradd" in line]
-    assert "--uid 1000" in named
+    (user_line,) = [line for line in lines if "useradd" in line]
+    assert "--uid 1000" in user_line
 
 
 def test_the_drivers_java_is_told_what_suits_it() -> None:
-    told = {"spark.master": "local[1,3]", "spark.ui.enabled": "false"}
-    words = gateway.command(Java(Path("/java"), 25), Path("/jars"), Path("/work"), told)
+    variables = {"spark.master": "local[1,3]", "spark.ui.enabled": "false"}
+    words = gateway.command(Java(Path("/java"), 25), Path("/jars"), Path("/work"), variables)
     assert words[0] == "/java"
     assert words[words.index("-cp") + 1] == "/work:/jars/*"
-    given = ["--conf", "spark.master=local[1,3]", "--conf", "spark.ui.enabled=false", "pyspark-shell"]
-    assert words[words.index(gateway.SUBMIT) + 1 :] == given
-    gone = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-    assert not {gone, "--add-modules=jdk.incubator.vector"} & set(words)
-    assert gone in gateway.command(Java(Path("/java"), 17), Path("/jars"), Path("/work"), told)
+    expected_words = ["--conf", "spark.master=local[1,3]", "--conf", "spark.ui.enabled=false", "pyspark-shell"]
+    assert words[words.index(gateway.SUBMIT) + 1 :] == expected_words
+    java_flag = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    assert not {java_flag, "--add-modules=jdk.incubator.vector"} & set(words)
+    assert java_flag in gateway.command(Java(Path("/java"), 17), Path("/jars"), Path("/work"), variables)
 
 
 def test_the_modules_that_are_opened_are_those_of_sparks_launcher() -> None:
     """The strings in its class JavaModuleOptions, each after a tag and its length (JVM specification, 4.4.7)."""
-    found = find_spec("pyspark")
-    assert found
-    assert found.origin
-    (jar,) = Path(found.origin).parent.glob("jars/spark-launcher_*.jar")
+    spec = find_spec("pyspark")
+    assert spec
+    assert spec.origin
+    (jar,) = Path(spec.origin).parent.glob("jars/spark-launcher_*.jar")
     data = zipfile.ZipFile(jar).read("org/apache/spark/launcher/JavaModuleOptions.class")
     strings = re.findall(rb"\x01\x00(.)(-[ -~]+)", data, re.DOTALL)
     assert sorted(text[: size[0]].decode() for size, text in strings) == sorted(gateway.MODULES)
 
 
-@pytest.mark.parametrize(("told", "wanted"), [("21.0.4", 21), ("1.8.0_392", 8), ("25", 25)])
-def test_a_javas_version_is_read_beside_it_without_starting_it(tmp_path: Path, told: str, wanted: int) -> None:
+@pytest.mark.parametrize(("release_text", "expected_version"), [("21.0.4", 21), ("1.8.0_392", 8), ("25", 25)])
+def test_a_javas_version_is_read_beside_it_without_starting_it(
+    tmp_path: Path, release_text: str, expected_version: int
+) -> None:
     program = tmp_path / "bin/java"
     program.parent.mkdir()
     program.write_text("")
-    (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION_DATE="2024-01-01"\nJAVA_VERSION="{told}"\n')
+    (tmp_path / "release").write_text(
+        f'IMPLEMENTOR="x"\nJAVA_VERSION_DATE="2024-01-01"\nJAVA_VERSION="{release_text}"\n'
+    )
     assert version(str(program)) == 0  # it cannot be run
     program.chmod(0o755)
-    assert version(str(program)) == wanted
+    assert version(str(program)) == expected_version

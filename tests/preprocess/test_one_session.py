@@ -46,46 +46,46 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(folder: Path, given: Path, **more: object) -> Config:
+def config(folder: Path, input_folder: Path, **more: object) -> Config:
     """Nothing is made outside of `folder`."""
-    made = Config(
-        tokenizer=str(given / "tokenizer.json"),
+    new_config = Config(
+        tokenizer=str(input_folder / "tokenizer.json"),
         spark_master="local[2]",
         store=str(folder / "store"),
         outputs=str(folder / "outputs"),
     )
-    made = replace(made, **more)  # type: ignore[arg-type]
-    made.check()
-    return made
+    new_config = replace(new_config, **more)  # type: ignore[arg-type]
+    new_config.check()
+    return new_config
 
 
 def test_documents_are_mended_left_out_held_out_and_counted(inputs: Path, tmp_path: Path) -> None:
     """What stays of a text that comes often, in several tasks and in both splits, is its first document."""
     texts = [f"na\u00c3\u00afve {number % 70}" + " more" * (number % 40) for number in range(700)]
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    asked = {"ftfy": True, "min_length": 15, "max_length": 150, "deduplicate": True, "validation_share": 0.25}
+    cleaning_flags = {"ftfy": True, "min_length": 15, "max_length": 150, "deduplicate": True, "validation_share": 0.25}
     files = {"input": str(tmp_path / "b.jsonl"), "output_prefix": str(tmp_path / "out/result")}
-    told = run(config(tmp_path, inputs, **files, **asked, tasks=5))
+    result = run(config(tmp_path, inputs, **files, **cleaning_flags, tasks=5))
     mended = [text.replace("\u00c3\u00af", "\u00ef") for text in texts]
     fitting = [text for text in mended if 15 <= len(text) <= 150]
     unique = list(dict.fromkeys(fitting))
-    held = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
+    held_out = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
     tokenizer = Tokenizer.from_file(str(inputs / "tokenizer.json"))
-    for name, wanted in (
-        ("result_text", [text for text in unique if text not in held]),
-        ("result_validation_text", held),
+    for name, expected in (
+        ("result_text", [text for text in unique if text not in held_out]),
+        ("result_validation_text", held_out),
     ):
-        assert wanted
+        assert expected
         read = IndexedDataset(tmp_path / f"out/{name}_document")
-        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in wanted]
-    assert told.facts["dropped"] == {
+        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in expected]
+    assert result.facts["dropped"] == {
         "unreadable": 0,
         "too short": sum(len(text) < 15 for text in mended),
         "too long": sum(len(text) > 150 for text in mended),
         "duplicate": len(fitting) - len(unique),
     }
-    assert (told.facts["documents"], told.facts["mended"]) == (700, 700)
-    assert told.outputs["validation"] == f"{tmp_path}/out/result_validation"
+    assert (result.facts["documents"], result.facts["mended"]) == (700, 700)
+    assert result.outputs["validation"] == f"{tmp_path}/out/result_validation"
 
 
 def test_a_corpus_in_a_store_is_read_where_it_is(inputs: Path, tmp_path: Path, s3: MinIO) -> None:
@@ -94,30 +94,32 @@ def test_a_corpus_in_a_store_is_read_where_it_is(inputs: Path, tmp_path: Path, s
     for path in corpus.rglob("*"):
         if path.is_file():
             store.put(f"{corpus.name}/{path.relative_to(corpus).as_posix()}", path)
-    made = []
+    contents = []
     for number, uri in enumerate((str(corpus), f"{store.uri}/{corpus.name}")):
-        told = run(config(tmp_path / str(number), inputs, input=uri))
-        made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).glob("*.[bi][id]*")})
-    assert made[0] == made[1]
-    assert len(made[0]) == 4
+        result = run(config(tmp_path / str(number), inputs, input=uri))
+        contents.append({path.name: path.read_bytes() for path in Path(result.outputs["uri"]).glob("*.[bi][id]*")})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 4
     store.delete(f"{corpus.name}/train/data_000000.jsonl.zst")
     with pytest.raises(StepError, match=r"train/data_000000\.jsonl\.zst: missing"):
         run(config(tmp_path / "2", inputs, input=f"{store.uri}/{corpus.name}"))
 
 
-@pytest.mark.parametrize("asked", [{}, {"deduplicate": True, "validation_share": 0.2, "max_length": 1000}])
+@pytest.mark.parametrize("cleaning_flags", [{}, {"deduplicate": True, "validation_share": 0.2, "max_length": 1000}])
 def test_the_dataset_of_a_corpus_does_not_depend_on_the_number_of_tasks(
-    inputs: Path, tmp_path: Path, asked: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, cleaning_flags: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "FILE_BYTES", 10_000)  # several files
     settings = CorpusConfig(source=str(inputs / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
     corpus = make_corpus(settings).outputs["uri"]
-    made = []
+    contents = []
     for tasks in (1, 7):
-        told = run(config(tmp_path / str(tasks), inputs, input=corpus, append_eod=True, tasks=tasks, **asked))
-        made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).iterdir()})
-        assert told.facts["train"]["documents"] + told.facts["validation"]["documents"] == len(TEXTS)
-    assert made[0] == made[1]
+        result = run(
+            config(tmp_path / str(tasks), inputs, input=corpus, append_eod=True, tasks=tasks, **cleaning_flags)
+        )
+        contents.append({path.name: path.read_bytes() for path in Path(result.outputs["uri"]).iterdir()})
+        assert result.facts["train"]["documents"] + result.facts["validation"]["documents"] == len(TEXTS)
+    assert contents[0] == contents[1]
 
 
 def test_a_torn_line_is_told_with_its_place_and_leaves_nothing(
@@ -154,5 +156,5 @@ def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
     assert names == ["result_preprocess.json", "result_text_document.bin"]
     with pytest.raises(StepError, match="give --force"):
         run(config(tmp_path, inputs, **files, ftfy=True))
-    told = run(config(tmp_path, inputs, **files))
-    assert told.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)
+    result = run(config(tmp_path, inputs, **files))
+    assert result.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)

@@ -15,36 +15,36 @@ FACTS = {"documents": 120, "dropped": {"too short": 7, "too long": 0}, "mended":
 
 def page(text: str, lengths: list[int]) -> str:
     counts = {"documents": len(lengths), "tokens": sum(lengths), "bytes": 4 * sum(lengths), "empty": 0}
-    told = Length.of("document", "text", np.array(lengths, np.int32))
+    length = Length.of("document", "text", np.array(lengths, np.int32))
     sample = Sample("00", (text, None), len(text))
     config = Config(jsonl_keys="text,title", validation_share=0.1)
-    return render(Page("out/result", config, FACTS, {("document", "text"): counts}, [told], [sample]))
+    return render(Page("out/result", config, FACTS, {("document", "text"): counts}, [length], [sample]))
 
 
 def test_a_bar_holds_the_documents_of_one_doubling_and_none_is_lost() -> None:
-    told = Length.of("document", "text", np.array([1, 2, 3, 4, 7, 8, 1000], np.int32))
-    bars = [(bar.first, bar.last, bar.documents) for bar in told.bars if bar.documents]
+    length = Length.of("document", "text", np.array([1, 2, 3, 4, 7, 8, 1000], np.int32))
+    bars = [(bar.first, bar.last, bar.documents) for bar in length.bars if bar.documents]
     assert bars == [(1, 1, 1), (2, 3, 2), (4, 7, 2), (8, 15, 1), (512, 1023, 1)]
-    assert (told.median, told.longest, max(bar.share for bar in told.bars)) == (4, 1000, 1.0)
+    assert (length.median, length.longest, max(bar.share for bar in length.bars)) == (4, 1000, 1.0)
 
 
 @pytest.mark.parametrize(
     "text", ["plain", "<script>alert(1)</script></pre></main>", '"><img src=x onerror=y>', "\x00\x07"]
 )
 def test_text_of_documents_is_never_markup(text: str) -> None:
-    shown = page(text, [3, 5])
-    assert "<script" not in shown
-    assert "<img" not in shown
-    assert not re.search(r"url\(|@import|https?://", shown)
+    page_text = page(text, [3, 5])
+    assert "<script" not in page_text
+    assert "<img" not in page_text
+    assert not re.search(r"url\(|@import|https?://", page_text)
     for tag in ("main", "section", "div", "pre", "dl", "table", "span", "i", "b"):
-        assert len(re.findall(rf"<{tag}[\s>]", shown)) == shown.count(f"</{tag}>"), tag
+        assert len(re.findall(rf"<{tag}[\s>]", page_text)) == page_text.count(f"</{tag}>"), tag
 
 
 def test_counts_and_reasons_are_shown_and_a_dataset_without_documents_too() -> None:
-    shown = page("plain", [3, 5])
-    assert re.search(r"too short</dt><dd>7<", shown)
-    assert "too long" not in shown.partition("Settings")[0]
-    assert "3 documents were mended" in shown
+    page_text = page("plain", [3, 5])
+    assert re.search(r"too short</dt><dd>7<", page_text)
+    assert "too long" not in page_text.partition("Settings")[0]
+    assert "3 documents were mended" in page_text
     assert "None." in page("plain", [])
 
 

@@ -39,10 +39,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(given: Path, out: Path, *more: str) -> list[str]:
+def command(input_folder: Path, out: Path, *more: str) -> list[str]:
     return [
-        *("--input", str(given / "a.jsonl"), "--output-prefix", str(out / "result")),
-        *("--vocab", str(given / "tokenizer.json"), "--tokenizer-type", "HFTokenizer", "--append-eod"),
+        *("--input", str(input_folder / "a.jsonl"), "--output-prefix", str(out / "result")),
+        *("--vocab", str(input_folder / "tokenizer.json"), "--tokenizer-type", "HFTokenizer", "--append-eod"),
         *("--jsonl-keys", "text", "title", "--workers", "2", "--append-eod", "--store", str(out / "store")),
         *("--outputs", str(out / "outputs"), *more),
     ]
@@ -54,7 +54,7 @@ def run_command(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[int, str]:
     """Exit code and what was told."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [*program, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -62,18 +62,18 @@ def run_command(
         timeout=DEADLINE_S,
         env=environment,
     )
-    return done.returncode, done.stdout
+    return completed.returncode, completed.stdout
 
 
-def tokens_of(given: Path, key: str) -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
+def tokens_of(input_folder: Path, key: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(input_folder / "tokenizer.json"))
     return [[*tokenizer.encode(document[key]).ids, 0] for document in DOCUMENTS]
 
 
-def assert_right(given: Path, out: Path) -> None:
+def assert_right(input_folder: Path, out: Path) -> None:
     for key in ("text", "title"):
         read = IndexedDataset(out / f"result_{key}_document")
-        assert [document.tolist() for document in read] == tokens_of(given, key)
+        assert [document.tolist() for document in read] == tokens_of(input_folder, key)
 
 
 def names(folder: Path) -> list[str]:
@@ -93,8 +93,8 @@ FILES = [
 def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mixed(
     inputs: Path, tmp_path: Path
 ) -> None:
-    code, told = run_command(*command(inputs, tmp_path))
-    assert code == 0, told
+    code, output = run_command(*command(inputs, tmp_path))
+    assert code == 0, output
     assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
     assert not list(tmp_path.glob(".result*"))
@@ -103,12 +103,12 @@ def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mi
     assert "caf\u00e9" in (tmp_path / "outputs/dataset.html").read_text()
     assert record["keys"]["text"]["tokens"] == sum(map(len, tokens_of(inputs, "text")))
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
-    code, told = run_command(*command(inputs, tmp_path, "--tasks", "3"))
-    assert (code, "is already done" in told) == (0, True)
-    code, told = run_command(*command(inputs, tmp_path, "--ftfy"))
+    code, output = run_command(*command(inputs, tmp_path, "--tasks", "3"))
+    assert (code, "is already done" in output) == (0, True)
+    code, output = run_command(*command(inputs, tmp_path, "--ftfy"))
     assert code == 2
-    assert told.count("\n") == 1
-    assert "give --force to overwrite" in told
+    assert output.count("\n") == 1
+    assert "give --force to overwrite" in output
     assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
 
 
@@ -141,17 +141,19 @@ def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
     (tmp_path / "faults").mkdir()
     environment = spark_environment(tmp_path / "spark")
     rule = "preprocess.before_commit,shard=document-00004=stop"
-    told = {faults.FAULT_VARIABLE: rule, faults.FAULT_DIR_VARIABLE: str(tmp_path / "faults")}
-    settings = [word for name, value in told.items() for word in ("--conf", f"spark.executorEnv.{name}={value}")]
+    fault_variables = {faults.FAULT_VARIABLE: rule, faults.FAULT_DIR_VARIABLE: str(tmp_path / "faults")}
+    settings = [
+        word for name, value in fault_variables.items() for word in ("--conf", f"spark.executorEnv.{name}={value}")
+    ]
     with ThreadPoolExecutor(1) as pool:
         program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", *settings, SCRIPT)
         arguments = command(inputs, tmp_path, "--tasks", "8")
         running = pool.submit(lambda: run_command(*arguments, program=program, environment=environment))
-        lost = wait_until(lambda: running.done() or holding(cluster), "the stop of a worker", DEADLINE_S)
+        worker_process = wait_until(lambda: running.done() or holding(cluster), "the stop of a worker", DEADLINE_S)
         assert not running.done(), running.result()
-        lost.kill()
-        code, told = running.result()
-    assert code == 0, told
+        worker_process.kill()
+        code, fault_variables = running.result()
+    assert code == 0, fault_variables
     assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
 
@@ -166,16 +168,16 @@ def test_on_a_cluster_nothing_is_shared_but_the_store(
     there = ["--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3"]
     there += ["--spark-master", cluster.master, "--executors", "2", "--executor-cores", "1", "--deduplicate"]
     environment = {**os.environ, **secret(tmp_path / "spark")}
-    code, told = run_command(*command(inputs, tmp_path, *there), environment=environment)
-    assert code == 0, told
-    assert f"starting Spark on {cluster.master}" in told
-    assert "asks for no secret" not in told
+    code, output = run_command(*command(inputs, tmp_path, *there), environment=environment)
+    assert code == 0, output
+    assert f"starting Spark on {cluster.master}" in output
+    assert "asks for no secret" not in output
     assert [entry.key for entry in store.list("out/")] == [f"out/{name}" for name in FILES]
     for name in FILES:
         (tmp_path / name).write_bytes(store.get(f"out/{name}"))
     assert_right(inputs, tmp_path)
-    code, told = run_command(*command(inputs, tmp_path, *there))
-    assert (code, "is already done" in told) == (0, True)
+    code, output = run_command(*command(inputs, tmp_path, *there))
+    assert (code, "is already done" in output) == (0, True)
 
 
 def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(inputs: Path, tmp_path: Path) -> None:
@@ -187,12 +189,12 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(inputs: Pa
         pytest.skip("no mount namespaces here: no small disk can be made")
     arguments = command(inputs, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")
     script = 'mount -t tmpfs -o size=128k none "$0" && { "$@"; code=$?; ls -A "$0"; exit $code; }'
-    code, told = run_command(
+    code, output = run_command(
         *arguments, program=(*enter, "sh", "-c", script, str(disk), sys.executable, "-m", "everstep.steps.preprocess")
     )
-    assert code == 2, told
-    assert f"preprocess: no space left on the disk of {disk}" in told.splitlines()[-1]
-    assert "Traceback" not in told
+    assert code == 2, output
+    assert f"preprocess: no space left on the disk of {disk}" in output.splitlines()[-1]
+    assert "Traceback" not in output
 
 
 def _fails(*command: str) -> bool:
@@ -208,9 +210,9 @@ def test_workers_that_are_killed_in_the_middle_change_no_byte(
     (tmp_path / "faults").mkdir()
     monkeypatch.setenv(faults.FAULT_VARIABLE, ";".join(rules))
     monkeypatch.setenv(faults.FAULT_DIR_VARIABLE, str(tmp_path / "faults"))
-    code, told = run_command(*command(inputs, tmp_path, "--tasks", "8"))
+    code, output = run_command(*command(inputs, tmp_path, "--tasks", "8"))
     assert sorted(path.name for path in (tmp_path / "faults").iterdir()) == sorted(points)
-    assert code == 0, told
+    assert code == 0, output
     assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES
 
@@ -226,8 +228,8 @@ def test_a_killed_command_is_taken_up_where_its_tasks_were(inputs: Path, tmp_pat
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=DEADLINE_S)
     assert names(tmp_path) == []
-    code, told = run_command(*arguments)
-    assert code == 0, told
-    assert "of 40 tasks were already done by an earlier command" in told
+    code, output = run_command(*arguments)
+    assert code == 0, output
+    assert "of 40 tasks were already done by an earlier command" in output
     assert_right(inputs, tmp_path)
     assert names(tmp_path) == FILES

@@ -76,10 +76,10 @@ def test_the_tokens_are_those_of_the_tokenizer_with_an_end_after_each_document(
 
 def test_both_splits_open_and_fit_their_manifest(built_dataset: tuple[Config, Result]) -> None:
     result = built_dataset[1]
-    train, held = open_dataset(result.outputs["uri"]), open_dataset(result.outputs["validation"])
-    assert train.meta["train"]["documents"] + held.meta["validation"]["documents"] == len(TEXTS)
+    train, held_out = open_dataset(result.outputs["uri"]), open_dataset(result.outputs["validation"])
+    assert train.meta["train"]["documents"] + held_out.meta["validation"]["documents"] == len(TEXTS)
     assert (train.vocab_size, train.eod, train.tokens.dtype.name) == (500, 0, "uint16")
-    assert result.facts["tokens"] == len(train.tokens) + len(held.tokens)
+    assert result.facts["tokens"] == len(train.tokens) + len(held_out.tokens)
     assert result.summary.endswith("MB/s")
 
 
@@ -105,8 +105,8 @@ def test_a_second_run_finds_the_dataset_without_spark(built_dataset: tuple[Confi
         f"print(run({config!r}).outputs['uri'])\n"
         "print([name for name in ('pyspark', 'hera', 'tokenizers', 'torch') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told.split("\n")[:2] == [result.outputs["uri"], "[]"]
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split("\n")[:2] == [result.outputs["uri"], "[]"]
 
 
 def without_java(folder: Path) -> str:
@@ -140,10 +140,10 @@ def test_without_an_installed_java_spark_runs_on_jdk4pys(corpus: Path, tmp_path:
         outputs=str(tmp_path / "out"),
     )
     step = process(config, PATH=path, JAVA_HOME="")
-    _, told = step.communicate(timeout=DEADLINE_S)
-    assert step.returncode == 0, told
-    assert "WARN" not in told
-    assert "Exception" not in told
+    _, output = step.communicate(timeout=DEADLINE_S)
+    assert step.returncode == 0, output
+    assert "WARN" not in output
+    assert "Exception" not in output
     opened = open_dataset((tmp_path / "out/uri").read_text())
     assert (opened.eod, opened.vocab_size) == (None, 400)
 
@@ -181,15 +181,15 @@ def test_a_step_that_is_ended_leaves_no_process_and_no_dataset(
     step = process(config, EVERSTEP_TEST_MARK=mark, TMPDIR=str(tmp_path / "tmp"))
     wait_until(lambda: any("java" in process.name() for process in family(mark)), "Java", DEADLINE_S)
     step.send_signal(sent)
-    _, told = step.communicate(timeout=DEADLINE_S)
-    assert step.returncode == code, told
+    _, output = step.communicate(timeout=DEADLINE_S)
+    assert step.returncode == code, output
     wait_until(lambda: not family(mark), "the end of every process", DEADLINE_S)
     assert not list((tmp_path / "store").glob("datasets/*/dataset.json"))
     if sent == signal.SIGTERM:
-        assert told.splitlines()[-1] == "preprocess: asked to stop"
-        for kept in (tmp_path / "store/datasets").iterdir():  # Finished shards are for the next one to take.
-            assert kept.name.startswith("~shards-")
-            assert list(kept.glob("*.done"))
+        assert output.splitlines()[-1] == "preprocess: asked to stop"
+        for dataset_folder in (tmp_path / "store/datasets").iterdir():  # Finished shards are for the next one to take.
+            assert dataset_folder.name.startswith("~shards-")
+            assert list(dataset_folder.glob("*.done"))
         assert not [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("everstep")]
 
 
@@ -231,7 +231,7 @@ def test_an_input_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected_text"),
     [
         (None, "no such file or folder"),
         ("no json", "not a tokenizer.json"),
@@ -240,11 +240,13 @@ def test_an_input_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
         ('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}', "no token"),
     ],
 )
-def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_tokenizer_that_is_none_is_refused(
+    corpus: Path, tmp_path: Path, content: str | None, expected_text: str
+) -> None:
     file = tmp_path / "tokenizer.json"
     if content is not None:
         file.write_text(content)
-    assert said in refusal_of(
+    assert expected_text in refusal_of(
         Config(input=str(corpus), tokenizer=str(file), append_eod=True, store=str(tmp_path / "store"))
     )
 
@@ -255,27 +257,32 @@ def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected_text"),
     [
         ({"vocab_size": 256}, "--vocab-size"),
         ({"spark_master": "mesos://x"}, "--spark-master"),
         ({"tasks": -1}, "--tasks"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(corpus: Path, tmp_path: Path, flags: dict, said: str) -> None:
-    assert said in refusal_of(Config(input=str(corpus), store=str(tmp_path / "store"), **flags))
+def test_numbers_that_cannot_be_are_refused(corpus: Path, tmp_path: Path, flags: dict, expected_text: str) -> None:
+    assert expected_text in refusal_of(Config(input=str(corpus), store=str(tmp_path / "store"), **flags))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["CharLevelTokenizer", "TiktokenTokenizer"])
 def test_the_store_has_datasets_of_bytes_and_of_a_tiktoken_table(corpus: Path, tmp_path: Path, kind: str) -> None:
-    given: dict[str, Any] = {}
+    tokenizer_settings: dict[str, Any] = {}
     if kind == "TiktokenTokenizer":
         (tmp_path / "cl100k_base.tiktoken").write_bytes(table())
-        given = {"vocab_file": str(tmp_path / "cl100k_base.tiktoken")}
+        tokenizer_settings = {"vocab_file": str(tmp_path / "cl100k_base.tiktoken")}
     store = str(tmp_path / "store")
     config = Config(
-        input=str(corpus), tokenizer_type=kind, append_eod=True, spark_master="local[2]", store=store, **given
+        input=str(corpus),
+        tokenizer_type=kind,
+        append_eod=True,
+        spark_master="local[2]",
+        store=store,
+        **tokenizer_settings,
     )
     config.check()
     uri = run(config).outputs["uri"]

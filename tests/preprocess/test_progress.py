@@ -14,7 +14,7 @@ from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.job import complete_results, first_read_time, require_all
 from everstep.steps.preprocess.plan import shards
-from everstep.steps.preprocess.progress import Done, Total, progress_line, read_done, show_progress
+from everstep.steps.preprocess.progress import Total, WorkDone, progress_line, read_done, show_progress
 from everstep.steps.preprocess.shard import REFUSAL_KEY, ShardRefusal, ShardResult
 from everstep.steps.preprocess.workspace import COUNTS
 from everstep.steps.progress import ARGO_FILE
@@ -22,17 +22,17 @@ from tests.harness import wait_until
 
 
 def test_a_line_has_rate_and_time_left_by_documents_or_else_by_bytes() -> None:
-    now = Done(documents=30, tokens=2_500_000, bytes=8_000_000, stored=100)
+    now = WorkDone(documents=30, tokens=2_500_000, bytes=8_000_000, stored=100)
     assert progress_line(now, Total(120, 1000), 4.0) == "30 of 120 documents  2.5 M tokens  2.0 MB/s  25 %  12 s left"
     assert progress_line(now, Total(0, 1000), 4.0) == "30 documents  2.5 M tokens  2.0 MB/s  10 %  36 s left"
-    assert progress_line(Done(0, 0, 0, 0), Total(0, 0), 1.0) == "0 documents  0.0 M tokens  0.0 MB/s"
+    assert progress_line(WorkDone(0, 0, 0, 0), Total(0, 0), 1.0) == "0 documents  0.0 M tokens  0.0 MB/s"
 
 
 def test_tasks_are_summed_and_a_file_that_is_just_being_made_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.progress").write_bytes(COUNTS.pack(1, 2, 3, 4))
     (tmp_path / "b.progress").write_bytes(COUNTS.pack(10, 20, 30, 40))
     (tmp_path / "c.progress").write_bytes(b"")
-    assert read_done(str(tmp_path)) == Done(11, 22, 33, 44)
+    assert read_done(str(tmp_path)) == WorkDone(11, 22, 33, 44)
 
 
 def test_argos_progress_file_says_how_many_kilobytes_of_how_many(

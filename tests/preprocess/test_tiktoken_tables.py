@@ -40,9 +40,9 @@ def both(request: pytest.FixtureRequest) -> tuple[object, Tokenizer]:
 @pytest.mark.parametrize("text", [*TEXTS, *HARD_CASES, "a <|endoftext|> b"])
 def test_the_tokenizer_json_of_a_table_encodes_as_tiktoken_does(both: tuple[object, Tokenizer], text: str) -> None:
     encoding, tokenizer = both
-    wanted = encoding.encode(text, allowed_special="all")  # type: ignore[attr-defined]
-    assert tokenizer.encode(text).ids == wanted
-    assert tokenizer.decode(wanted, skip_special_tokens=False) == text
+    expected_tokens = encoding.encode(text, allowed_special="all")  # type: ignore[attr-defined]
+    assert tokenizer.encode(text).ids == expected_tokens
+    assert tokenizer.decode(expected_tokens, skip_special_tokens=False) == text
 
 
 BYTES = Tokenizer.from_str(json_of_bytes().decode())
@@ -67,7 +67,7 @@ def test_a_vocabulary_of_a_table_or_of_bytes_has_a_tokenizer_json(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected_text"),
     [
         ("own.tiktoken", None, r"own.tiktoken: a table is named after its encoding.*cl100k_base.tiktoken"),
         ("gpt2.tiktoken", None, r"gpt2.tiktoken: a table is named after its encoding"),
@@ -75,8 +75,8 @@ def test_a_vocabulary_of_a_table_or_of_bytes_has_a_tokenizer_json(tmp_path: Path
         ("cl100k_base.tiktoken", b"IQ== 0\n", r"255 of the 256 bytes have no rank"),
     ],
 )
-def test_a_table_that_is_none_is_refused(name: str, content: bytes | None, said: str) -> None:
-    with pytest.raises(StepError, match=said):
+def test_a_table_that_is_none_is_refused(name: str, content: bytes | None, expected_text: str) -> None:
+    with pytest.raises(StepError, match=expected_text):
         encoding_of_table(name, content or table())
 
 

@@ -17,7 +17,7 @@ TEXTS = [f"value_{number} = compute({number}, na\u00efve)\n" * 5 for number in r
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Config:
+def base_config(tmp_path: Path) -> Config:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return Config(
         input=str(tmp_path / "a.jsonl"),
@@ -28,40 +28,40 @@ def given(tmp_path: Path) -> Config:
     )
 
 
-def changed(config: Config, **values: object) -> Config:
-    made = Config(**{**vars(config), **values})  # type: ignore[arg-type]
-    made.check()
-    return made
+def change(config: Config, **values: object) -> Config:
+    new_config = Config(**{**vars(config), **values})  # type: ignore[arg-type]
+    new_config.check()
+    return new_config
 
 
-def test_it_is_written_beside_the_prefix_and_not_over_another(given: Config) -> None:
-    told = run(changed(given))
-    file = Path(told.outputs["uri"])
+def test_it_is_written_beside_the_prefix_and_not_over_another(base_config: Config) -> None:
+    result = run(change(base_config))
+    file = Path(result.outputs["uri"])
     assert file.name == "words_tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     assert tokenizer.get_vocab_size() == 300
     assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
     before = file.read_bytes()
-    assert run(changed(given)).outputs == told.outputs
+    assert run(change(base_config)).outputs == result.outputs
     with pytest.raises(StepError, match="give --force to overwrite"):
-        run(changed(given, train_tokenizer=310))
+        run(change(base_config, train_tokenizer=310))
     assert file.read_bytes() == before
-    run(changed(given, train_tokenizer=310, force=True))
+    run(change(base_config, train_tokenizer=310, force=True))
     assert Tokenizer.from_file(str(file)).get_vocab_size() == 310
 
 
-def test_of_a_corpus_it_is_in_the_store_and_found_again(given: Config, tmp_path: Path) -> None:
-    corpus = make_corpus(CorpusConfig(source=given.input, store=given.store)).outputs["uri"]
-    config = changed(given, input=corpus, output_prefix="")
+def test_of_a_corpus_it_is_in_the_store_and_found_again(base_config: Config, tmp_path: Path) -> None:
+    corpus = make_corpus(CorpusConfig(source=base_config.input, store=base_config.store)).outputs["uri"]
+    config = change(base_config, input=corpus, output_prefix="")
     uri = run(config).outputs["uri"]
     assert Path(uri).parent == tmp_path / "store/tokenizers"
-    written = find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns
+    written_ns = find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns
     assert run(config).outputs["uri"] == uri
-    assert find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns == written
+    assert find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns == written_ns
 
 
-def test_what_cannot_be_trained_is_refused(given: Config) -> None:
+def test_what_cannot_be_trained_is_refused(base_config: Config) -> None:
     with pytest.raises(StepError, match="--train-tokenizer 100: at least 257"):
-        changed(given, train_tokenizer=100)
+        change(base_config, train_tokenizer=100)
     with pytest.raises(StepError, match="trains its own"):
-        changed(given, tokenizer="x")
+        change(base_config, tokenizer="x")

@@ -17,8 +17,9 @@ from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.master.metrics import FAMILIES
 from everstep.runtime.master.server import serving
 from everstep.runtime.net.token_gate import listen
-from everstep.runtime.protocol.messages import Heartbeat, Seat
-from tests.golang import built
+from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.protocol.rounds import Seat
+from tests.golang import build_programs
 from tests.harness import ROOT
 from tests.master.shell import TOKEN, Shell, TroubledStore
 
@@ -30,14 +31,14 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    return built("prometheus", PACKAGES)
+    return build_programs("prometheus", PACKAGES)
 
 
 def test_promtool_accepts_the_alert_rules(programs: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [programs / "promtool", "check", "rules", METRICS / "alerts.yaml"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 CASES = """
@@ -63,10 +64,10 @@ def test_each_alert_fires_when_its_time_has_come(programs: Path, tmp_path: Path)
              "EverstepStandsStill")  # fmt: skip
     firing = ", ".join(f"{{labels: '{{alertname=\"{name}\"}}', value: 1}}" for name in names)
     (tmp_path / "cases.yaml").write_text(CASES.format(rules=METRICS / "alerts.yaml", firing=firing))
-    done = subprocess.run(
+    completed = subprocess.run(
         [programs / "promtool", "test", "rules", tmp_path / "cases.yaml"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def with_prometheus(programs: Path, folder: Path, story: Callable[[str], Awaitable[None]]) -> None:
@@ -128,8 +129,8 @@ def test_a_real_prometheus_reads_every_metric_of_a_real_master(programs: Path, t
     async def story(address: str) -> None:
         async with aiohttp.ClientSession() as session:
             await until_scraped(session, address)
-            found = {one["metric"]["__name__"] for one in await query(session, address, '{__name__=~"everstep_.*"}')}
-            assert found == NAMES
+            names = {one["metric"]["__name__"] for one in await query(session, address, '{__name__=~"everstep_.*"}')}
+            assert names == NAMES
             nodes = await query(session, address, "everstep_node_iteration")
             assert {(one["metric"]["node"], one["value"][1]) for one in nodes} == {
                 ("worker-0-0", "7"), ("worker-1-0", "7")

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
+from everstep.runtime.protocol.rounds import Member, Round
 
 
 class RandomJournal:
@@ -120,10 +120,10 @@ class RandomJournal:
         self._is_hanging = not self._is_hanging
 
     def _finish(self) -> None:
-        left = [name for name in self._members if name not in self._finished | self._gone]
-        if left:
-            self._finished.add(left[0])
-            self.records.append(job.NodeFinished(time=self.time, node=left[0], round=self._round))
+        members_left = [name for name in self._members if name not in self._finished | self._gone]
+        if members_left:
+            self._finished.add(members_left[0])
+            self.records.append(job.NodeFinished(time=self.time, node=members_left[0], round=self._round))
 
     def _commit(self) -> None:
         self.records.append(job.Committed(time=self.time, round=self._round, iteration=self._iteration, key=""))

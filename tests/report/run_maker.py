@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Holding, Member, Restore, Round
+from everstep.runtime.protocol.holdings import Holding, Restore
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.store import open_store
 
 BEGIN = 1_780_000_000.0
@@ -19,7 +20,7 @@ UID = "5b1c9d2e-7f30-4c11-9a52-0a4c2f6b7d01"
 
 
 @dataclass
-class Made:
+class MadeRun:
     """Where the run lies."""
 
     store: Path
@@ -130,21 +131,21 @@ SUMMARIES = {
 }
 
 
-def full_run(place: Path) -> Made:
+def full_run(place: Path) -> MadeRun:
     """A run that succeeded after two restarts."""
-    made = Made(place / "store", place / "run")
+    maker_run = MadeRun(place / "store", place / "run")
     times = {
         "corpus": ("Succeeded", 0.0, 1.2), "tokenize": ("Succeeded", 1.3, 15.0), "check": ("Succeeded", 0.1, 4.0),
         "train": ("Succeeded", 15.5, 136.0), "evaluate": ("Succeeded", 136.2, 150.0),
         "report": ("Running", 150.2, None),
     }  # fmt: skip
-    write(made, workflow(times, "Running", made.name), journal(), telemetry(), list(SUMMARIES))
-    return made
+    write(maker_run, workflow(times, "Running", maker_run.name), journal(), telemetry(), list(SUMMARIES))
+    return maker_run
 
 
-def failed_run(place: Path) -> Made:
+def failed_run(place: Path) -> MadeRun:
     """The training's own error in iteration 12."""
-    made = Made(place / "store", place / "run", name="llama-finetune-bad1")
+    maker_run = MadeRun(place / "store", place / "run", name="llama-finetune-bad1")
     times = {
         "corpus": ("Succeeded", 0.0, 1.2), "tokenize": ("Succeeded", 1.3, 15.0), "check": ("Succeeded", 0.1, 4.0),
         "train": ("Failed", 15.5, 40.0), "evaluate": ("Omitted", 40.0, 40.0), "report": ("Running", 40.2, None),
@@ -157,25 +158,35 @@ def failed_run(place: Path) -> Made:
             error=error, exit_code=1,
         ),
     ]  # fmt: skip
-    write(made, workflow(times, "Failed", made.name), records, telemetry()[:12], ["corpus", "preprocess", "check"])
-    logs = made.folder / "logs"
+    write(
+        maker_run,
+        workflow(times, "Failed", maker_run.name),
+        records,
+        telemetry()[:12],
+        ["corpus", "preprocess", "check"],
+    )
+    logs = maker_run.folder / "logs"
     logs.mkdir()
-    (logs / f"{made.name}-train.log").write_text("iteration 11  loss 7.8\niteration 12  loss 7.6\n" + error + "\n")
-    return made
+    (logs / f"{maker_run.name}-train.log").write_text("iteration 11  loss 7.8\niteration 12  loss 7.6\n" + error + "\n")
+    return maker_run
 
 
 def write(
-    made: Made, manifest: dict[str, Any], records: list[job.Record], lines: list[dict[str, Any]], steps: list[str]
+    maker_run: MadeRun,
+    manifest: dict[str, Any],
+    records: list[job.Record],
+    lines: list[dict[str, Any]],
+    steps: list[str],
 ) -> None:
     """Everything where the real parts would put it."""
-    made.folder.mkdir(parents=True)
-    (made.folder / "workflow.json").write_text(json.dumps(manifest))
-    store = open_store(str(made.store))
+    maker_run.folder.mkdir(parents=True)
+    (maker_run.folder / "workflow.json").write_text(json.dumps(manifest))
+    store = open_store(str(maker_run.store))
     for number, record in enumerate(records, 1):
         store.put(f"jobs/{UID}-train/journal/{number:06d}", msgspec.json.encode(record) + b"\n")
     text = "".join(json.dumps(line) + "\n" for line in lines)
     store.put(f"jobs/{UID}-train/telemetry/000001-000001.jsonl", text.encode())
     for step in steps:
         summary, facts = SUMMARIES[step]
-        told = {"step": step, "summary": summary, "facts": facts, "seconds": 1.0}
-        store.put(f"runs/{made.name}/steps/{step}.json", json.dumps(told).encode())
+        step_summary = {"step": step, "summary": summary, "facts": facts, "seconds": 1.0}
+        store.put(f"runs/{maker_run.name}/steps/{step}.json", json.dumps(step_summary).encode())

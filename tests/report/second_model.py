@@ -22,8 +22,8 @@ class Model:
         self.rounds = {one.round.number: one for one in records if isinstance(one, job.RoundFormed)}
 
     def nodes(self) -> list[str]:
-        named = [one.node for one in self.records if isinstance(one, job.NodeRequested)]
-        return list(dict.fromkeys(named))
+        node_names = [one.node for one in self.records if isinstance(one, job.NodeRequested)]
+        return list(dict.fromkeys(node_names))
 
     def seconds(self, node: str) -> list[Activity | None]:
         """Of each second from begin to end; None: the node was not there."""
@@ -54,20 +54,20 @@ class Model:
                 return place
         return None
 
-    def _joins_after(self, node: str, left: int) -> list[job.NodeJoined]:
+    def _joins_after(self, node: str, number_left: int) -> list[job.NodeJoined]:
         """Its joins after the end of that round; all, if it was in none (0)."""
-        place = (self._place_of_end(left) or 0) if left else 0
+        place = (self._place_of_end(number_left) or 0) if number_left else 0
         return [one for one in self.records[place:] if isinstance(one, job.NodeJoined) and one.node == node]
 
     def at(self, node: str, t: float) -> Activity | None:
         came = self._of(job.NodeRequested, t, node=node)
-        gone = self._of(job.NodeLost, t, node=node)
+        loss_record = self._of(job.NodeLost, t, node=node)
         first = min(self.rounds, default=0)
         if not came:
             # The nodes of the first round (all, if none was formed) count from the beginning.
             is_early = not first or node in self.members(first)
             return Activity.WAITING if is_early else None
-        if gone:
+        if loss_record:
             return None
         if self._of(job.NodeReleased, t, node=node) or self._job_is_over(t):
             return Activity.IDLE
@@ -82,8 +82,8 @@ class Model:
         return bool(self._of(job.JobEnded, t))
 
     def _between(self, node: str, t: float) -> Activity:
-        left = [n for n in self.rounds if node in self.members(n) and self.over(n) < t]
-        joins = self._joins_after(node, max(left, default=0))
+        rounds_left = [n for n in self.rounds if node in self.members(n) and self.over(n) < t]
+        joins = self._joins_after(node, max(rounds_left, default=0))
         joined = [one for one in joins if one.time < t]
         following = [n for n, one in self.rounds.items() if one.time > t and node in self.members(n)]
         if joined:
@@ -92,16 +92,16 @@ class Model:
             number = min(following)
             last = max(self._join_before(member, number) for member in self.members(number))
             return Activity.RENDEZVOUS if t > last else Activity.WAITING
-        if not left:
+        if not rounds_left:
             return Activity.CHECK if joins and t > joins[0].time - joins[0].checked else Activity.WAITING
-        judged = [one.time for one in self._of(job.FaultJudged, float("inf"), round=max(left))]
+        judged = [one.time for one in self._of(job.FaultJudged, float("inf"), round=max(rounds_left))]
         return Activity.DECIDE if judged and t < max(judged) else Activity.RENDEZVOUS
 
     def _join_before(self, node: str, number: int) -> float:
         """When it joined that round: its first join since it left the one before."""
-        left = [n for n in self.rounds if node in self.members(n) and n < number]
+        rounds_left = [n for n in self.rounds if node in self.members(n) and n < number]
         formed = self.rounds[number].time
-        joins = [one.time for one in self._joins_after(node, max(left, default=0)) if one.time <= formed]
+        joins = [one.time for one in self._joins_after(node, max(rounds_left, default=0)) if one.time <= formed]
         return joins[0] if joins else formed
 
     def points(self, number: int) -> list[Mapping[str, Any]]:
@@ -109,15 +109,15 @@ class Model:
 
     def _in_round(self, number: int, t: float) -> Activity:
         over = self.over(number)
-        for seen in self._of(job.HangSeen, float("inf"), round=number):
-            later = self.records[self.records.index(seen) :]
+        for hang_record in self._of(job.HangSeen, float("inf"), round=number):
+            later = self.records[self.records.index(hang_record) :]
             moves = [one.time for one in later if isinstance(one, job.HangOver) and one.round == number]
-            if seen.time - seen.still_s < t < min([over, *moves]):
+            if hang_record.time - hang_record.still_s < t < min([over, *moves]):
                 return Activity.HUNG
         points = self.points(number)
-        died, told = self._death(number)
+        died, detected_at = self._death(number)
         if not points:
-            return self._after(t, died, told, Activity.STARTUP, number, None)
+            return self._after(t, died, detected_at, Activity.STARTUP, number, None)
         first = points[0]["time"] - points[0]["seconds"]
         if t < first:
             return Activity.RESTORE if t > first - points[0].get("restore_s", 0) else Activity.STARTUP
@@ -127,7 +127,7 @@ class Model:
                 return self._in_iteration(points, at, begin, t)
         others = [one["seconds"] for one in points[1:20]]
         pace = median_low(others) if others else points[0]["seconds"]
-        return self._after(t, died, told, Activity.RECOMPUTED, number, points[-1]["time"] + pace)
+        return self._after(t, died, detected_at, Activity.RECOMPUTED, number, points[-1]["time"] + pace)
 
     def _in_iteration(self, points: Lines, at: int, begin: float, t: float) -> Activity:
         point = points[at]
@@ -150,7 +150,7 @@ class Model:
         return first.died, first.time
 
     def _after(
-        self, t: float, died: float | None, told: float, before: Activity, number: int, unfinished: float | None
+        self, t: float, died: float | None, detected_at: float, before: Activity, number: int, unfinished: float | None
     ) -> Activity:
         """After the last iteration, or in a round without any."""
         broken = self._of(job.RoundBroken, float("inf"), round=number)
@@ -160,7 +160,7 @@ class Model:
                 return Activity.STARTUP
             return Activity.SAVE if any(time > t for time in commits) else Activity.OTHER
         if died is not None:
-            return before if t < died else Activity.DETECT if t < told else Activity.DECIDE
+            return before if t < died else Activity.DETECT if t < detected_at else Activity.DECIDE
         if broken[0].reason in (job.Reason.GROW, job.Reason.SCALED, job.Reason.PREEMPTED) or unfinished is None:
             return before
         return before if t < unfinished else Activity.DETECT

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
-from everstep.runtime.report import Run, read_run, render
+from everstep.runtime.protocol.rounds import Member, Round
+from everstep.runtime.report import Run, WorkflowFacts, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.store import open_store
 from tests import chromium
@@ -46,10 +46,10 @@ def look_at(page: str, place: Path) -> None:
 def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing(
     maker: ModuleType, tmp_path: Path
 ) -> None:
-    made = maker.failed_run(tmp_path)
-    store = open_store(str(made.store))
-    (made.folder / "logs" / "worker-1-0.log").write_text(PLANT)
-    store.put(f"jobs/{made.uid}-train/logs/worker-1-0/stacks-000001-1.txt", PLANT.encode())
+    maker_run = maker.failed_run(tmp_path)
+    store = open_store(str(maker_run.store))
+    (maker_run.folder / "logs" / "worker-1-0.log").write_text(PLANT)
+    store.put(f"jobs/{maker_run.uid}-train/logs/worker-1-0/stacks-000001-1.txt", PLANT.encode())
     hostile = [
         *maker.journal()[:2],
         job.WorkerFaulted(
@@ -58,13 +58,13 @@ def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing
         ),
         job.RoundBroken(time=maker.BEGIN + 30, round=1, reason=job.Reason.USER_ERROR, detail=PLANT, node="worker-1-0"),
     ]  # fmt: skip
-    run = read_run(store, made.name, uid=made.uid, folder=made.folder)
-    told = history(hostile, maker.telemetry()[:12])
+    run = read_run(store, maker_run.name, facts=WorkflowFacts(uid=maker_run.uid), folder=maker_run.folder)
+    job_history = history(hostile, maker.telemetry()[:12])
     run = Run(
         PLANT, run.uid, "Failed", workflow={**run.workflow, "spec": {**run.workflow["spec"], "arguments": {
             "parameters": [{"name": PLANT, "value": "long" * 200}]}}},
         steps={**run.steps, "x": {"summary": PLANT, "facts": {"a": PLANT}, "settings": {"b": PLANT}}},
-        jobs={"train": told}, logs=run.logs, log_files=run.log_files, stacks=run.stacks, notes=(PLANT,),
+        jobs={"train": job_history}, logs=run.logs, log_files=run.log_files, stacks=run.stacks, notes=(PLANT,),
     )  # fmt: skip
     page = render(run, maker.BEGIN + 60)
     assert page.count("planted") > 5
@@ -86,9 +86,9 @@ def big_run(nodes: int) -> Run:
             {"time": at + 20 + 2 * i, "round": number, "iteration": 80 * number - 80 + i, "seconds": 2.0}
             for i in range(1, 80)
         ]
-        lost = names[number % len(names)]
+        lost_name = names[number % len(names)]
         records.append(
-            job.RoundBroken(time=at + 180, round=number, reason=job.Reason.NODE_LOST, detail="gone", node=lost)
+            job.RoundBroken(time=at + 180, round=number, reason=job.Reason.NODE_LOST, detail="gone", node=lost_name)
         )
         for time, name in enumerate(names):
             records.append(

@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Restore, Round
+from everstep.runtime.protocol.holdings import Restore
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.report.history import Point, _PointsByRound, history
 from everstep.runtime.watch.slow_ranks import SlowPart
 
 
-def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
+def round_formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
     restore = None if iteration is None else Restore(number - 1, iteration, (), "newest")
     member = Member("worker-0-0", "local-0", "127.0.0.1:1", 1)
     return job.RoundFormed(time=time, round=Round(number, {"worker": (member,)}, "127.0.0.1", 1, restore, "all joined"))
@@ -34,7 +35,7 @@ def at(time: float, number: int, iteration: int, **more: object) -> dict[str, ob
 
 
 def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
-    records = [formed(1, 1), fault(10.2, 10.0), round_broken(10.3, 1, 7), formed(10.4, 2, 5)]
+    records = [round_formed(1, 1), fault(10.2, 10.0), round_broken(10.3, 1, 7), round_formed(10.4, 2, 5)]
     lines = [at(8, 1, 6), at(9, 1, 7), at(11, 2, 6), at(12, 2, 7), at(13.5, 2, 8), at(15, 2, 9)]
     (restart,) = history(records, lines).restarts
     assert restart.time == 10.0
@@ -44,36 +45,46 @@ def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
 
 
 def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
-    records = [formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9)]
+    records = [round_formed(1, 1), round_broken(10, 1, 9), round_formed(11, 2, 9)]
     (restart,) = history(records, [at(8, 1, 6), at(12, 2, 10)]).restarts
     assert (restart.lost, restart.seconds) == (0, 2.0)
 
 
 def test_slow_nodes_are_told_with_their_time() -> None:
-    seen = job.SlowSeen(time=9, round=1, node="worker-0-0", ranks=(0,), part=SlowPart.DISK, detail="rank 0 is slow")
-    assert history([formed(1, 1), seen], []).slow == ((9, "rank 0 is slow"),)
+    slow_record = job.SlowSeen(
+        time=9, round=1, node="worker-0-0", ranks=(0,), part=SlowPart.DISK, detail="rank 0 is slow"
+    )
+    assert history([round_formed(1, 1), slow_record], []).slow == ((9, "rank 0 is slow"),)
 
 
 def test_a_restart_that_is_not_over_has_no_cost_yet() -> None:
-    (restart,) = history([formed(1, 1), round_broken(10, 1, 9)], []).restarts
+    (restart,) = history([round_formed(1, 1), round_broken(10, 1, 9)], []).restarts
     assert (restart.seconds, restart.lost) == (None, None)
 
 
 def test_a_second_fault_before_any_progress_ends_the_first_restart() -> None:
-    records = [formed(1, 1), round_broken(10, 1, 4), formed(11, 2, 4), round_broken(12, 2, 4), formed(13, 3, 4)]
+    records = [
+        round_formed(1, 1),
+        round_broken(10, 1, 4),
+        round_formed(11, 2, 4),
+        round_broken(12, 2, 4),
+        round_formed(13, 3, 4),
+    ]
     first, second = history(records, [at(9, 1, 4), at(15, 3, 5)]).restarts
     assert (first.seconds, second.seconds) == (2.0, 3.0)
 
 
 def test_a_fault_after_the_last_iteration_costs_until_the_job_ended() -> None:
-    done = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
-    (restart,) = history([formed(1, 1), round_broken(10, 1, 9), formed(11, 2, 9), done], [at(9, 1, 9)]).restarts
+    end_record = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
+    (restart,) = history(
+        [round_formed(1, 1), round_broken(10, 1, 9), round_formed(11, 2, 9), end_record], [at(9, 1, 9)]
+    ).restarts
     assert restart.seconds == 4.0
 
 
 def test_the_latest_round_wins_for_an_iteration() -> None:
-    told = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
-    assert [(point.iteration, point.loss) for point in told.curve] == [(6, 1.0), (7, 2.0)]
+    job_history = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
+    assert [(point.iteration, point.loss) for point in job_history.curve] == [(6, 1.0), (7, 2.0)]
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
@@ -87,7 +98,7 @@ def test_other_lines_are_passed_over(line: dict[str, object]) -> None:
 
 def test_a_reopened_job_has_not_ended() -> None:
     failed = job.JobEnded(time=4, result=job.JobResult.FAILED, reason="error")
-    assert history([formed(1, 1), failed, job.JobReopened(time=5)], []).end is None
+    assert history([round_formed(1, 1), failed, job.JobReopened(time=5)], []).end is None
 
 
 def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None:
@@ -95,9 +106,9 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
         return {"v": 1, "time": time, "kind": "interval", "round": 1, "iteration": iteration, "reason": reason}
 
     lines = [line(9, 70, "every 8"), line(5, 1, "every 16"), line(6, 30, "every 16"), at(7, 1, 50)]
-    told = history([formed(1, 1)], lines)
-    assert told.intervals == ((1, "every 16"), (70, "every 8"))
-    assert [point.iteration for point in told.points] == [50]
+    job_history = history([round_formed(1, 1)], lines)
+    assert job_history.intervals == ((1, "every 16"), (70, "every 8"))
+    assert [point.iteration for point in job_history.points] == [50]
 
 
 @given(
@@ -105,9 +116,9 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
     st.integers(0, 6), st.integers(0, 10), st.integers(0, 12),
 )  # fmt: skip
 def test_what_was_trained_is_found_as_by_looking_at_all(
-    told: list[tuple[int, int]], number: int, iteration: int, until: int
+    spans_trained: list[tuple[int, int]], number: int, iteration: int, until: int
 ) -> None:
-    points = [Point(float(time), *one) for time, one in enumerate(told)]
+    points = [Point(float(time), *one) for time, one in enumerate(spans_trained)]
     trained = _PointsByRound(points)
     before = [p.iteration for p in points if p.round < number or (p.round == number and p.time <= until)]
     assert trained.newest(number, until) == max(before, default=0)

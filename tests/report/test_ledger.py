@@ -20,31 +20,31 @@ def ledger_of(journal: RandomJournal, begin: int = 0, end: int | None = None) ->
 def test_the_ledger_has_no_gap_no_overlap_and_equals_the_model(seed: int, begin: int, more: int) -> None:
     journal = RandomJournal(seed)
     end = max(journal.end + more, begin + 1)
-    told = ledger_of(journal, begin, end)
+    job_ledger = ledger_of(journal, begin, end)
     model = Model(journal.records, journal.lines, begin, end)
-    found = {node.node: node for node in told.nodes} if told else {}
+    nodes = {node.node: node for node in job_ledger.nodes} if job_ledger else {}
     for name in model.nodes():
-        wanted = model.seconds(name)
+        expected = model.seconds(name)
         seconds: list[Activity | None] = [None] * (end - begin)
-        for spell in found[name].spells() if name in found else ():
+        for spell in nodes[name].spells() if name in nodes else ():
             assert begin <= spell.begin < spell.end <= end
             for second in range(int(spell.begin), int(spell.end)):
                 assert seconds[second - begin] is None, "a second is in the ledger twice"
                 seconds[second - begin] = spell.activity
-        assert seconds == wanted, name
-        if name in found:
-            sums = {one: float(wanted.count(one)) for one in Activity if one in wanted}
-            assert {one: some for one, some in found[name].seconds.items() if some} == pytest.approx(sums)
+        assert seconds == expected, name
+        if name in nodes:
+            sums = {one: float(expected.count(one)) for one in Activity if one in expected}
+            assert {one: some for one, some in nodes[name].seconds.items() if some} == pytest.approx(sums)
 
 
 @given(st.integers(0, 10**9))
 def test_the_parts_add_up_to_the_whole(seed: int) -> None:
-    told = ledger_of(RandomJournal(seed))
-    if told is None:
+    job_ledger = ledger_of(RandomJournal(seed))
+    if job_ledger is None:
         return
-    assert sum(entry.share for entry in told.entries) == pytest.approx(1.0)
-    good = sum(entry.share for entry in told.entries if entry.activity is Activity.PRODUCTIVE)
-    assert sum(told.badput().values()) + good == pytest.approx(1.0)
+    assert sum(entry.share for entry in job_ledger.entries) == pytest.approx(1.0)
+    good = sum(entry.share for entry in job_ledger.entries if entry.activity is Activity.PRODUCTIVE)
+    assert sum(job_ledger.badput().values()) + good == pytest.approx(1.0)
 
 
 def test_no_seconds_make_no_ledger() -> None:
@@ -57,6 +57,6 @@ def test_a_node_that_comes_again_is_not_there_in_between() -> None:
         job.NodeLost(time=3, node="a", reason=job.Reason.NODE_LOST),
         job.NodeAppeared(time=7, node="a", role="worker", index=0, host=""),
     ]
-    told = ledger(history(records, []), 1, 9)
-    assert told is not None
-    assert [(spell.begin, spell.end) for spell in told.nodes[0].spells()] == [(1, 3), (7, 9)]
+    job_ledger = ledger(history(records, []), 1, 9)
+    assert job_ledger is not None
+    assert [(spell.begin, spell.end) for spell in job_ledger.nodes[0].spells()] == [(1, 3), (7, 9)]

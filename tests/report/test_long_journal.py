@@ -8,8 +8,8 @@ import pytest
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
 from everstep.runtime.journal import segments
 from everstep.runtime.journal.journal import claim, read_journal
-from everstep.runtime.protocol.messages import Holding
-from everstep.runtime.report import read_run
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.report import WorkflowFacts, read_run
 from everstep.runtime.report.history import history
 from everstep.runtime.store import DirectoryStore
 
@@ -24,9 +24,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
     store = DirectoryStore(tmp_path)
     journal, _ = claim(store, JOB, "a:1", 1.0)
     for at in range(1, 41):
-        held = Holding(1, at, key=f"k/{at}")
+        holding = Holding(1, at, key=f"k/{at}")
         records: list[Record] = [
-            ShardPersisted(time=at, holding=held),
+            ShardPersisted(time=at, holding=holding),
             Committed(time=at, round=1, iteration=at, key="m"),
         ]
         journal.write(journal.draft(records))
@@ -36,10 +36,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
 
 def test_what_is_archived_is_told(store: DirectoryStore) -> None:
     assert len(segments.listed_numbers(store, JOB)) < 10, "most must be archived"
-    run = read_run(store, "run", uid=UID)
-    told = run.jobs["train"]
-    assert told == history(read_journal(store, JOB), [])
-    assert told.commits == tuple((float(at), at) for at in range(1, 41))
+    run = read_run(store, "run", facts=WorkflowFacts(uid=UID))
+    training = run.jobs["train"]
+    assert training == history(read_journal(store, JOB), [])
+    assert training.commits == tuple((float(at), at) for at in range(1, 41))
     assert not [note for note in run.notes if "journal" in note or "archive" in note]
 
 
@@ -48,7 +48,7 @@ def test_what_is_missing_or_no_record_is_noted_and_the_rest_told(store: Director
     newest = segments.key(JOB, 41)
     torn = store.get(newest) + b'{"kind":"Later"}\n{"kind":"Com\n' + b"x\n" * 100
     store.put(newest, torn)
-    run = read_run(store, "run", uid=UID)
+    run = read_run(store, "run", facts=WorkflowFacts(uid=UID))
     assert [at for _, at in run.jobs["train"].commits] == [*range(1, 8), *range(12, 41)]
     notes = "\n".join(run.notes)
     assert "000009 is missing" in notes
@@ -58,4 +58,4 @@ def test_what_is_missing_or_no_record_is_noted_and_the_rest_told(store: Director
 
 def test_segments_headers_are_no_notes(store: DirectoryStore) -> None:
     assert msgspec.json.decode(store.get(segments.key(JOB, 41)).splitlines()[0])["kind"] == "Segment"
-    assert "line 1" not in " ".join(read_run(store, "run", uid=UID).notes)
+    assert "line 1" not in " ".join(read_run(store, "run", facts=WorkflowFacts(uid=UID)).notes)

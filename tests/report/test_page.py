@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 from everstep.runtime.job import records as job
-from everstep.runtime.protocol.messages import Member, Round
-from everstep.runtime.report import History, Run, flow, read_run, render
+from everstep.runtime.protocol.rounds import Member, Round
+from everstep.runtime.report import History, Run, WorkflowFacts, flow, read_run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.report.page import overview
 from everstep.runtime.store import open_store
@@ -49,20 +49,21 @@ class Strict(HTMLParser):
 
 
 def parse_page(page: str) -> Strict:
-    found = Strict()
-    found.feed(page)
-    assert found.open == []
-    assert all(address.startswith("logs/") for address in found.addresses)
-    assert "script" not in found.tags
-    assert "link" not in found.tags
+    page_parser = Strict()
+    page_parser.feed(page)
+    assert page_parser.open == []
+    assert all(address.startswith("logs/") for address in page_parser.addresses)
+    assert "script" not in page_parser.tags
+    assert "link" not in page_parser.tags
     assert not re.search(r"url\((?!#)|@import|https?://", page)
-    assert len(set(found.ids)) == len(found.ids)
-    assert set(found.references) <= set(found.ids)
-    return found
+    assert len(set(page_parser.ids)) == len(page_parser.ids)
+    assert set(page_parser.references) <= set(page_parser.ids)
+    return page_parser
 
 
-def page_of(made: object, **more: object) -> str:
-    run = read_run(open_store(str(made.store)), made.name, uid=made.uid, folder=made.folder, **more)  # type: ignore[attr-defined,arg-type]
+def page_of(maker_run: object, phase: str = "") -> str:
+    facts = WorkflowFacts(maker_run.uid, phase)  # type: ignore[attr-defined]
+    run = read_run(open_store(str(maker_run.store)), maker_run.name, facts=facts, folder=maker_run.folder)  # type: ignore[attr-defined]
     return render(run, 1_780_000_151.0)
 
 
@@ -109,7 +110,9 @@ def test_an_empty_run_is_a_page_that_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_without_a_run_folder_the_failures_that_argo_names_are_shown(tmp_path: Path) -> None:
     failures = ({"displayName": "train", "message": "main: Error (exit code 3)", "phase": "Failed"},)
-    page = render(read_run(open_store(str(tmp_path)), "r", uid="u", phase="Failed", failures=failures), 0.0)
+    page = render(
+        read_run(open_store(str(tmp_path)), "r", facts=WorkflowFacts(uid="u", phase="Failed", failures=failures)), 0.0
+    )
     parse_page(page)
     assert "main: Error (exit code 3)" in page
 
@@ -119,9 +122,17 @@ GRAPH = {"corpus": (), "tokenize": ("corpus",), "train": ("tokenize",), "evaluat
 
 def cluster_run(phase: str, failures: tuple[dict[str, str], ...] = (), jobs: dict[str, History] | None = None) -> Run:
     """As a report's pod knows it: two steps left a summary."""
-    left = {"corpus": {"seconds": 2.0, "ended": 102.0}, "tokenize": {"seconds": 5.0, "ended": 108.0}}
+    step_summaries = {"corpus": {"seconds": 2.0, "ended": 102.0}, "tokenize": {"seconds": 5.0, "ended": 108.0}}
     return Run(
-        "ours", "u", phase, failures=failures, steps=left, graph=GRAPH, on_cluster=True, own="report", jobs=jobs or {}
+        "ours",
+        "u",
+        phase,
+        failures=failures,
+        steps=step_summaries,
+        graph=GRAPH,
+        on_cluster=True,
+        own="report",
+        jobs=jobs or {},
     )
 
 
@@ -137,22 +148,22 @@ def test_on_a_cluster_the_steps_are_drawn_by_their_edges() -> None:
 
 
 def test_of_a_stopped_run_it_says_that_its_nodes_ended_and_how_it_continues() -> None:
-    ended = history(
+    stopped_history = history(
         [job.JobEnded(time=150.0, result=job.JobResult.STOPPED, reason="told to stop", error="", exit_code=143)], []
     )
-    run = cluster_run("Failed", jobs={"train": ended})
+    run = cluster_run("Failed", jobs={"train": stopped_history})
     page = render(run, 200.0)
     assert "The run was stopped, and its nodes ended: `argo retry ours` continues at the unfinished step." in page
     assert "--name" not in page
 
 
 def test_a_missing_journal_and_torn_telemetry_are_told(maker: ModuleType, tmp_path: Path) -> None:
-    made = maker.full_run(tmp_path)
-    store = open_store(str(made.store))
-    for entry in list(store.list(f"jobs/{made.uid}-train/journal/")):
+    maker_run = maker.full_run(tmp_path)
+    store = open_store(str(maker_run.store))
+    for entry in list(store.list(f"jobs/{maker_run.uid}-train/journal/")):
         store.delete(entry.key)
-    store.put(f"jobs/{made.uid}-train/telemetry/000002-000001.jsonl", b'{"v":1,"ti')
-    page = page_of(made)
+    store.put(f"jobs/{maker_run.uid}-train/telemetry/000002-000001.jsonl", b'{"v":1,"ti')
+    page = page_of(maker_run)
     parse_page(page)
     assert "has no journal" in page
     assert "1 unreadable lines" in page
@@ -160,21 +171,21 @@ def test_a_missing_journal_and_torn_telemetry_are_told(maker: ModuleType, tmp_pa
 
 
 def test_a_record_of_a_later_version_is_told_and_the_rest_is_shown(maker: ModuleType, tmp_path: Path) -> None:
-    made = maker.full_run(tmp_path)
-    store = open_store(str(made.store))
-    store.put(f"jobs/{made.uid}-train/journal/000099", b'{"kind":"FromTheFuture","time":1}\n')
-    page = page_of(made)
+    maker_run = maker.full_run(tmp_path)
+    store = open_store(str(maker_run.store))
+    store.put(f"jobs/{maker_run.uid}-train/journal/000099", b'{"kind":"FromTheFuture","time":1}\n')
+    page = page_of(maker_run)
     assert "not a record this version knows" in page
     assert "round 2, 2 nodes" in page
 
 
 def test_a_fault_says_its_cause_its_cost_and_where_to_read_on(maker: ModuleType, tmp_path: Path) -> None:
-    made = maker.full_run(tmp_path)
-    (made.folder / "logs").mkdir()
-    (made.folder / "logs" / "worker-1-0.log").write_text("")
-    store = open_store(str(made.store))
-    store.put(f"jobs/{made.uid}-train/logs/worker-1-0/stacks-000001-3.txt", b"rank 1 is in data_loader.py:88")
-    page = page_of(made)
+    maker_run = maker.full_run(tmp_path)
+    (maker_run.folder / "logs").mkdir()
+    (maker_run.folder / "logs" / "worker-1-0.log").write_text("")
+    store = open_store(str(maker_run.store))
+    store.put(f"jobs/{maker_run.uid}-train/logs/worker-1-0/stacks-000001-3.txt", b"rank 1 is in data_loader.py:88")
+    page = page_of(maker_run)
     assert parse_page(page).addresses.count("logs/worker-1-0.log") == 2
     assert "data_loader.py:88" in page
     assert "First, rank 1 on worker-1-0 ended (signal 9) at iteration 81: killed from outside." in page

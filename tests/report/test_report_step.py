@@ -27,22 +27,23 @@ def step(*flags: str, run_dir: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_the_page_is_an_artifact_and_in_the_run_folder(maker: ModuleType, tmp_path: Path) -> None:
-    made = maker.full_run(tmp_path)
+    maker_run = maker.full_run(tmp_path)
     out = tmp_path / "out"
-    done = step(
-        f"--store={made.store}", f"--run={made.name}", f"--outputs={out}", f"--uid={made.uid}", "--status=Succeeded",
-        '--failures="null"', "--duration=151.2", run_dir=made.folder,
+    completed = step(
+        f"--store={maker_run.store}", f"--run={maker_run.name}", f"--outputs={out}", f"--uid={maker_run.uid}",
+        "--status=Succeeded",
+        '--failures="null"', "--duration=151.2", run_dir=maker_run.folder,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("report.html  2 restarts, ")
-    assert "goodput" in done.stderr
-    assert (out / "report.html").read_bytes() == (made.folder / "report.html").read_bytes()
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.splitlines()[-1].startswith("report.html  2 restarts, ")
+    assert "goodput" in completed.stderr
+    assert (out / "report.html").read_bytes() == (maker_run.folder / "report.html").read_bytes()
 
 
 def test_a_duration_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    done = step(f"--store={tmp_path}", "--duration=long")
-    assert done.returncode == 2
-    assert "not a number of seconds" in done.stderr
+    completed = step(f"--store={tmp_path}", "--duration=long")
+    assert completed.returncode == 2
+    assert "not a number of seconds" in completed.stderr
 
 
 @pytest.mark.parametrize("text", ['"[{\\"displayName\\": \\"a\\"}]"', '[{"displayName": "a"}]'])
@@ -56,8 +57,8 @@ def test_no_failures_are_none(text: str) -> None:
 
 
 def test_the_trainings_gauge_of_goodput_is_the_reports(maker: ModuleType, tmp_path: Path) -> None:
-    made = maker.full_run(tmp_path)
-    store, job = open_store(str(made.store)), f"{made.uid}-train"
+    maker_run = maker.full_run(tmp_path)
+    store, job = open_store(str(maker_run.store)), f"{maker_run.uid}-train"
     good = goodput_of(store, job)
     assert good == summary(read_job(store, job), 0.0)["jobs"][0]["goodput"]
     assert good is not None

@@ -11,12 +11,12 @@ from everstep.cli.main import main
 
 @pytest.fixture
 def runs(maker: ModuleType, tmp_path: Path) -> Path:
-    made = maker.full_run(tmp_path)
-    if made.folder.name != made.name:
-        made.folder.rename(made.folder.with_name(made.name))
-    folder = made.folder.with_name(made.name)
+    maker_run = maker.full_run(tmp_path)
+    if maker_run.folder.name != maker_run.name:
+        maker_run.folder.rename(maker_run.folder.with_name(maker_run.name))
+    folder = maker_run.folder.with_name(maker_run.name)
     workflow = json.loads((folder / "workflow.json").read_text())
-    workflow.setdefault("spec", {})["arguments"] = {"parameters": [{"name": "store", "value": str(made.store)}]}
+    workflow.setdefault("spec", {})["arguments"] = {"parameters": [{"name": "store", "value": str(maker_run.store)}]}
     (folder / "workflow.json").write_text(json.dumps(workflow))
     return folder.parent
 
@@ -53,12 +53,12 @@ def test_a_store_alone_is_enough(runs: Path, capsys: pytest.CaptureFixture[str])
     store = runs / "store"
     (job,) = {path.name for path in (store / "jobs").iterdir()}
     for place in (f"{store}/jobs/{job}", f"{store}/runs/llama-finetune-x7k2"):
-        written = store / "runs" / "llama-finetune-x7k2" / "steps" / "train.json"
-        written.write_text(json.dumps({**json.loads(written.read_text()), "settings": {"job": job}}))
+        summary_path = store / "runs" / "llama-finetune-x7k2" / "steps" / "train.json"
+        summary_path.write_text(json.dumps({**json.loads(summary_path.read_text()), "settings": {"job": job}}))
         assert main(["report", place, "-o", "json"]) == 0
-        (told,) = json.loads(capsys.readouterr().out)["jobs"]
-        assert told["iteration"] == 200
-        assert sum(entry["share"] for entry in told["ledger"]) == pytest.approx(1.0)
+        (job_facts,) = json.loads(capsys.readouterr().out)["jobs"]
+        assert job_facts["iteration"] == 200
+        assert sum(entry["share"] for entry in job_facts["ledger"]) == pytest.approx(1.0)
 
 
 def test_a_place_of_a_store_that_has_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

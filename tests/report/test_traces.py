@@ -17,8 +17,8 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 @pytest.fixture
 def exported(maker: ModuleType, tmp_path: Path) -> Any:
     """Spans by name, given a parent."""
-    made = maker.full_run(tmp_path)
-    run = read_run(open_store(str(made.store)), made.name, folder=made.folder)
+    maker_run = maker.full_run(tmp_path)
+    run = read_run(open_store(str(maker_run.store)), maker_run.name, folder=maker_run.folder)
 
     def export(parent: str = "") -> dict[str, dict[str, Any]]:
         spans = traces(run, maker.BEGIN + 200, parent)["resourceSpans"][0]["scopeSpans"][0]["spans"]

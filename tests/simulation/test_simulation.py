@@ -21,18 +21,18 @@ def trace(*failures: Failure, hours: float = 10.0, machines: int = 80) -> Trace:
 
 
 def test_without_failures_only_the_start_is_lost() -> None:
-    found = simulate(8, trace(), Policy("p"), COST)
-    assert (found.rounds, found.failures, found.wasted_s) == (1, 0, 0.0)
-    assert found.useful_s == pytest.approx(10 * HOUR - COST.init_s)
+    simulation = simulate(8, trace(), Policy("p"), COST)
+    assert (simulation.rounds, simulation.failures, simulation.wasted_s) == (1, 0, 0.0)
+    assert simulation.useful_s == pytest.approx(10 * HOUR - COST.init_s)
 
 
 def test_a_killed_process_costs_one_round_and_at_most_an_iteration() -> None:
-    found = simulate(8, trace(Failure(HOUR, (3,), process=True)), Policy("p"), COST)
-    assert found.rounds == 2
-    assert 0 <= found.wasted_s < COST.iteration_s
+    simulation = simulate(8, trace(Failure(HOUR, (3,), process=True)), Policy("p"), COST)
+    assert simulation.rounds == 2
+    assert 0 <= simulation.wasted_s < COST.iteration_s
     down = COST.detect_s + COST.stop_s + COST.init_s + COST.restore_s
-    assert found.recoveries == [pytest.approx(down + COST.iteration_s)]
-    assert found.useful_s == pytest.approx(10 * HOUR - COST.init_s - down - found.wasted_s)
+    assert simulation.recoveries == [pytest.approx(down + COST.iteration_s)]
+    assert simulation.useful_s == pytest.approx(10 * HOUR - COST.init_s - down - simulation.wasted_s)
 
 
 def test_copies_at_each_tenth_iteration_cost_up_to_ten() -> None:
@@ -42,34 +42,34 @@ def test_copies_at_each_tenth_iteration_cost_up_to_ten() -> None:
 
 def test_a_lost_machine_is_done_without_until_it_is_repaired() -> None:
     fails = trace(Failure(HOUR, (3,), repair_s=2 * HOUR))
-    found = simulate(8, fails, Policy("p", shrink_after=0.0), COST)
-    worlds = [nodes for _, nodes in found.samples]
+    simulation = simulate(8, fails, Policy("p", shrink_after=0.0), COST)
+    worlds = [nodes for _, nodes in simulation.samples]
     assert [nodes for nodes in worlds if nodes] == [8, 7, 8]
 
 
 def test_a_spare_takes_the_place_of_a_lost_machine() -> None:
     fails = trace(Failure(HOUR, (3,), repair_s=20 * HOUR))
-    found = simulate(8, fails, Policy("p", spares=1, shrink_after=300.0), COST)
-    assert [nodes for _, nodes in found.samples if nodes] == [8, 8]
-    assert found.machines == 9
+    simulation = simulate(8, fails, Policy("p", spares=1, shrink_after=300.0), COST)
+    assert [nodes for _, nodes in simulation.samples if nodes] == [8, 8]
+    assert simulation.machines == 9
 
 
 def test_who_waits_for_all_does_nothing_while_a_machine_is_repaired() -> None:
     fails = trace(Failure(HOUR, (3,), repair_s=2 * HOUR))
-    found = simulate(8, fails, Policy("p", shrink_after=9 * HOUR, min_share=1.0), COST)
-    assert found.down_s > 2 * HOUR
+    simulation = simulate(8, fails, Policy("p", shrink_after=9 * HOUR, min_share=1.0), COST)
+    assert simulation.down_s > 2 * HOUR
 
 
 def test_when_a_switch_goes_the_state_comes_from_the_store() -> None:
     fails = trace(Failure(HOUR, (2, 3), silent=True, repair_s=HOUR))
-    found = simulate(8, fails, Policy("p", persist=600.0), COST)
-    assert found.store_restores == 1
-    assert 0 < found.wasted_s <= 600.0 + COST.iteration_s
+    simulation = simulate(8, fails, Policy("p", persist=600.0), COST)
+    assert simulation.store_restores == 1
+    assert 0 < simulation.wasted_s <= 600.0 + COST.iteration_s
 
 
 def test_a_silent_machine_is_missed_later() -> None:
-    seen, silent = (simulate(8, trace(Failure(HOUR, (3,), silent=one)), Policy("p"), COST) for one in (False, True))
-    assert silent.recoveries[0] - seen.recoveries[0] == pytest.approx(COST.silent_s - COST.detect_s)
+    loud, silent = (simulate(8, trace(Failure(HOUR, (3,), silent=one)), Policy("p"), COST) for one in (False, True))
+    assert silent.recoveries[0] - loud.recoveries[0] == pytest.approx(COST.silent_s - COST.detect_s)
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
@@ -86,15 +86,15 @@ def test_failures_come_as_often_as_their_rate_says() -> None:
 
 
 def test_a_picture_has_the_share_of_nodes_that_trained() -> None:
-    found = simulate(8, trace(), Policy("p"), COST)
-    shares = column_shares(found, 10)
+    simulation = simulate(8, trace(), Policy("p"), COST)
+    shares = column_shares(simulation, 10)
     assert shares[0] == pytest.approx(1 - COST.init_s / HOUR)
     assert shares[1:] == pytest.approx([1.0] * 9)
 
 
 def test_a_trace_is_read_from_a_file() -> None:
-    found = parse_trace(["# ours", "9 2-3 silent 2", "3.1 1 process 0  # first"], 8, 10 * HOUR)
-    assert found.failures == (
+    trace = parse_trace(["# ours", "9 2-3 silent 2", "3.1 1 process 0  # first"], 8, 10 * HOUR)
+    assert trace.failures == (
         Failure(3.1 * HOUR, (1,), process=True),
         Failure(9 * HOUR, (2, 3), silent=True, repair_s=2 * HOUR),
     )
@@ -119,13 +119,13 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
     assert [line.split()[0] for line in lines] == ["POLICY", "a", "b"]
     assert ElementTree.parse(tmp_path / "p.svg").getroot().tag.endswith("svg")
     assert main([*words, "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["policy"] for one in told] == ["a", "b"]
-    assert 0 < told[0]["goodput"] < 1
+    outcomes = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in outcomes] == ["a", "b"]
+    assert 0 < outcomes[0]["goodput"] < 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_text"),
     [
         (["--policies", "a: stage=0"], "--policies: stage must be at least 1"),
         (["--costs", "none"], "--costs none: not known, and no such file"),
@@ -133,6 +133,6 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
         (["--nodes", "0"], "--nodes must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(words: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert expected_text in capsys.readouterr().err

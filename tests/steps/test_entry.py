@@ -50,9 +50,9 @@ def step(tmp_path: Path) -> list[str]:
 def test_outputs_are_files_and_the_summary_lies_in_the_store(step: list[str], tmp_path: Path) -> None:
     run = subprocess.run(step, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (tmp_path / "out" / "uri").read_text() == "a/b"
-    told = json.loads((tmp_path / "store/runs/r/steps/t.json").read_text())
-    assert told["facts"] == {"n": 1}
-    assert told["summary"] == "done well"
+    summary = json.loads((tmp_path / "store/runs/r/steps/t.json").read_text())
+    assert summary["facts"] == {"n": 1}
+    assert summary["summary"] == "done well"
     assert run.stderr.splitlines()[-1] == "done well"
 
 
@@ -98,5 +98,5 @@ except entry.Terminated:
     print("ended")
 """
     (tmp_path / "told.py").write_text(script)
-    told = subprocess.run([sys.executable, "told.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout == "ended\n"
+    completed = subprocess.run([sys.executable, "told.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert completed.stdout == "ended\n"

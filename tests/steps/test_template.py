@@ -15,12 +15,14 @@ def two_trainings() -> dict[str, Any]:
 
 
 def test_two_tasks_of_one_step_share_a_template_and_have_jobs_of_their_own() -> None:
-    told = two_trainings()["templates"]
-    assert sorted(template["name"] for template in told) == ["main", "train"]
-    dag, template = sorted(told, key=lambda template: template["name"])
+    templates = two_trainings()["templates"]
+    assert sorted(template["name"] for template in templates) == ["main", "train"]
+    dag, template = sorted(templates, key=lambda template: template["name"])
     assert "--job={{workflow.uid}}-{{inputs.parameters.task}}" in template["container"]["args"]
-    given = [{p["name"]: p["value"] for p in task["arguments"]["parameters"]} for task in dag["dag"]["tasks"]]
-    assert given == [{"task": "pretrain", "dataset": "a"}, {"task": "finetune", "dataset": "b"}]
+    arguments_of_tasks = [
+        {p["name"]: p["value"] for p in task["arguments"]["parameters"]} for task in dag["dag"]["tasks"]
+    ]
+    assert arguments_of_tasks == [{"task": "pretrain", "dataset": "a"}, {"task": "finetune", "dataset": "b"}]
 
 
 def test_a_pipeline_built_twice_gives_the_same_manifest() -> None:

@@ -88,8 +88,8 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_starts_anew(
 def test_many_that_want_it_at_once_get_one_copy(data: Data, cache: Path) -> None:
     uri = data("abc", 5_000_000)
     with ThreadPoolExecutor(6) as pool:
-        found = set(pool.map(lambda _: fetch_folder(uri, "done.json"), range(6)))
-    assert len(found) == 1
+        folders = set(pool.map(lambda _: fetch_folder(uri, "done.json"), range(6)))
+    assert len(folders) == 1
     assert len(list(cache.rglob("file"))) == 1
 
 
@@ -99,9 +99,9 @@ def test_who_wants_a_copy_too_holds_nobody_up(data: Data, cache: Path) -> None:
     entry.mkdir(parents=True)
     with ThreadPoolExecutor(1) as pool, (entry / "lock").open("w") as another:
         fcntl.flock(another, fcntl.LOCK_SH)  # As whoever has found nothing, and will use the copy that comes.
-        found = pool.submit(Cache({"EVERSTEP_CACHE": str(cache)}).fetch, entry / "abc", lambda: real, "done.json")
-        assert wait((found,), timeout=60).done
-        assert found.result().is_dir()
+        copy = pool.submit(Cache({"EVERSTEP_CACHE": str(cache)}).fetch, entry / "abc", lambda: real, "done.json")
+        assert wait((copy,), timeout=60).done
+        assert copy.result().is_dir()
 
 
 def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(

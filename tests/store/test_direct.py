@@ -74,13 +74,13 @@ def test_whoever_reads_while_an_object_is_replaced_reads_one_of_both(
     store, buffer, opened = DirectoryStore(tmp_path), memoryview(mmap(-1, SIZE)), os.open
     store.put("key", b"1" * SIZE)
 
-    def replaced(path: str | Path, flags: int, mode: int = 0o777, dir_fd: int | None = None) -> int:
+    def transfer(path: str | Path, flags: int, mode: int = 0o777, dir_fd: int | None = None) -> int:
         if flags & os.O_DIRECT:
             (tmp_path / "other").write_bytes(b"2" * SIZE)
             (tmp_path / "other").rename(tmp_path / "key")
         return opened(path, flags, mode, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "open", replaced)
+    monkeypatch.setattr(os, "open", transfer)
     monkeypatch.setattr(direct, "DIRECT_FROM_BYTES", SIZE)
     store.read_into("key", 0, buffer)
     assert buffer == b"1" * SIZE

@@ -18,16 +18,16 @@ def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     versions = [bytes([n]) * (1 << 20) for n in range(20)]
     store.put("big", versions[0])
-    done = threading.Event()
+    writers_done = threading.Event()
 
     def write() -> None:
         for version in versions:
             store.put("big", version)
-        done.set()
+        writers_done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    while not done.is_set():
+    while not writers_done.is_set():
         assert store.get("big") in versions
         assert [entry.key for entry in store.list("")] == ["big"]
     writer.join()
@@ -39,8 +39,8 @@ def test_a_writer_that_is_killed_leaves_no_object(tmp_path: Path) -> None:
         "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
         "DirectoryStore(sys.argv[1]).put('key', b'x' * 100000)"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
-    assert ended.returncode == -9
+    completed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
+    assert completed.returncode == -9
     store = DirectoryStore(tmp_path)
     assert list(store.list("")) == []
     assert [name for name in os.listdir(tmp_path) if name.startswith("~")]
@@ -94,8 +94,8 @@ def left_in(folder: Path) -> list[str]:
 
 
 def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED.format("SIGKILL"), str(tmp_path)], check=False, timeout=60)
-    assert ended.returncode == -9
+    completed = subprocess.run([sys.executable, "-c", KILLED.format("SIGKILL"), str(tmp_path)], check=False, timeout=60)
+    assert completed.returncode == -9
     store = DirectoryStore(tmp_path)
     with subprocess.Popen([sys.executable, "-c", KILLED.format("SIGSTOP"), str(tmp_path)]) as stopped:
         try:
@@ -138,11 +138,11 @@ def test_a_folder_goes_with_its_last_object_and_comes_back_with_the_next(tmp_pat
 
 
 def test_writers_and_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    store, done = DirectoryStore(tmp_path), threading.Event()
+    store, writers_done = DirectoryStore(tmp_path), threading.Event()
     swept: list[str] = []
 
     def sweep() -> None:
-        while not done.is_set():
+        while not writers_done.is_set():
             swept.extend(entry.key for entry in store.sweep("") if not entry.key.endswith("/"))
 
     sweeper = threading.Thread(target=sweep)
@@ -155,7 +155,7 @@ def test_writers_and_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
             store.delete(f"jobs/{number % 3}/x")
             store.delete(f"jobs/{number % 3}/y")
     finally:
-        done.set()
+        writers_done.set()
         sweeper.join()
 
 

@@ -76,9 +76,9 @@ def test_an_object_that_vanishes_while_somebody_lists_hides_no_other(
         store.put(name, b"x")
 
     def vanishing(folder: int) -> object:
-        found = scan(folder)
+        scan_lines = scan(folder)
         (tmp_path / "two").unlink()
-        return found
+        return scan_lines
 
     monkeypatch.setattr(os, "scandir", vanishing)
     assert [entry.key for entry in store.list("")] == ["one", "three"]
@@ -94,7 +94,7 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
         calls = 0
 
         def count(real: Callable[..., object]) -> Callable[..., object]:
-            def called(*arguments: object, **more: object) -> object:
+            def call_and_count(*arguments: object, **more: object) -> object:
                 nonlocal calls
                 if calls == moment:
                     (root / link).rename(root / "moved")
@@ -102,14 +102,14 @@ def test_a_link_put_in_the_way_at_any_moment_leads_nowhere(operation: str, link:
                 calls += 1
                 return real(*arguments, **more)
 
-            return called
+            return call_and_count
 
         with patch.context() as inner:
             for function in ("open", "stat", "replace", "link", "unlink", "mkdir", "fsync"):
                 inner.setattr(os, function, count(getattr(os, function)))
             try:
-                found = OPERATIONS[operation](store)
+                value = OPERATIONS[operation](store)
             except (StoreError, NoSuchKey):
-                found = None
-        assert found != SECRET
+                value = None
+        assert value != SECRET
         assert _contents(outside) == before

@@ -44,8 +44,8 @@ def test_the_main_job_runs_on_s3_survives_a_kill_and_writes_no_secret(
     finally:
         run.kill_all()
     assert any(marks.iterdir()), "the fault did not fire"
-    told = run.log.read_text()
-    model = next(line.removeprefix("model: ") for line in told.splitlines() if line.startswith("model: "))
+    log_text = run.log.read_text()
+    model = next(line.removeprefix("model: ") for line in log_text.splitlines() if line.startswith("model: "))
     assert model.startswith(f"{uri}/models/")
     assert (run.folder / "report.html").is_file()
     store = open_store(uri)
@@ -69,7 +69,7 @@ def test_a_store_that_cannot_be_entered_is_one_line_and_nothing_is_written(
     run = Pipeline(tmp_path / "runs/r", s3.new_prefix(), name="r")
     run.start()
     assert run.finish() == 2
-    told = run.log.read_text()
-    assert told.count("\n") == 1, told
-    assert "with these credentials" in told
+    log_text = run.log.read_text()
+    assert log_text.count("\n") == 1, log_text
+    assert "with these credentials" in log_text
     assert not run.folder.exists()

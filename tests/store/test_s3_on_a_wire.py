@@ -85,16 +85,16 @@ def test_a_full_store_is_told_and_the_object_is_not_there(store: Store, wire: Wi
 
 
 def test_an_upload_that_fails_for_good_leaves_neither_object_nor_parts(store: Store, wire: Wire) -> None:
-    asked = []
+    requests = []
 
     def plan(method: str, path: str, query: str) -> Trouble:
-        asked.append((method, query))
+        requests.append((method, query))
         return Trouble.RESET if method == "PUT" and "partNumber=3" in query else Trouble.NONE
 
     wire.plan = plan
     with pytest.raises(StoreError, match="cannot be reached"):
         store.put("large", bytes(LARGE))
-    assert any(method == "DELETE" and "uploadId" in query for method, query in asked)
+    assert any(method == "DELETE" and "uploadId" in query for method, query in requests)
     with pytest.raises(NoSuchKey):
         store.get("large")
 
@@ -113,7 +113,7 @@ def test_neither_an_upload_nor_a_read_copies_what_it_moves(s3: MinIO) -> None:
     try:
         with memoryview(data) as view:
             store.put("large", view)
-        taken = tracemalloc.get_traced_memory()[1]
+        upload_peak = tracemalloc.get_traced_memory()[1]
         back = bytearray(size)
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
@@ -122,4 +122,4 @@ def test_neither_an_upload_nor_a_read_copies_what_it_moves(s3: MinIO) -> None:
     finally:
         tracemalloc.stop()
     assert back == data
-    assert max(taken, read) < 8 << 20
+    assert max(upload_peak, read) < 8 << 20

@@ -26,7 +26,7 @@ def open_changed(uri: str, **changed: str | None) -> Store:
 
 
 @pytest.mark.parametrize(
-    ("uri", "changed", "told"),
+    ("uri", "changed", "expected_text"),
     [
         ("s3://bucket/p", {"MINIO_ENDPOINT": None}, "MINIO_ENDPOINT or AWS_ENDPOINT_URL is not set"),
         ("s3://bucket/p", {"MINIO_ENDPOINT": "minio:9000"}, "MINIO_ENDPOINT must be http://HOST:PORT"),
@@ -41,10 +41,12 @@ def open_changed(uri: str, **changed: str | None) -> Store:
         ("s3://bucket/a b", {}, "not a key"),
     ],
 )
-def test_what_is_missing_or_no_address_is_told_in_one_line(uri: str, changed: dict[str, Any], told: str) -> None:
+def test_what_is_missing_or_no_address_is_told_in_one_line(
+    uri: str, changed: dict[str, Any], expected_text: str
+) -> None:
     with pytest.raises(StoreError) as raised:
         open_changed(uri, **changed)
-    assert told in str(raised.value)
+    assert expected_text in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "a-secret" not in str(raised.value)
 
@@ -113,9 +115,9 @@ def test_a_store_is_the_same_wherever_a_process_works(tmp_path: Path, monkeypatc
 def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_without(tmp_path: Path) -> None:
     certificates = tmp_path / "certs"
     certificates.mkdir()
-    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=minio"
-    made += " -addext subjectAltName=IP:127.0.0.1 -keyout private.key -out public.crt"
-    subprocess.run(["openssl", *made.split()], cwd=certificates, check=True, capture_output=True)
+    openssl_words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=minio"
+    openssl_words += " -addext subjectAltName=IP:127.0.0.1 -keyout private.key -out public.crt"
+    subprocess.run(["openssl", *openssl_words.split()], cwd=certificates, check=True, capture_output=True)
     with running(tmp_path, certificates) as server:
         with pytest.raises(StoreError, match=r"certificate .* is not trusted .*AWS_CA_BUNDLE"):
             open_changed(server.new_prefix(), **server.environment)
@@ -144,9 +146,9 @@ def test_what_a_killed_put_left_is_given_up_when_it_is_old(s3: MinIO, monkeypatc
     assert list(store.list("")) == []
     assert list(store.sweep("")) == [], "their writers may live"
     monkeypatch.setattr(s3_module, "ABANDONED_S", -3600.0)
-    told = [(entry.key, entry.size) for entry in store.sweep("jobs/j/", dry_run=True)]
-    assert sorted(told) == [("jobs/j/checkpoints/a", 1000), ("jobs/j/checkpoints/b", 1000)]
-    assert sorted((entry.key, entry.size) for entry in store.sweep("jobs/j/")) == sorted(told)
+    swept_entries = [(entry.key, entry.size) for entry in store.sweep("jobs/j/", dry_run=True)]
+    assert sorted(swept_entries) == [("jobs/j/checkpoints/a", 1000), ("jobs/j/checkpoints/b", 1000)]
+    assert sorted((entry.key, entry.size) for entry in store.sweep("jobs/j/")) == sorted(swept_entries)
     assert [entry.key for entry in store.sweep("")] == ["runs/r"]
     assert list(store.sweep("")) == []
     assert [entry.key for entry in beside.sweep("", dry_run=True)] == ["jobs/j/checkpoints/c"]
@@ -175,9 +177,9 @@ def test_gc_gives_up_what_killed_puts_left_in_a_bucket(
     for verb in ("would be removed", "removed"):
         dry = ["--dry-run"] if verb != "removed" else []
         assert main(["checkpoint", "gc", uri, *dry]) == 0
-        told = capsys.readouterr()
-        assert f"rank-00000.safetensors: {verb}, 1000 bytes of a killed writer" in told.out
-        assert f"1 {verb}, 1000 bytes" in told.err
+        output = capsys.readouterr()
+        assert f"rank-00000.safetensors: {verb}, 1000 bytes of a killed writer" in output.out
+        assert f"1 {verb}, 1000 bytes" in output.err
     assert list(store.sweep("")) == []
 
 
@@ -204,8 +206,8 @@ def test_a_forked_process_shares_no_connection_with_its_parent(s3: MinIO) -> Non
     os.waitpid(child, 0)
     with open(read, "rb") as report:
         os.close(write)
-        found, keys, ports = json.load(report)
-    assert (found, keys) == (True, ["a"])
+        is_there, keys, ports = json.load(report)
+    assert (is_there, keys) == (True, ["a"])
     own = local_ports()
     assert len(ports) == len(own) == 2
     assert not {*ports} & {*own}

@@ -179,9 +179,9 @@ def test_listing_gives_the_keys_of_the_prefix_in_key_order(
     store = open_store(new_uri())
     for key in leaves:
         store.put(key, key.encode())
-    found = list(store.list(prefix))
-    assert [entry.key for entry in found] == sorted(key for key in leaves if key.startswith(prefix))
-    assert all(entry.size == len(entry.key) and entry.modified > 0 for entry in found)
+    entries = list(store.list(prefix))
+    assert [entry.key for entry in entries] == sorted(key for key in leaves if key.startswith(prefix))
+    assert all(entry.size == len(entry.key) and entry.modified > 0 for entry in entries)
 
 
 def _claim(uri: str, names: list[str], writer: int, barrier, won) -> None:
@@ -200,11 +200,11 @@ def test_of_many_processes_that_create_one_key_exactly_one_wins(store: Store) ->
     processes = [context.Process(target=_claim, args=(store.uri, names, n, barrier, won)) for n in range(writers)]
     for process in processes:
         process.start()
-    winners, ended = [], 0
-    while ended < writers:
-        told = won.get(timeout=PATIENCE_S)
-        ended += told is None
-        winners += [told] if told else []
+    winners, exited = [], 0
+    while exited < writers:
+        is_winner = won.get(timeout=PATIENCE_S)
+        exited += is_winner is None
+        winners += [is_winner] if is_winner else []
     for process in processes:
         process.join(30)
     assert sorted(name for name, _ in winners) == names

@@ -68,10 +68,10 @@ class Wire:
         """What this request suffers; counted."""
         place = urlsplit(target)
         with self._lock:
-            chosen = self.plan(method, place.path, place.query)
-            self.suffered[chosen] += 1
+            trouble_chosen = self.plan(method, place.path, place.query)
+            self.suffered[trouble_chosen] += 1
         time.sleep(self.delay_s)
-        return chosen
+        return trouble_chosen
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         return type("Handler", (_Handler,), {"wire": self})
@@ -172,11 +172,11 @@ def random_trouble(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
     rows: Counter[tuple[str, str, str]] = Counter()
 
     def plan(method: str, path: str, query: str) -> Trouble:
-        asked = (method, path, "".join(parse_qs(query).get("partNumber", [])))
-        if chance.random() >= share or rows[asked] >= in_a_row:
-            rows[asked] = 0
+        request_key = (method, path, "".join(parse_qs(query).get("partNumber", [])))
+        if chance.random() >= share or rows[request_key] >= in_a_row:
+            rows[request_key] = 0
             return Trouble.NONE
-        rows[asked] += 1
+        rows[request_key] += 1
         return chance.choice(kinds)
 
     return plan
@@ -184,9 +184,13 @@ def random_trouble(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
 
 def once(trouble: Trouble, method: str, part: str) -> Plan:
     """That trouble for the first request of the method whose path or query has `part`."""
-    left = [trouble]
+    troubles_left = [trouble]
 
-    def plan(asked: str, path: str, query: str) -> Trouble:
-        return left.pop() if left and asked == method and part in f"{path}?{query}" else Trouble.NONE
+    def plan(method_asked: str, path: str, query: str) -> Trouble:
+        return (
+            troubles_left.pop()
+            if troubles_left and method_asked == method and part in f"{path}?{query}"
+            else Trouble.NONE
+        )
 
     return plan

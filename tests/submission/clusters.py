@@ -70,8 +70,8 @@ class Cluster:
                     return
                 state = self.states.pop(0)
                 if state is DELETED:
-                    gone = self.workflows.pop(name)
-                    yield {"type": "DELETED", "object": gone}
+                    workflow = self.workflows.pop(name)
+                    yield {"type": "DELETED", "object": workflow}
                     return
                 if state not in (BREAK, END):
                     self.workflows[name] = {**self.workflows[name], "status": state}
@@ -106,14 +106,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
-        asked = {key: values[-1] for key, values in parse_qs(url.query).items()}
-        self.cluster.asked.append((self.command, url.path, asked))
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        self.cluster.asked.append((self.command, url.path, query))
         if self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
             self.no(401, "Unauthorized")
         else:
-            self.answer(url.path.strip("/").split("/"), asked, body)
+            self.answer(url.path.strip("/").split("/"), query, body)
 
-    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+    def answer(self, path: list[str], query: dict[str, str], body: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def no(self, status: int, message: str, kind: str = "") -> None:
@@ -143,23 +143,23 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
 
-    def submit(self, namespace: str, workflow: dict[str, Any], made: int) -> None:
+    def submit(self, namespace: str, workflow: dict[str, Any], status_code: int) -> None:
         """Make a workflow, or refuse to."""
         cluster = self.cluster
         cluster.submitted.append(workflow)
-        refused = cluster.refuse.pop(0) if cluster.refuse else None
-        if refused and refused[0]:
-            return self.no(*refused)
+        refusal = cluster.refuse.pop(0) if cluster.refuse else None
+        if refusal and refusal[0]:
+            return self.no(*refusal)
         if namespace != cluster.namespace:
             return self.no(404, f'namespaces "{namespace}" not found', "namespaces")
         name = workflow["metadata"]["name"]
         if name in cluster.workflows:
             return self.no(409, f'workflows.argoproj.io "{name}" already exists', "workflows")
         there = cluster.add(workflow)
-        if refused:
+        if refusal:
             self.close_connection = True
             return self.connection.close()
-        return self.yes(there, made)
+        return self.yes(there, status_code)
 
     def one(self, name: str) -> None:
         """A workflow as it is."""
@@ -178,7 +178,7 @@ class KubeApi(_Handler):
             {"kind": "Status", "status": "Failure", "message": message, "code": status, "details": details}, status
         )
 
-    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+    def answer(self, path: list[str], query: dict[str, str], body: dict[str, Any]) -> None:
         """One request."""
         match path:
             case ["apis", "argoproj.io", *_] if not self.cluster.serves_argo:
@@ -188,10 +188,10 @@ class KubeApi(_Handler):
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", namespace, "workflows"]:
                 if self.command == "POST":
                     self.submit(namespace, body, 201)
-                elif "fieldSelector" not in asked:
+                elif "fieldSelector" not in query:
                     self.yes({"metadata": {"resourceVersion": "1"}, "items": list(self.cluster.workflows.values())})
                 else:
-                    name = asked["fieldSelector"].removeprefix("metadata.name=")
+                    name = query["fieldSelector"].removeprefix("metadata.name=")
                     events = self.cluster.events(name)
                     lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
@@ -201,21 +201,21 @@ class KubeApi(_Handler):
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
             case ["api", "v1", "namespaces", _, "configmaps"]:
-                key = asked["labelSelector"]
-                found = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
-                self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": found})
+                key = query["labelSelector"]
+                config_maps = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
+                self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": config_maps})
             case ["api", "v1", "namespaces", _, "configmaps", name] if self.command == "PATCH":
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods"]:
-                key, _, value = asked["labelSelector"].partition("=")
-                found = [one for one in self.cluster.pods if one["metadata"]["labels"].get(key) == value]
-                self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found})
+                key, _, value = query["labelSelector"].partition("=")
+                config_maps = [one for one in self.cluster.pods if one["metadata"]["labels"].get(key) == value]
+                self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": config_maps})
             case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
                 if pod not in self.cluster.logs:
                     self.no(404, f'pods "{pod}" not found', "pods")
                 else:
-                    tail = self.cluster.logs[pod][-int(asked.get("tailLines", 1000)) :]
+                    tail = self.cluster.logs[pod][-int(query.get("tailLines", 1000)) :]
                     self.stream((f"{line}\n".encode() for line in tail), "text/plain")
             case ["apis", "authorization.k8s.io", "v1", *_, "selfsubjectaccessreviews" | "localsubjectaccessreviews"]:
                 self.cluster.before()
@@ -235,8 +235,8 @@ class KubeApi(_Handler):
         if name in self.cluster.missing or (kind in RARE and f"{kind}/{name}" not in self.cluster.objects):
             return self.no(404, f'{kind} "{name}" not found', kind)
         usual = {"data": dict.fromkeys(KEYS, "eA=="), "type": "kubernetes.io/dockerconfigjson"}
-        known = self.cluster.objects.get(name if name in LISTS else f"{kind}/{name}", usual)
-        return self.yes({"kind": kind, "metadata": {"name": name}, **known})
+        object_known = self.cluster.objects.get(name if name in LISTS else f"{kind}/{name}", usual)
+        return self.yes({"kind": kind, "metadata": {"name": name}, **object_known})
 
 
 OBJECTS = ("serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps")
@@ -254,7 +254,7 @@ class ArgoApi(_Handler):
         """A gateway's error."""
         self.yes({"code": GRPC.get(status, 2), "message": message}, status)
 
-    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+    def answer(self, path: list[str], query: dict[str, str], body: dict[str, Any]) -> None:
         """One request."""
         match path:
             case ["api", "v1", "info"]:
@@ -269,12 +269,12 @@ class ArgoApi(_Handler):
             case ["api", "v1", "workflows", _, name]:
                 self.one(name)
             case ["api", "v1", "workflow-events", _]:
-                events = self.cluster.events(asked["listOptions.fieldSelector"].removeprefix("metadata.name="))
+                events = self.cluster.events(query["listOptions.fieldSelector"].removeprefix("metadata.name="))
                 parts = (_event(e) if isinstance(e, dict) else WATCH_ENDED if e == END else e for e in events)
                 self.stream(parts, "text/event-stream")
             case ["api", "v1", "workflows", _, _, "log"]:
-                pod = asked["podName"]
-                lines = self.cluster.logs.get(pod, [])[-int(asked.get("logOptions.tailLines", 1000)) :]
+                pod = query["podName"]
+                lines = self.cluster.logs.get(pod, [])[-int(query.get("logOptions.tailLines", 1000)) :]
                 self.stream((_event({"content": line, "podName": pod}) for line in lines), "text/event-stream")
             case _:
                 self.no(404, "Not Found")

@@ -16,14 +16,14 @@ Environment = dict[str, str]
 def kube_config(folder: Path, url: str, token: str, namespace: str = "ml") -> Path:
     """A kube configuration with one context, `drill`."""
     context = {"cluster": "c", "user": "u", "namespace": namespace}
-    made = {
+    kube_settings = {
         "apiVersion": "v1", "kind": "Config", "current-context": "drill",
         "contexts": [{"name": "drill", "context": context}],
         "clusters": [{"name": "c", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {"token": token}}],
     }  # fmt: skip
     path = folder / "kube.config"
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(kube_settings))
     return path
 
 
@@ -56,19 +56,19 @@ def environment(request: pytest.FixtureRequest) -> Environment:
 @pytest.fixture
 def route(environment: Environment) -> Route:
     """The chosen route."""
-    chosen = choose("argo", environment).route
-    assert chosen is not None
-    return chosen
+    target_route = choose("argo", environment).route
+    assert target_route is not None
+    return target_route
 
 
 @pytest.fixture
 def manifest() -> Callable[..., dict[str, Any]]:
     """A workflow with one step, as it is submitted."""
 
-    def make(name: str = "drill-1", said: str = "hello") -> dict[str, Any]:
+    def make(name: str = "drill-1", echoed: str = "hello") -> dict[str, Any]:
         from everstep.runtime.submission import ClusterOptions, for_argo
 
-        step = {"name": "main", "container": {"image": "busybox:1.36", "command": ["echo"], "args": [said, ""]}}
+        step = {"name": "main", "container": {"image": "busybox:1.36", "command": ["echo"], "args": [echoed, ""]}}
         spec = {
             "entrypoint": "main",
             "templates": [step],

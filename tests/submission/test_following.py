@@ -48,7 +48,7 @@ def train_pod() -> str:
     return pod_name("drill-1", "drill-1.train", "train")
 
 
-class Done(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a pipeline's command ended."""
 
     returncode: int
@@ -56,14 +56,14 @@ class Done(NamedTuple):
     stderr: str
 
 
-Call = Callable[..., Done]
+Call = Callable[..., CommandEnd]
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """The pipeline as a user calls it, in an empty folder; in this process, for importing takes most of the time."""
 
-    def call(environment: Environment, *arguments: str) -> Done:
+    def call(environment: Environment, *arguments: str) -> CommandEnd:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", [str(PIPELINE), *arguments])
@@ -72,8 +72,8 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(PIPELINE), run_name="__main__")
-        said = capfd.readouterr()
-        return Done(int(end.value.code or 0), said.out, said.err)
+        captured = capfd.readouterr()
+        return CommandEnd(int(end.value.code or 0), captured.out, captured.err)
 
     return call
 
@@ -82,16 +82,16 @@ def test_a_pipeline_is_submitted_watched_and_ends_with_its_outputs(
     pipeline: Call, environment: Environment, cluster: Cluster
 ) -> None:
     cluster.states = states("Succeeded")
-    done = pipeline(environment, *ON_ARGO)
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
+    completed = pipeline(environment, *ON_ARGO)
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stderr.splitlines()
     assert lines[0].startswith("drill-1 · target argo (")
     assert "drill-1" in lines[0].rpartition("·")[2]
     assert lines[1].split() == ["●", "train", "started"] or lines[1].split()[:3] == ["●", "train", "started"]
     assert lines[2].split() == ["✔", "train", "7", "s"]
     assert lines[3] == "iterations: 200"
     assert cluster.submitted[0]["metadata"]["name"] == "drill-1"
-    assert "secret-token" not in done.stderr + done.stdout
+    assert "secret-token" not in completed.stderr + completed.stdout
 
 
 def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
@@ -100,33 +100,33 @@ def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
     cluster.states = states("Failed", "3", "main: Error (exit code 3)")
     argos = 'time="2026-11-23T11:43:03 UTC" level=info msg="sub-process exited" argo=true'
     cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum", argos]
-    done = pipeline(environment, *ON_ARGO)
-    assert done.returncode == 3, done.stderr
-    assert "✖ train" in done.stderr
-    assert "     no healthy quorum\n" in done.stderr
-    assert "line 39" in done.stderr
-    assert "line 3\n" not in done.stderr
+    completed = pipeline(environment, *ON_ARGO)
+    assert completed.returncode == 3, completed.stderr
+    assert "✖ train" in completed.stderr
+    assert "     no healthy quorum\n" in completed.stderr
+    assert "line 39" in completed.stderr
+    assert "line 3\n" not in completed.stderr
 
 
 def test_detached_it_only_submits(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
-    done = pipeline(environment, *ON_ARGO, "--detach")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 1
+    completed = pipeline(environment, *ON_ARGO, "--detach")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.count("\n") == 1
     assert len(cluster.submitted) == 1
-    assert not any("watch" in asked or "workflow-events" in path for _, path, asked in cluster.asked)
+    assert not any("watch" in query or "workflow-events" in path for _, path, query in cluster.asked)
 
 
 def test_logs_go_to_stdout_line_by_line(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
     cluster.states = states("Succeeded")
     cluster.logs[train_pod()] = ["iteration 1", "iteration 2"]
-    done = pipeline(environment, *ON_ARGO, "--logs")
-    assert done.stdout == "train: iteration 1\ntrain: iteration 2\n"
+    completed = pipeline(environment, *ON_ARGO, "--logs")
+    assert completed.stdout == "train: iteration 1\ntrain: iteration 2\n"
 
 
 def test_the_printed_manifest_is_the_submitted_one(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
-    shown = pipeline(environment, *ON_ARGO, "--service-account", "runner", "-o", "yaml")
+    manifest_run = pipeline(environment, *ON_ARGO, "--service-account", "runner", "-o", "yaml")
     pipeline(environment, *ON_ARGO, "--service-account", "runner", "--detach")
-    assert cluster.submitted == [yaml.safe_load(shown.stdout)]
+    assert cluster.submitted == [yaml.safe_load(manifest_run.stdout)]
 
 
 def test_ctrl_c_leaves_the_run_to_itself(environment: Environment, cluster: Cluster, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_ctrl_c_leaves_the_run_to_itself(environment: Environment, cluster: Clus
         text=True,
     )
     assert running.stderr
-    said = next(line for line in running.stderr if "train" in line and "target" not in line)
-    assert "started" in said
+    wanted_line = next(line for line in running.stderr if "train" in line and "target" not in line)
+    assert "started" in wanted_line
     running.send_signal(signal.SIGINT)
     rest = running.communicate(timeout=DEADLINE_S)[1]
     assert running.returncode == 130, rest
@@ -172,24 +172,24 @@ def test_what_cannot_be_submitted_is_one_line_and_nothing_is_sent(
     pipeline: Call, by_server: Environment, cluster: Cluster, tmp_path: Path, arguments: list[str], part: str
 ) -> None:
     before = set(tmp_path.iterdir())
-    done = pipeline(by_server, *arguments)
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    completed = pipeline(by_server, *arguments)
+    assert completed.returncode == 2
+    assert part in completed.stderr
+    assert completed.stderr.count("\n") == 1, completed.stderr
     assert not cluster.submitted
     assert set(tmp_path.iterdir()) == before
 
 
 def test_what_the_argo_refuses_is_one_line(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
     cluster.refuse = [(403, "workflows.argoproj.io is forbidden")]
-    done = pipeline(environment, *ON_ARGO)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "is forbidden (403)" in done.stderr
+    completed = pipeline(environment, *ON_ARGO)
+    assert completed.returncode == 2
+    assert completed.stderr.count("\n") == 1, completed.stderr
+    assert "is forbidden (403)" in completed.stderr
 
 
 @pytest.fixture
-def followed(environment: Environment, manifest: Callable[..., dict[str, Any]]) -> Callable[[], Iterator[Any]]:
+def follower(environment: Environment, manifest: Callable[..., dict[str, Any]]) -> Callable[[], Iterator[Any]]:
     """Submits a run and follows it without waiting."""
 
     def start() -> Iterator[Any]:
@@ -204,8 +204,8 @@ def followed(environment: Environment, manifest: Callable[..., dict[str, Any]]) 
 def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, followed: Callable[[], Iterator[Any]]) -> None:
     first, last = states("Succeeded")
     cluster.states = [first, BREAK, BREAK, last]
-    seen = [news["status"]["phase"] for news in followed() if not isinstance(news, ApiError) and "status" in news]
-    assert seen[-1] == "Succeeded"
+    phases = [news["status"]["phase"] for news in followed() if not isinstance(news, ApiError) and "status" in news]
+    assert phases[-1] == "Succeeded"
     assert cluster.states == []
 
 
@@ -214,17 +214,17 @@ def test_a_stream_that_the_other_side_ends_is_no_trouble(
 ) -> None:
     first, last = states("Succeeded")
     cluster.states = [first, END, END, last]
-    seen = list(followed())
-    assert not [news for news in seen if isinstance(news, ApiError)]
-    assert seen[-1]["status"]["phase"] == "Succeeded"
+    news_list = list(followed())
+    assert not [news for news in news_list if isinstance(news, ApiError)]
+    assert news_list[-1]["status"]["phase"] == "Succeeded"
 
 
 def test_a_deleted_run_ends_the_watch(
     route: Any, cluster: Cluster, manifest: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = submit(route, manifest())
+    submission = submit(route, manifest())
     cluster.states = [states("Succeeded")[0], DELETED]
-    assert watch(route, made.workflow, logs=False) == 75
+    assert watch(route, submission.workflow, logs=False) == 75
     assert "drill-1: workflow drill-1 was deleted" in capsys.readouterr().err
 
 
@@ -236,7 +236,7 @@ def test_nobody_who_takes_a_run_up_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("everstep.runtime.submission.follow.TAKEN_UP_S", -1.0)
-    made = submit(route, manifest())
+    submission = submit(route, manifest())
     cluster.states = [{}, *states("Succeeded")]
-    assert watch(route, made.workflow, logs=False) == 0
+    assert watch(route, submission.workflow, logs=False) == 0
     assert UNSEEN in capsys.readouterr().err

@@ -117,10 +117,13 @@ def test_a_certificate_that_is_not_there_is_named(secure: str, tmp_path: Path) -
 
 def write_config(path: Path, current: str = "", **parts: dict[str, dict[str, Any]]) -> Path:
     """A kube config of `clusters`, `contexts` and `users` by name."""
-    lists = {kind: [{"name": name, kind[:-1]: value} for name, value in named.items()] for kind, named in parts.items()}
+    lists = {
+        kind: [{"name": name, kind[:-1]: value} for name, value in entries_by_name.items()]
+        for kind, entries_by_name in parts.items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = {"current-context": current} if current else {}
-    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **chosen, **lists}))
+    context_fields = {"current-context": current} if current else {}
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **context_fields, **lists}))
     return path
 
 
@@ -149,12 +152,12 @@ def test_a_plugin_is_told_what_it_is_for(tmp_path: Path) -> None:
         f"#!/bin/sh\necho $KUBERNETES_EXEC_INFO > info; echo '{json.dumps({**kind, 'status': {'token': 't'}})}'"
     )
     plugin.chmod(0o755)
-    wanted = {
+    expected = {
         "command": "bin/plugin", "apiVersion": kind["apiVersion"],
         "provideClusterInfo": True, "interactiveMode": "Never",
     }  # fmt: skip
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
-    environment = environment_of(tmp_path, {"server": "http://x", "extensions": [extension]}, {"exec": wanted})
+    environment = environment_of(tmp_path, {"server": "http://x", "extensions": [extension]}, {"exec": expected})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         assert read_access(environment | {"PATH": "/bin:/usr/bin"}, "")[0].authorization() == "Bearer t"
@@ -214,10 +217,10 @@ def test_who_cannot_log_in_reads_why_in_one_line(
     user: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(ApiError, match=why) as refused:
+    with pytest.raises(ApiError, match=why) as raised:
         read_access(environment_of(tmp_path, {"server": "https://x"}, user), "")
-    assert "\n" not in str(refused.value)
-    assert "kube.config" in str(refused.value)
+    assert "\n" not in str(raised.value)
+    assert "kube.config" in str(raised.value)
 
 
 def test_an_oidc_token_logs_in_while_it_is_valid(tmp_path: Path) -> None:
@@ -305,18 +308,20 @@ def test_files_are_read_as_the_official_client_reads_them(
     for path in paths:
         for name in "fg":
             (path.parent / name).write_text(f"{path.parent.name}-{name}")
-    named = ":".join(map(str, paths))
+    kube_config_paths = ":".join(map(str, paths))
     settings = kubernetes.client.Configuration()
     try:
-        _, context = kubernetes.config.list_kube_config_contexts(config_file=named)
-        kubernetes.config.load_kube_config(config_file=named, client_configuration=settings, persist_config=False)
+        _, context = kubernetes.config.list_kube_config_contexts(config_file=kube_config_paths)
+        kubernetes.config.load_kube_config(
+            config_file=kube_config_paths, client_configuration=settings, persist_config=False
+        )
     except kubernetes.config.ConfigException:
         context = None
     if context is None or not any(context["context"]["user"] in file["users"] for file in files):
         with pytest.raises(ApiError):
-            read_access({"KUBECONFIG": named}, "")
+            read_access({"KUBECONFIG": kube_config_paths}, "")
         return
-    access, name = read_access({"KUBECONFIG": named}, "")
+    access, name = read_access({"KUBECONFIG": kube_config_paths}, "")
     assert (name, access.url) == (current, settings.host)
     assert access.namespace == context["context"].get("namespace", "default")
     assert access.authorization() == (settings.get_api_key_with_prefix("BearerToken") or "")

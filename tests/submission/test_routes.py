@@ -25,26 +25,26 @@ def no_wait(_: float) -> None:
 def test_what_arrives_is_the_manifest_to_the_last_empty_string(
     route: Route, cluster: Cluster, manifest: Manifest
 ) -> None:
-    made = submit(route, manifest())
+    submission = submit(route, manifest())
     assert cluster.submitted == [manifest()]
-    assert made.workflow["metadata"]["uid"] == "uid-0"
-    assert not made.existed
+    assert submission.workflow["metadata"]["uid"] == "uid-0"
+    assert not submission.existed
 
 
 def test_the_newest_state_comes_until_the_stream_ends(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     submit(route, manifest())
     cluster.states = [{"phase": "Running"}, {"phase": "Succeeded", "progress": "1/1"}]
-    seen = [workflow.get("status") for workflow in route.changes("drill-1")]
-    assert seen == [None, {"phase": "Running"}, {"phase": "Succeeded", "progress": "1/1"}]
+    statuses = [workflow.get("status") for workflow in route.changes("drill-1")]
+    assert statuses == [None, {"phase": "Running"}, {"phase": "Succeeded", "progress": "1/1"}]
     assert route.get("drill-1")["status"]["phase"] == "Succeeded"
 
 
 def test_a_deleted_workflow_is_told(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     submit(route, manifest())
     cluster.states = ["deleted"]
-    with pytest.raises(ApiError, match="deleted while it was watched") as told:
+    with pytest.raises(ApiError, match="deleted while it was watched") as raised:
         list(route.changes("drill-1"))
-    assert told.value.trouble is Trouble.NOT_FOUND
+    assert raised.value.trouble is Trouble.NOT_FOUND
 
 
 def test_logs_come_whole_or_their_end(route: Route, cluster: Cluster) -> None:
@@ -67,29 +67,29 @@ def test_a_no_is_one_line_that_says_why(
     route: Route, cluster: Cluster, manifest: Manifest, status: int, message: str, trouble: Trouble, part: str
 ) -> None:
     cluster.refuse = [(status, message)]
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         submit(route, manifest(), wait=no_wait)
-    assert told.value.trouble is trouble
-    assert part in str(told.value)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
-    assert route.where in str(told.value)
+    assert raised.value.trouble is trouble
+    assert part in str(raised.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert route.where in str(raised.value)
     assert len(cluster.submitted) == 1
 
 
 def test_an_answer_that_was_lost_makes_nothing_twice(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     cluster.refuse = [(0, "")]
-    made = submit(route, manifest(), wait=no_wait)
+    submission = submit(route, manifest(), wait=no_wait)
     assert len(cluster.submitted) == 2
-    assert made.existed
+    assert submission.existed
     assert list(cluster.workflows) == ["drill-1"]
 
 
 def test_a_busy_server_is_asked_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     cluster.refuse = [(503, "apiserver is starting"), (429, "too many requests")]
     waited: list[float] = []
-    made = submit(route, manifest(), wait=waited.append)
-    assert made.workflow["metadata"]["name"] == "drill-1"
+    submission = submit(route, manifest(), wait=waited.append)
+    assert submission.workflow["metadata"]["name"] == "drill-1"
     assert waited == [1.0, 3.0]
 
 
@@ -109,7 +109,7 @@ def test_the_same_submission_twice_is_the_same_run(route: Route, cluster: Cluste
 def test_a_name_that_another_workflow_has_is_refused(route: Route, manifest: Manifest) -> None:
     submit(route, manifest())
     with pytest.raises(ApiError, match="another workflow of that name"):
-        submit(route, manifest(said="something else"))
+        submit(route, manifest(echoed="something else"))
 
 
 @pytest.mark.parametrize(("phase", "part"), [("Succeeded", "choose another --name"), ("Failed", "argo -n ml retry")])
@@ -124,8 +124,8 @@ def test_a_name_whose_run_has_ended_is_refused(
 
 def test_a_made_up_name_that_is_taken_is_made_up_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     submit(route, manifest())
-    made = submit(route, manifest(), lambda: "drill-2")
-    assert not made.existed
+    submission = submit(route, manifest(), lambda: "drill-2")
+    assert not submission.existed
     assert sorted(cluster.workflows) == ["drill-1", "drill-2"]
 
 
@@ -143,9 +143,9 @@ def test_a_namespace_that_is_not_there_is_told(environment: Environment, manifes
 
 
 def test_auto_takes_what_answers(environment: Environment) -> None:
-    chosen = choose("auto", environment)
-    assert chosen.name == "argo"
-    assert chosen.reason in ("ARGO_SERVER", "kube context drill serves argoproj.io")
+    target = choose("auto", environment)
+    assert target.name == "argo"
+    assert target.reason in ("ARGO_SERVER", "kube context drill serves argoproj.io")
 
 
 def test_the_namespace_is_the_flag_then_the_variable_then_the_servers_own(environment: Environment) -> None:
@@ -189,8 +189,8 @@ def unreachable(refusing: str, tmp_path: Path) -> Environment:
 
 
 def test_auto_stays_here_when_the_cluster_is_gone(unreachable: Environment) -> None:
-    chosen = choose("auto", unreachable)
-    assert chosen == Target(None, "no ARGO_SERVER, the kube config cannot be used: unreachable")
+    target = choose("auto", unreachable)
+    assert target == Target(None, "no ARGO_SERVER, the kube config cannot be used: unreachable")
 
 
 def test_a_cluster_that_is_gone_is_one_line(unreachable: Environment) -> None:
@@ -198,11 +198,11 @@ def test_a_cluster_that_is_gone_is_one_line(unreachable: Environment) -> None:
         choose("argo", unreachable)
 
 
-@pytest.mark.parametrize("wanted", ["auto", "argo"])
-def test_a_server_that_is_gone_is_one_line_also_for_auto(refusing: str, tmp_path: Path, wanted: Any) -> None:
+@pytest.mark.parametrize("expected", ["auto", "argo"])
+def test_a_server_that_is_gone_is_one_line_also_for_auto(refusing: str, tmp_path: Path, expected: Any) -> None:
     environment = {"HOME": str(tmp_path), "ARGO_SERVER": refusing}
     with pytest.raises(TargetError, match=r"http.*cannot be reached \(.*refused.*ARGO_SERVER"):
-        choose(wanted, environment)
+        choose(expected, environment)
 
 
 def test_no_kube_config_is_one_line(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_the_server_is_found_by_the_argo_commands_variables(environment: Environ
 
 
 def test_a_certificate_that_is_not_checked_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"ARGO_SERVER": "argo.example:2746", "ARGO_INSECURE_SKIP_VERIFY": "true"}
+    variables = {"ARGO_SERVER": "argo.example:2746", "ARGO_INSECURE_SKIP_VERIFY": "true"}
     with warnings.catch_warnings(record=True) as warned:
-        ArgoServer(told, "ml")
+        ArgoServer(variables, "ml")
         for _ in range(2):
             warnings.warn("unverified HTTPS request", InsecureRequestWarning, stacklevel=1)
     assert warned == []
@@ -265,20 +265,20 @@ def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_i
     theirs = {"name": "b", "container": {"image": "busybox:1", "command": ["true"]}}
     source = {"metadata": {"generateName": "x-"}, "spec": {"entrypoint": "a", "templates": [ours, theirs]}}
     options = ClusterOptions("registry/everstep:1", "runner", ("pull",), "store-secret", "two")
-    made = for_argo(source, "x-1", "ml", options, "everstep:0")
-    container = made["spec"]["templates"][0]["container"]
+    manifest_made = for_argo(source, "x-1", "ml", options, "everstep:0")
+    container = manifest_made["spec"]["templates"][0]["container"]
     variables = {entry["name"]: entry for entry in container["env"]}
     assert container["image"] == "registry/everstep:1"
     assert variables["AWS_SECRET_ACCESS_KEY"] == {
         "name": "AWS_SECRET_ACCESS_KEY",
         "valueFrom": {"secretKeyRef": {"name": "store-secret", "key": "AWS_SECRET_ACCESS_KEY"}},
     }
-    assert made["spec"]["templates"][1] == theirs
-    assert made["spec"]["serviceAccountName"] == "runner"
-    assert made["spec"]["imagePullSecrets"] == [{"name": "pull"}]
-    assert made["metadata"]["labels"] == {"workflows.argoproj.io/controller-instanceid": "two"}
-    assert "generateName" not in made["metadata"]
-    assert "workflows.argoproj.io/title" not in made["metadata"]["annotations"]
+    assert manifest_made["spec"]["templates"][1] == theirs
+    assert manifest_made["spec"]["serviceAccountName"] == "runner"
+    assert manifest_made["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert manifest_made["metadata"]["labels"] == {"workflows.argoproj.io/controller-instanceid": "two"}
+    assert "generateName" not in manifest_made["metadata"]
+    assert "workflows.argoproj.io/title" not in manifest_made["metadata"]["annotations"]
     assert "env" not in source["spec"]["templates"][0]["container"]
 
 
@@ -298,25 +298,28 @@ def test_empty_parameters_are_left_out_and_what_refers_to_them_is_empty() -> Non
     parameters = [{"name": name, "value": value} for name, value in (("model", "tiny"), ("script", ""), ("seen", ""))]
     words = ["--script={{workflow.parameters.script}}", "--model={{ workflow.parameters.model }}"]
     template = {"name": "main", "container": {"image": "alpine", "args": words}}
-    seen = {"name": "other", "container": {"image": "alpine", "args": ["{{=workflow.parameters.seen == '' ? 1 : 2}}"]}}
-    spec = {"arguments": {"parameters": parameters}, "entrypoint": "main", "templates": [template, seen]}
-    found = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
-    assert [one["name"] for one in found["arguments"]["parameters"]] == ["model", "seen"]
-    assert found["templates"][0]["container"]["args"] == ["--script=", words[1]]
+    other_template = {
+        "name": "other",
+        "container": {"image": "alpine", "args": ["{{=workflow.parameters.seen == '' ? 1 : 2}}"]},
+    }
+    spec = {"arguments": {"parameters": parameters}, "entrypoint": "main", "templates": [template, other_template]}
+    workflow = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
+    assert [one["name"] for one in workflow["arguments"]["parameters"]] == ["model", "seen"]
+    assert workflow["templates"][0]["container"]["args"] == ["--script=", words[1]]
     assert [one["name"] for one in spec["arguments"]["parameters"]] == ["model", "script", "seen"], "the user's stays"
 
 
 def test_a_parameter_stays_when_all_of_them_are_asked_for() -> None:
     template = {"name": "main", "container": {"image": "alpine", "args": ["{{workflow.parameters}}"]}}
     spec = {"arguments": {"parameters": [{"name": "script", "value": ""}]}, "templates": [template]}
-    found = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
-    assert found["arguments"] == spec["arguments"]
+    workflow = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
+    assert workflow["arguments"] == spec["arguments"]
 
 
 def test_a_run_that_has_ended_is_kept_for_a_while_unless_the_manifest_says_otherwise() -> None:
-    def kept(spec: dict[str, Any]) -> dict[str, int]:
+    def time_to_live(spec: dict[str, Any]) -> dict[str, int]:
         source = {"metadata": {}, "spec": {"templates": [], **spec}}
         return for_argo(source, "x", "ml", ClusterOptions(), "everstep:0")["spec"]["ttlStrategy"]
 
-    assert kept({}) == {"secondsAfterSuccess": 604800, "secondsAfterFailure": 2592000}
-    assert kept({"ttlStrategy": {"secondsAfterCompletion": 5}}) == {"secondsAfterCompletion": 5}
+    assert time_to_live({}) == {"secondsAfterSuccess": 604800, "secondsAfterFailure": 2592000}
+    assert time_to_live({"ttlStrategy": {"secondsAfterCompletion": 5}}) == {"secondsAfterCompletion": 5}

@@ -16,8 +16,8 @@ def run(cluster: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
     uid = cluster.add({"metadata": {"name": "run"}})["metadata"]["uid"]
     for job in (f"{uid}-train", "another-train"):
-        made = sizes_config_map(job, Owner("run", uid), {"chief": 1, "worker": 2}, {"worker": (2, 5)})
-        cluster.config_maps[made["metadata"]["name"]] = made
+        config_map = sizes_config_map(job, Owner("run", uid), {"chief": 1, "worker": 2}, {"worker": (2, 5)})
+        cluster.config_maps[config_map["metadata"]["name"]] = config_map
     return cluster
 
 

@@ -21,10 +21,10 @@ SINCE = "2026-01-01T00:00:00Z"
 LATE = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + LATE_S + 1
 
 
-def pod(name: str, told: str = SINCE, run: str = "run", phase: str = "Running") -> dict:
+def pod(name: str, deleted_at: str = SINCE, run: str = "run", phase: str = "Running") -> dict:
     """A step's, on machine m1."""
     labels = {"workflows.argoproj.io/workflow": run}
-    metadata = {"name": name, "labels": labels, **({"deletionTimestamp": told} if told else {})}
+    metadata = {"name": name, "labels": labels, **({"deletionTimestamp": deleted_at} if deleted_at else {})}
     return {"metadata": metadata, "spec": {"nodeName": "m1", "containers": []}, "status": {"phase": phase}}
 
 
@@ -33,9 +33,9 @@ def run(cluster: Cluster, by_kube: Environment, tmp_path: Path, monkeypatch: pyt
     """A run whose step trains."""
     monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
     parameters = [{"name": "store", "value": str(tmp_path / "store")}]
-    made = cluster.add({"metadata": {"name": "run"}, "spec": {"arguments": {"parameters": parameters}}})
-    job = f"{made['metadata']['uid']}-train"
-    sizes = sizes_config_map(job, Owner("run", made["metadata"]["uid"]), {"worker": 2})
+    workflow = cluster.add({"metadata": {"name": "run"}, "spec": {"arguments": {"parameters": parameters}}})
+    job = f"{workflow['metadata']['uid']}-train"
+    sizes = sizes_config_map(job, Owner("run", workflow["metadata"]["uid"]), {"worker": 2})
     cluster.config_maps[sizes["metadata"]["name"]] = sizes
     world = World(platform())
     world.join_all()
@@ -47,11 +47,11 @@ def run(cluster: Cluster, by_kube: Environment, tmp_path: Path, monkeypatch: pyt
 def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
     run: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.pods += [pod("run-train-1"), pod("run-corpus-2", told=""), pod("other-train-3", run="other")]
+    run.pods += [pod("run-train-1"), pod("run-corpus-2", deleted_at=""), pod("other-train-3", run="other")]
     assert main(["status", "run", "-n", "ml"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("uid-0-train: Running since")
-    (line,) = (line for line in shown.splitlines() if "pod" in line)
+    page_text = capsys.readouterr().out
+    assert page_text.startswith("uid-0-train: Running since")
+    (line,) = (line for line in page_text.splitlines() if "pod" in line)
     assert "run-train-1" in line
     assert "kubectl taint node m1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in line
     assert main(["status", "run/train", "-n", "ml", "-o", "json"]) == 0
@@ -59,7 +59,9 @@ def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
 
 
 def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
-    assert [one["name"] for one in overdue_pods([pod("a"), pod("b", told=""), pod("c", phase="Failed")], LATE)] == ["a"]
+    assert [
+        one["name"] for one in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], LATE)
+    ] == ["a"]
     assert overdue_pods([pod("a")], LATE - 2) == []
 
 

@@ -43,8 +43,8 @@ def test_there_are_recorded_runs() -> None:
 def test_each_recorded_run_shows_every_node_once() -> None:
     for case in CASES:
         workflow = recorded_workflow(case)
-        shown = [row.id for row in rows(workflow)]
-        assert sorted(shown) == sorted(workflow_nodes(workflow)), case
+        row_ids = [row.id for row in rows(workflow)]
+        assert sorted(row_ids) == sorted(workflow_nodes(workflow)), case
 
 
 def test_steps_stand_below_their_groups_and_items_below_their_task() -> None:
@@ -92,8 +92,8 @@ def pod(name: str, code: str, phase: Phase, finished: str, **outputs: str) -> di
 
 
 def test_what_runs_is_seen_in_a_terminal_that_is_too_small_for_all() -> None:
-    done = [pod(f"done{n}", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z") for n in range(9)]
-    workflow = run("Running", *done, pod("late", "", Phase.RUNNING, ""))
+    finished_pods = [pod(f"done{n}", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z") for n in range(9)]
+    workflow = run("Running", *finished_pods, pod("late", "", Phase.RUNNING, ""))
     view = View(workflow, rows=rows(workflow))
     assert len(table(view, 0.0, 24).rows) == 12
     small = table(view, 0.0, 8)
@@ -122,14 +122,17 @@ def test_a_run_that_failed_without_a_code_is_1(phase: str) -> None:
 
 
 def test_what_only_the_controller_refused_was_bad_input() -> None:
-    refused = {"phase": "Error", "message": "invalid spec: templates.main.tasks.a template name 'b' undefined"}
-    assert exit_code({"metadata": {"name": "x"}, "status": refused}) == 2
+    status_of_refusal = {
+        "phase": "Error",
+        "message": "invalid spec: templates.main.tasks.a template name 'b' undefined",
+    }
+    assert exit_code({"metadata": {"name": "x"}, "status": status_of_refusal}) == 2
 
 
 def test_the_outputs_are_those_of_the_steps_that_nothing_waits_for() -> None:
-    done = run("Succeeded", pod("last", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z", perplexity="31.2"))
-    assert exit_code(done) == 0
-    assert outputs(done) == {"perplexity": "31.2"}
+    last_run = run("Succeeded", pod("last", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z", perplexity="31.2"))
+    assert exit_code(last_run) == 0
+    assert outputs(last_run) == {"perplexity": "31.2"}
 
 
 def test_a_pods_name_follows_the_workflows_own_format() -> None:

@@ -45,15 +45,15 @@ def test_what_only_development_needs_is_in_no_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "expected_text"),
     [
         ({"License_Expression": "MIT OR Apache-2.0"}, "MIT OR Apache-2.0"),
         ({"License": "Apache 2.0"}, "Apache-2.0"),
         ({"Classifier": "License :: OSI Approved :: MIT License"}, "MIT"),
     ],
 )
-def test_a_licence_is_told_by_its_name(metadata: dict[str, str], said: str) -> None:
-    assert licence_of(**metadata) == said
+def test_a_licence_is_told_by_its_name(metadata: dict[str, str], expected_text: str) -> None:
+    assert licence_of(**metadata) == expected_text
 
 
 @pytest.mark.parametrize(

@@ -39,20 +39,20 @@ def test_the_lock_is_what_pyproject_asks_for() -> None:
 
 
 def test_a_lock_that_is_behind_is_told_line_by_line() -> None:
-    asked = {
+    requirements = {
         "name": "x",
         "dependencies": ["a>=2", "b"],
         "optional-dependencies": {"more": ["c[d]==1.*"], "all": ["x[more]"]},
     }
-    told = disagreements(asked, [LockedPackage("a", "1.9", (HASH,)), LockedPackage("c", "1.4", (HASH,))])
-    assert told == ["pyproject.toml asks for a>=2, constraints.txt has 1.9", "b is not in constraints.txt"]
+    complaints = disagreements(requirements, [LockedPackage("a", "1.9", (HASH,)), LockedPackage("c", "1.4", (HASH,))])
+    assert complaints == ["pyproject.toml asks for a>=2, constraints.txt has 1.9", "b is not in constraints.txt"]
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_all_that_an_image_gets_is_locked_at_the_version_that_is_tested(image: str) -> None:
     versions = {one.name: one.version for one in parse_lock((ROOT / "constraints.txt").read_text())}
-    found = {name: package.version for name, package in image_packages(image).items()}
-    assert found.items() <= versions.items()
+    locked_versions = {name: package.version for name, package in image_packages(image).items()}
+    assert locked_versions.items() <= versions.items()
 
 
 def test_for_linux_the_libraries_of_cuda_and_triton_are_locked() -> None:
@@ -89,19 +89,19 @@ def test_all_that_make_and_ci_install_is_held_to_the_hashes() -> None:
 def test_the_locked_pip_takes_a_file_only_with_its_hash(tmp_path: Path, whole: bool) -> None:
     wheel = tmp_path / "everstep_probe-1.0-py3-none-any.whl"
     place = "everstep_probe-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr(f"{place}/METADATA", "Metadata-Version: 2.1\nName: everstep-probe\nVersion: 1.0\n")
-        made.writestr(
+    with zipfile.ZipFile(wheel, "w") as wheel_file:
+        wheel_file.writestr(f"{place}/METADATA", "Metadata-Version: 2.1\nName: everstep-probe\nVersion: 1.0\n")
+        wheel_file.writestr(
             f"{place}/WHEEL", "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        made.writestr(f"{place}/RECORD", "")
+        wheel_file.writestr(f"{place}/RECORD", "")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if whole else HASH
     (tmp_path / "constraints.txt").write_text(f"everstep-probe==1.0 --hash=sha256:{digest}\n")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", tmp_path, "--target", tmp_path / "there",
          "-c", tmp_path / "constraints.txt", "everstep-probe>=1"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ("Successfully installed" in done.stdout) == whole, done.stdout + done.stderr
-    assert ("DO NOT MATCH THE HASHES" in done.stderr) != whole
+    assert ("Successfully installed" in completed.stdout) == whole, completed.stdout + completed.stderr
+    assert ("DO NOT MATCH THE HASHES" in completed.stderr) != whole
     assert (tmp_path / "there" / place).exists() == whole

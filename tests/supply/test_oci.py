@@ -39,9 +39,9 @@ def blobs(path: Path) -> dict[str, bytes]:
 
 def blob(content: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
     """The blob of that descriptor, which has the size that the descriptor says."""
-    found = content["blobs/sha256/" + descriptor["digest"].removeprefix("sha256:")]
-    assert len(found) == descriptor["size"]
-    return found
+    blob = content["blobs/sha256/" + descriptor["digest"].removeprefix("sha256:")]
+    assert len(blob) == descriptor["size"]
+    return blob
 
 
 def unpack(tmp_path: Path, path: Path) -> tuple[dict[str, Any], list[list[tarfile.TarInfo]]]:
@@ -60,9 +60,9 @@ def unpack(tmp_path: Path, path: Path) -> tuple[dict[str, Any], list[list[tarfil
 
 def test_each_blob_is_named_by_its_digest(tmp_path: Path, layers: list[Path]) -> None:
     write_archive(tmp_path / "image.tar", layers, ABOUT)
-    named = {name: data for name, data in blobs(tmp_path / "image.tar").items() if name.startswith("blobs/")}
-    assert len(named) == 4
-    assert all(name.rpartition("/")[2] == hashlib.sha256(data).hexdigest() for name, data in named.items())
+    blobs_by_name = {name: data for name, data in blobs(tmp_path / "image.tar").items() if name.startswith("blobs/")}
+    assert len(blobs_by_name) == 4
+    assert all(name.rpartition("/")[2] == hashlib.sha256(data).hexdigest() for name, data in blobs_by_name.items())
 
 
 def test_layers_keep_modes_links_and_hard_links(tmp_path: Path, layers: list[Path]) -> None:

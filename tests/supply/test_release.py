@@ -52,8 +52,8 @@ def test_a_release_takes_only_images_of_its_own_commit(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_release_has_its_files_and_their_sums(tmp_path: Path) -> None:
     sums, *files = build(tmp_path / "release")
-    told = dict(line.split("  ")[::-1] for line in sums.read_text().splitlines())
-    assert told == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    sums_by_name = dict(line.split("  ")[::-1] for line in sums.read_text().splitlines())
+    assert sums_by_name == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     assert len([path for path in files if not path.name.endswith(".oci.tar")]) == 7
     (wheel,) = (path for path in files if path.suffix == ".whl")
     with zipfile.ZipFile(wheel) as packed:

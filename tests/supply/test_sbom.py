@@ -12,10 +12,10 @@ from supply.sbom import bill, main
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_it_lists_what_the_image_gets(image: str) -> None:
-    made = bill(image)
-    assert (made["bomFormat"], made["specVersion"], made["version"]) == ("CycloneDX", "1.6", 1)
-    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", made["serialNumber"])
-    listed = {one["name"]: one for one in made["components"]}
+    sbom = bill(image)
+    assert (sbom["bomFormat"], sbom["specVersion"], sbom["version"]) == ("CycloneDX", "1.6", 1)
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", sbom["serialNumber"])
+    listed = {one["name"]: one for one in sbom["components"]}
     assert {name: one["version"] for name, one in listed.items()} == {
         name: package.version for name, package in image_packages(image).items()
     }
@@ -27,12 +27,12 @@ def test_it_lists_what_the_image_gets(image: str) -> None:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_what_needs_what_is_told_among_those_that_are_listed(image: str) -> None:
-    made = bill(image)
-    own = made["metadata"]["component"]["bom-ref"]
-    known = {own, *(one["bom-ref"] for one in made["components"])}
-    edges = {one["ref"]: one["dependsOn"] for one in made["dependencies"]}
-    assert edges.keys() == known
-    assert {name for below in edges.values() for name in below} == known - {own}
+    sbom = bill(image)
+    own = sbom["metadata"]["component"]["bom-ref"]
+    known_refs = {own, *(one["bom-ref"] for one in sbom["components"])}
+    edges = {one["ref"]: one["dependsOn"] for one in sbom["dependencies"]}
+    assert edges.keys() == known_refs
+    assert {name for below in edges.values() for name in below} == known_refs - {own}
 
 
 def test_the_same_packages_make_the_same_files(tmp_path: Path) -> None:

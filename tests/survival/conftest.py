@@ -26,16 +26,16 @@ def write_dataset(folder: Path) -> None:
     from everstep.runtime.data.indexed_dataset import IndexedWriter
 
     text = (Path(__file__).parents[2] / "runtime/protocol/messages.py").read_bytes() * 10
-    told = {}
+    splits_meta = {}
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
         documents = [part[start : start + 1000] for start in range(0, len(part), 1000)]
         with IndexedWriter(folder / split, np.uint16) as writer:
             for document in documents:
                 writer.add(np.frombuffer(document, dtype=np.uint8).astype(np.uint16))
-        told[split] = {"prefix": split, "documents": len(documents), "tokens": len(part)}
+        splits_meta[split] = {"prefix": split, "documents": len(documents), "tokens": len(part)}
     facts = {
         "version": 1,
-        **told,
+        **splits_meta,
         "tokenizer": "tokenizer.json",
         "vocab_size": VOCABULARY,
         "eod": 256,

@@ -104,7 +104,7 @@ def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(_time
         return pod.started_process(answers[str(pod.claim_file)])
 
     with ThreadPoolExecutor(8) as launchers:
-        found = set(launchers.map(start, range(8)))
-    assert len(found) == 1
+        pids = set(launchers.map(start, range(8)))
+    assert len(pids) == 1
     wait_until(pod.exit_file.exists, "the end of the pod")
     assert (tmp_path / "ran").read_text() == "here\n"

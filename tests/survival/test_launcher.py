@@ -135,8 +135,10 @@ def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None
     assert [pipeline.phases()[f"train({number})"] for number in range(tries)] == ["Failed"] * tries
     assert pipeline.phases()[f"train({tries})"] == "Succeeded"
     broken = [record["reason"] for record in pipeline.records() if record["kind"] == "RoundBroken"]
-    lost = [reason for reason in broken if reason != "grow"]  # On a busy machine one of two nodes may come late.
-    assert len(lost) <= ROUNDS // (RETRIES + 1), broken  # Only a failed run ends its nodes.
+    unplanned_losses = [
+        reason for reason in broken if reason != "grow"
+    ]  # On a busy machine one of two nodes may come late.
+    assert len(unplanned_losses) <= ROUNDS // (RETRIES + 1), broken  # Only a failed run ends its nodes.
     assert_done(pipeline)
 
 

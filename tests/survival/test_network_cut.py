@@ -42,22 +42,22 @@ def agree(iteration, stop):
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """In a folder of its own; whatever a failed test leaves is ended."""
-    with closing(Launcher(tmp_path)) as made:
-        yield made
+    with closing(Launcher(tmp_path)) as new_launcher:
+        yield new_launcher
 
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     """Whole."""
-    with closing(Wire()) as made:
-        yield made
+    with closing(Wire()) as new_wire:
+        yield new_wire
 
 
 def worker(folder: Path, number: int, launcher: int) -> psutil.Process:
     """The process that trains in that round for that launcher."""
     ranks = [psutil.Process(int(path.stem.split("-")[2])) for path in (folder / "samples").glob(f"{number}-*.jsonl")]
-    (found,) = (process for process in ranks if launcher in [parent.pid for parent in process.parents()])
-    return found
+    (worker,) = (process for process in ranks if launcher in [parent.pid for parent in process.parents()])
+    return worker
 
 
 def test_a_node_whose_packets_vanish_is_done_without_and_comes_back(launcher: Launcher, wire: Wire) -> None:
@@ -91,6 +91,6 @@ def test_a_node_whose_packets_vanish_is_done_without_and_comes_back(launcher: La
         wire.mend()
         both = trains(2, alone)
         assert not cut_off.is_running(), "its agent heard that its round is over"
-    assert [ended.code for ended in near.finish("a", "b")] == [0, 0], near.stderr_text()
+    assert [outcome.code for outcome in near.finish("a", "b")] == [0, 0], near.stderr_text()
     near.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, *[1, 2] * ROUNDS])

@@ -39,11 +39,11 @@ def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(training: TrainStep
     reported = {line["iteration"] for line in killed.telemetry() if "loss" in line}
     assert set(range(1, 31)) - reported <= {20}, "rank 0 may have been stopped between its save and its report"
     assert [r["iteration"] for r in killed.records() if r["kind"] == "WorkerFaulted"] == [20]
-    told = json.loads((killed.outputs / "results").read_text())
-    assert 0.2 < told["accuracy"] <= 1
-    assert Path(told["model"]).name == "cnn.pt"
-    assert Path(told["model"]).is_file()
-    assert f"accuracy {told['accuracy']:.4g}" in killed.log.read_text().splitlines()[-1]
+    results = json.loads((killed.outputs / "results").read_text())
+    assert 0.2 < results["accuracy"] <= 1
+    assert Path(results["model"]).name == "cnn.pt"
+    assert Path(results["model"]).is_file()
+    assert f"accuracy {results['accuracy']:.4g}" in killed.log.read_text().splitlines()[-1]
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_a_dataset_of_its_own_goes_on_at_its_position(training: TrainStep, tmp_p
 def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(training: TrainStep, fault: str) -> None:
     step = example(training, "regression.py", iterations="4000")
     step.start()
-    worker = wait_until(lambda: len(found := step.workers()) == 2 and found[0], "two workers")
+    worker = wait_until(lambda: len(pair := step.workers()) == 2 and pair[0], "two workers")
     kill(worker if fault == "worker" else step.agents()[0])
     assert step.finish() == 0, step.last_words()
     assert len(reasons(step)) == 1

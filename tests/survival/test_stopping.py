@@ -28,7 +28,7 @@ def goes_on(training: TrainStep) -> None:
     path.write_text(json.dumps(workflow))
 
 
-def restored(training: TrainStep) -> list[int]:
+def restored_iterations(training: TrainStep) -> list[int]:
     """The iteration that each round began from."""
     formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
     return [(one.get("restore") or {}).get("iteration", 0) for one in formed]
@@ -44,14 +44,14 @@ def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     reached = training.wait_iteration(20)
     stop(training, signum)
     assert training.finish() == 143, training.last_words()
-    told = re.search(r"stopped; the state of iteration (\d+) is in the store", training.log.read_text())
-    assert told, training.log.read_text()
-    assert int(told[1]) >= reached - 1
+    match = re.search(r"stopped; the state of iteration (\d+) is in the store", training.log.read_text())
+    assert match, training.log.read_text()
+    assert int(match[1]) >= reached - 1
     assert training.leftovers() == []
     goes_on(training)
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert restored(training) == [0, int(told[1])]
+    assert restored_iterations(training) == [0, int(match[1])]
     assert tensors(training.checkpoint()) == undisturbed
 
 
@@ -100,8 +100,8 @@ def test_the_readmes_loop_trains_to_the_last_weight(training: TrainStep, dataset
     training.start()
     assert training.finish() == 0, training.last_words()
     assert (training.outputs / "iterations").read_text() == "7"
-    wanted = torch.load(tmp_path / "rank-0.pt", weights_only=True)
-    found = tensors(training.checkpoint())
-    assert {name: tensor.numpy().tobytes() for name, tensor in wanted.items()} == {
-        name.removeprefix("model."): data for name, data in found.items() if name.startswith("model.")
+    weights = torch.load(tmp_path / "rank-0.pt", weights_only=True)
+    state = tensors(training.checkpoint())
+    assert {name: tensor.numpy().tobytes() for name, tensor in weights.items()} == {
+        name.removeprefix("model."): data for name, data in state.items() if name.startswith("model.")
     }

@@ -13,11 +13,11 @@ from tests.harness import TrainStep, kill, tensors, wait_until
 
 def processes(training: TrainStep) -> dict[int, dict[int, int]]:
     """For each round: rank -> process id, as the workers said."""
-    found = defaultdict[int, dict[int, int]](dict)
+    by_rank = defaultdict[int, dict[int, int]](dict)
     for path in (training.folder / "logs").glob("*.log"):
         for pid, rank, round_ in re.findall(r"process (\d+) is rank (\d+) of \d+ in round (\d+)", path.read_text()):
-            found[int(round_)][int(rank)] = int(pid)
-    return dict(sorted(found.items()))
+            by_rank[int(round_)][int(rank)] = int(pid)
+    return dict(sorted(by_rank.items()))
 
 
 @pytest.mark.parametrize("training", ["survive"], indirect=True)
@@ -40,13 +40,13 @@ def all_tensors(checkpoint: Path) -> dict[str, dict[str, bytes]]:
     """The tensors of each rank's file: a sharded state has the same names in all."""
     from safetensors import safe_open
 
-    found: dict[str, dict[str, bytes]] = {}
+    by_number: dict[str, dict[str, bytes]] = {}
     for number, path in enumerate(sorted(checkpoint.glob("*.safetensors"))):
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if not name.startswith("__")]  # noqa: SIM118 - not a dict
             each = {name: file.get_tensor(name).contiguous().view(-1).numpy().tobytes() for name in names}
-        found[str(number)] = each
-    return found
+        by_number[str(number)] = each
+    return by_number
 
 
 def log_lines(training: TrainStep, words: str) -> int:
@@ -122,15 +122,15 @@ def residues(training: TrainStep, rounds: int) -> list[Residue]:
     for _ in range(3):
         survivor = training.workers()[0]
         try:
-            found = []
+            measurements = []
             for _ in range(rounds):
                 kill(training.workers()[1])
                 training.wait_iteration(training.iteration() + 4)
-                found.append(residue(training, survivor))
+                measurements.append(residue(training, survivor))
         except psutil.NoSuchProcess:
             continue
         assert training.workers()[0].pid == survivor.pid
-        return found
+        return measurements
     raise AssertionError(f"no worker survived {rounds} rounds: {training.last_words()}")
 
 
@@ -140,10 +140,10 @@ def test_fifty_rounds_leave_no_descriptor_thread_or_memory_in_a_survivor(trainin
     training.flags = {**training.flags, "iterations": "1000000"}
     training.start()
     training.wait_iteration(5)
-    found = residues(training, 50)
+    measurements = residues(training, 50)
     assert len(processes(training)) > 50
-    settled, last = found[9:19], found[-10:]
+    settled, last = measurements[9:19], measurements[-10:]
     assert min(one.files for one in last) <= max(one.files for one in settled)
     assert min(one.threads for one in last) <= max(one.threads for one in settled)
     assert min(one.segments for one in last) <= max(one.segments for one in settled)
-    assert min(one.memory for one in last) <= max(one.memory for one in settled) + 16, found
+    assert min(one.memory for one in last) <= max(one.memory for one in settled) + 16, measurements

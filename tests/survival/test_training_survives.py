@@ -139,9 +139,9 @@ def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
     joined = {record["node"]: record["checked"] for record in records if record["kind"] == "NodeJoined"}
     assert set(joined) == {"worker-0-0", *broken}
     assert all(seconds > 0 for seconds in joined.values())
-    told = [line for line in training.log.read_text().splitlines() if line.startswith("Round")]
+    round_lines = [line for line in training.log.read_text().splitlines() if line.startswith("Round")]
     for node in broken[1:]:
-        assert any("worker-0-0-" in line and f"{node}-" in line for line in told), told
+        assert any("worker-0-0-" in line and f"{node}-" in line for line in round_lines), round_lines
     assert_went_on(training)
     assert_whole(training, undisturbed)
 
@@ -235,8 +235,8 @@ def test_kills_at_random_moments_change_no_weight(
         at = training.wait_iteration(at + choose.randrange(2, 15))
         if training.over() or at >= int(training.flags["iterations"]) - 2:
             break
-        found = {"worker": training.workers, "agent": training.agents, "step": lambda: [training.step()]}[victim]()
-        alive = [process for process in found if process is not None]
+        victims = {"worker": training.workers, "agent": training.agents, "step": lambda: [training.step()]}[victim]()
+        alive = [process for process in victims if process is not None]
         if not alive:
             continue
         if not try_kill(choose.choice(alive)):

@@ -38,25 +38,25 @@ def line(text: str, ascii_only: bool = False) -> bytes:
 
 def read(path: Path, cuts: Sequence[int] = (), key: str = "text") -> list[str | None]:
     """What readers of the ranges between the cuts read together."""
-    found = []
+    texts = []
     for extent in extents(str(path)):
         if extent.borders is None:
             ends = sorted({0, extent.size, *(min(cut, extent.size) for cut in cuts)})
         else:
             ends = sorted({0, extent.size, *(extent.borders[cut % len(extent.borders)] for cut in cuts)})
         for start, end in pairwise(ends):
-            found += [text for (text,) in DocumentReader((key,)).read(piece_of(extent, start, end))]
-    return found
+            texts += [text for (text,) in DocumentReader((key,)).read(piece_of(extent, start, end))]
+    return texts
 
 
 @given(texts, any_cuts, st.booleans(), st.booleans(), st.booleans())
 @FIXTURE
 def test_lines_are_read_once_and_in_order(
-    tmp_path: Path, texts: list[str], cuts: list[int], windows: bool, ended: bool, gaps: bool
+    tmp_path: Path, texts: list[str], cuts: list[int], windows: bool, has_end: bool, gaps: bool
 ) -> None:
     data = (b"\n\n" if gaps else b"").join(line(text) for text in texts)
     data = data.replace(b"}\n", b"}\r\n") if windows else data
-    (tmp_path / "a.jsonl").write_bytes(data if ended else data.rstrip(b"\r\n"))
+    (tmp_path / "a.jsonl").write_bytes(data if has_end else data.rstrip(b"\r\n"))
     assert read(tmp_path / "a.jsonl", cuts) == texts
 
 
@@ -169,10 +169,10 @@ def test_a_torn_line_is_told_by_file_line_and_column_in_whichever_range(tmp_path
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz", "a.jsonl.zst.tar", "a.zip", "a.parquet"])
-@pytest.mark.parametrize("lost", [1, 9])
-def test_a_file_that_is_cut_off_is_told_by_name(tmp_path: Path, name: str, lost: int) -> None:
+@pytest.mark.parametrize("missing_bytes", [1, 9])
+def test_a_file_that_is_cut_off_is_told_by_name(tmp_path: Path, name: str, missing_bytes: int) -> None:
     data = FORMATS[name]()
-    (tmp_path / name).write_bytes(data[: len(packed_tar()) // 8] if name.endswith("tar") else data[:-lost])
+    (tmp_path / name).write_bytes(data[: len(packed_tar()) // 8] if name.endswith("tar") else data[:-missing_bytes])
     assert refusal_of(tmp_path / name).startswith(name)
 
 
@@ -191,25 +191,25 @@ def test_bad_documents_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     assert reader.skipped == 4
 
 
-def names(given: str) -> list[str]:
-    return [name.rpartition("/")[2] for name in find_files(given, "--input")]
+def names(patterns: str) -> list[str]:
+    return [name.rpartition("/")[2] for name in find_files(patterns, "--input")]
 
 
 def test_files_are_found_by_name_pattern_folder_and_between_commas_in_natural_order(tmp_path: Path) -> None:
     for name in ("d/data_10.jsonl", "d/data_2.jsonl", "d/readme.md", "a,b.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    given = f"{tmp_path}/d/data_10.jsonl,{tmp_path}/d"
-    assert names(given) == ["data_10.jsonl", "data_2.jsonl"]
+    patterns = f"{tmp_path}/d/data_10.jsonl,{tmp_path}/d"
+    assert names(patterns) == ["data_10.jsonl", "data_2.jsonl"]
     assert names(f"{tmp_path}/d/*.jsonl") == ["data_2.jsonl", "data_10.jsonl"]
     assert names(f"{tmp_path}/a,b.txt") == ["a,b.txt"]
 
 
-@pytest.mark.parametrize("given", ["gs://bucket/a.jsonl", "nothing.jsonl", "", "{folder}/readme.md"])
-def test_what_names_no_readable_file_is_refused_by_its_flag_or_name(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("patterns", ["gs://bucket/a.jsonl", "nothing.jsonl", "", "{folder}/readme.md"])
+def test_what_names_no_readable_file_is_refused_by_its_flag_or_name(tmp_path: Path, patterns: str) -> None:
     (tmp_path / "readme.md").write_text("x")
     with pytest.raises(TextError, match=r"--input|readme\.md: files of this kind are not read"):
-        find_files(given.format(folder=tmp_path), "--input")
+        find_files(patterns.format(folder=tmp_path), "--input")
 
 
 @pytest.mark.parametrize("cuts", [(), (70_000,), (10, 70_000, 150_000)])
@@ -226,8 +226,8 @@ def test_a_line_of_hundreds_of_megabytes_in_some_kilobytes_is_bad_and_never_whol
             read(path, cuts)
         reader = DocumentReader(("text",), skip_bad=True)
         (extent,) = extents(str(path))
-        found = list(reader.read(piece_of(extent, 0, extent.size)))
-        assert found == ([("b",)] if name == "end.jsonl" else [("b",), ("c",)])
+        rows = list(reader.read(piece_of(extent, 0, extent.size)))
+        assert rows == ([("b",)] if name == "end.jsonl" else [("b",), ("c",)])
         assert reader.skipped == 1
 
 

@@ -24,12 +24,12 @@ def store(s3: MinIO) -> Store:
 
 def read(names: list[str]) -> list[str | None]:
     """Each file in two ranges."""
-    found = []
+    texts = []
     for extent in (extent for name in names for extent in extents(name)):
         half = extent.size // 2 if extent.borders is None else extent.borders[len(extent.borders) // 2]
         for start, end in ((0, half), (half, extent.size)):
-            found += [text for (text,) in DocumentReader(("text",)).read(piece_of(extent, start, end))]
-    return found
+            texts += [text for (text,) in DocumentReader(("text",)).read(piece_of(extent, start, end))]
+    return texts
 
 
 def test_every_byte_is_the_objects_wherever_it_is_read(store: Store) -> None:
@@ -58,8 +58,8 @@ def test_objects_are_found_by_name_pattern_and_folder(store: Store) -> None:
     for key in ("c/data_10.jsonl", "c/data_2.jsonl", "c/notes.md", "c/d/e.txt", "f.txt"):
         store.put(key, b"x")
 
-    def names(given: str) -> list[str]:
-        return [name.removeprefix(f"{store.uri}/") for name in find_files(given, "--input")]
+    def names(patterns: str) -> list[str]:
+        return [name.removeprefix(f"{store.uri}/") for name in find_files(patterns, "--input")]
 
     assert names(f"{store.uri}/c/") == names(f"{store.uri}/c") == ["c/data_2.jsonl", "c/data_10.jsonl"]
     assert names(f"{store.uri}/c/data_?.jsonl,{store.uri}/f.txt") == ["c/data_2.jsonl", "f.txt"]
@@ -79,11 +79,11 @@ def test_objects_under_others_names_are_read_and_none_is_left_out(store: Store, 
     for name, data in ((names[0], b"".join(LINES)), (names[1], b"".join(LINES)), ("lang=de/", b"")):
         key = f"{prefix}/{name}"
         client.put_object(bucket_name=bucket, object_name=key, data=io.BytesIO(data), length=len(data))
-    wanted = [f"{store.uri}/{name}" for name in names]
-    for given in ("lang=de", "lang=de/*", "**/*.jsonl"):
-        assert find_files(f"{store.uri}/{given}", "--input") == wanted
-    assert find_files(wanted[1], "--input") == wanted[1:]
-    assert read(wanted) == 2 * TEXTS
+    expected = [f"{store.uri}/{name}" for name in names]
+    for pattern in ("lang=de", "lang=de/*", "**/*.jsonl"):
+        assert find_files(f"{store.uri}/{pattern}", "--input") == expected
+    assert find_files(expected[1], "--input") == expected[1:]
+    assert read(expected) == 2 * TEXTS
 
 
 def test_an_object_that_goes_away_or_shrinks_meanwhile_is_told_by_name(store: Store) -> None:

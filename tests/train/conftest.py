@@ -17,10 +17,16 @@ def dataset(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     tokens = np.arange(4000) * 7 % VOCAB
-    told = {"prefix": "train", "documents": 1, "tokens": len(tokens)}
+    split_meta = {"prefix": "train", "documents": 1, "tokens": len(tokens)}
     with IndexedWriter(folder / "train", np.uint16) as writer:
         writer.add(tokens)
-    meta = {"version": 1, "train": told, "validation": told, "tokenizer": "tokenizer.json", "vocab_size": VOCAB}
+    meta = {
+        "version": 1,
+        "train": split_meta,
+        "validation": split_meta,
+        "tokenizer": "tokenizer.json",
+        "vocab_size": VOCAB,
+    }
     (folder / "dataset.json").write_text(json.dumps(meta))
     return folder
 

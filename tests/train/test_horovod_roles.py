@@ -30,8 +30,8 @@ SPEC = {
 @pytest.mark.long
 def test_a_launcher_goes_on_when_a_trainer_is_lost_and_finds_the_others(tmp_path: Path) -> None:
     commands = {"launcher": [*KEEP, "sh", "-c", LAUNCHER, str(tmp_path)], "trainer": [*KEEP, "sleep", "infinity"]}
-    given = flags(SPEC, commands, **{"max-relaunches": "0"})
-    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=given)
+    step_flags = flags(SPEC, commands, **{"max-relaunches": "0"})
+    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=step_flags)
     hosts = tmp_path / "hosts"
 
     def lines() -> list[str]:

@@ -16,8 +16,8 @@ def train(store: Path, dataset: Path, model: Path, iterations: int) -> dict:
     flags = [f"--dataset={dataset}", f"--model={model}", f"--iterations={iterations}", "--sequence-length=16"]
     environment = {**os.environ, "EVERSTEP_STORE": str(store), "EVERSTEP_JOB": "alone", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(LLAMA), *flags, "--warmup=2"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
     newest = sorted(store.glob("jobs/alone/checkpoints/*/manifest.json"))[-1]
     return json.loads(newest.read_text())
 
@@ -79,11 +79,11 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_whole_batch(
     monkeypatch.setattr(everstep, "phase", lambda name: None)  # It needs a worker.
     tokens = torch.arange(40).view(5, 8) % 32
     batch = everstep.Batch(tokens[:, :-1], tokens[:, 1:], 0.5, 5, 1, np.arange(5))
-    found = []
+    steps = []
     for micro_batch, kind in ((0, "fp32"), (2, precision)):
         model = build_model("tiny", 32, 0)
         options = argparse.Namespace(micro_batch=micro_batch, precision=kind)
         loss = add_gradients(model, batch, options, torch.device("cpu"))
         norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-        found.append((loss.item(), norm.item()))
-    assert found[1] == pytest.approx(found[0], rel=near)
+        steps.append((loss.item(), norm.item()))
+    assert steps[1] == pytest.approx(steps[0], rel=near)

@@ -63,9 +63,9 @@ def test_a_tokenizer_that_makes_the_model_too_large_for_this_machine_is_refused(
     tokenizer.write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1_000_000_000}}}))
     with pytest.raises(
         StepError, match=r"--tokenizer .*large.json: with 1000000001 tokens the model has 256003 M .* at least \d+ GB"
-    ) as told:
+    ) as raised:
         require_memory_for(Config(), "tiny", str(tokenizer))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def require(config: Config, devices: tuple[str, ...] = ()) -> None:
@@ -101,9 +101,9 @@ def test_a_smaller_pass_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
         require(Config())
 
 
-@pytest.mark.parametrize(("limit", "wanted"), [("1000000", 1_000_000), ("max", 8_192_000), ("9999999999", 8_192_000)])
-def test_a_machine_has_what_its_control_group_may_use(tmp_path: Path, limit: str, wanted: int) -> None:
+@pytest.mark.parametrize(("limit", "expected"), [("1000000", 1_000_000), ("max", 8_192_000), ("9999999999", 8_192_000)])
+def test_a_machine_has_what_its_control_group_may_use(tmp_path: Path, limit: str, expected: int) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:        8000 kB\nMemFree: 5 kB\n")
     (tmp_path / "limit").write_text(limit)
-    assert machine_bytes(tmp_path / "meminfo", tmp_path / "limit") == wanted
+    assert machine_bytes(tmp_path / "meminfo", tmp_path / "limit") == expected
     assert machine_bytes(tmp_path / "meminfo", tmp_path / "none") == 8_192_000

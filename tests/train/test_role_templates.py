@@ -25,14 +25,14 @@ def test_each_role_runs_its_command_with_its_variables_and_the_number_of_its_nod
     launcher = {"replicas": 1, "template": {"spec": {"containers": [own]}}}
     spec = {"replicaSpecs": {"launcher": launcher, "trainer": TRAINER}}
     shared = shlex.quote(json.dumps({"trainer": f"sh {script} shared"}))
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             sys.executable, "-m", "everstep.steps.train", "--script", "@command", "--script-args", shared, "--job-spec",
             json.dumps(spec), "--store", str(tmp_path / "store"), "--run", "r", "--outputs", str(tmp_path / "outputs"),
         ],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = sorted(path.read_text() for path in tmp_path.glob("told-*"))
-    assert told == ["launcher 1 1 green own\n", "trainer 2 2  shared\n", "trainer 2 2  shared\n"]
-    assert "launcher: of its template only command and env count on this machine" in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    role_lines = sorted(path.read_text() for path in tmp_path.glob("told-*"))
+    assert role_lines == ["launcher 1 1 green own\n", "trainer 2 2  shared\n", "trainer 2 2  shared\n"]
+    assert "launcher: of its template only command and env count on this machine" in completed.stderr

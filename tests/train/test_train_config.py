@@ -157,8 +157,8 @@ def test_a_script_that_declares_nothing_gets_no_flag(text: str, tmp_path: Path) 
 
 
 def test_what_the_step_knows_is_in_the_scripts_environment() -> None:
-    told = Config(dataset="d#train", iterations=7, script="mine.py").script_variables()
-    assert told == {
+    variables = Config(dataset="d#train", iterations=7, script="mine.py").script_variables()
+    assert variables == {
         "EVERSTEP_DATASET": "d#train", "EVERSTEP_MODEL": "tiny", "EVERSTEP_ITERATIONS": "7",
         "EVERSTEP_SEQUENCE_LENGTH": "96", "EVERSTEP_GLOBAL_BATCH": "8", "EVERSTEP_LEARNING_RATE": "0.003",
         "EVERSTEP_WARMUP": "20", "EVERSTEP_SEED": "0",
@@ -187,15 +187,15 @@ def test_every_setting_of_a_training_is_reachable_from_its_template() -> None:
     inputs = {str(parameter.name) for parameter in parameters if isinstance(parameter, Parameter)}
     own = {entry.name.replace("_", "-") for entry in fields(Config)}
     assert own - inputs == {"store", "run", "outputs", "job"}
-    given = {"learning_rate": 0.01, "warmup": 3, "seed": 7, "script": "mine.py", "script_args": "--width 2"}
-    arguments = task("two", **given).arguments
+    settings = {"learning_rate": 0.01, "warmup": 3, "seed": 7, "script": "mine.py", "script_args": "--width 2"}
+    arguments = task("two", **settings).arguments
     assert isinstance(arguments, dict)
-    assert {name: arguments[name.replace("_", "-")] for name in given} == {k: str(v) for k, v in given.items()}
+    assert {name: arguments[name.replace("_", "-")] for name in settings} == {k: str(v) for k, v in settings.items()}
 
 
 def test_the_default_script_gets_its_own_flags_only_where_they_differ() -> None:
     assert not [
         flag for flag in Config().script_arguments() if flag.startswith(("--precision", "--compile", "--micro"))
     ]
-    given = Config(precision="bf16", compile=True, micro_batch=2).script_arguments()
-    assert {"--precision=bf16", "--compile", "--micro-batch=2"} <= set(given)
+    arguments = Config(precision="bf16", compile=True, micro_batch=2).script_arguments()
+    assert {"--precision=bf16", "--compile", "--micro-batch=2"} <= set(arguments)

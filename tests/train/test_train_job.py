@@ -14,7 +14,7 @@ from everstep.runtime.checkpoint.shard.layout import read_shard
 
 
 @dataclass
-class Ended:
+class StepOutcome:
     code: int
     told: str
     store: Path
@@ -26,7 +26,7 @@ class Ended:
         return read_shard(bytearray((folder / "rank-00000.safetensors").read_bytes()))[0]
 
 
-def step(folder: Path, *flags: str, fault: str = "") -> Ended:
+def step(folder: Path, *flags: str, fault: str = "") -> StepOutcome:
     marks = folder / "faults"
     marks.mkdir(parents=True)
     environment = {**os.environ, "EVERSTEP_RUN_DIR": f"{folder}/run", "EVERSTEP_FAULT": fault}
@@ -39,11 +39,11 @@ def step(folder: Path, *flags: str, fault: str = "") -> Ended:
         f"--outputs={folder}/out",
         *flags,
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     if fault:
-        assert any(marks.iterdir()), f"the fault did not fire: {done.stderr}"
+        assert any(marks.iterdir()), f"the fault did not fire: {completed.stderr}"
     assert not list((folder / "run/nodes").glob("*.json")), "a node was left"
-    return Ended(done.returncode, done.stderr, folder / "store", folder / "out")
+    return StepOutcome(completed.returncode, completed.stderr, folder / "store", folder / "out")
 
 
 def unique(job: str) -> str:
@@ -62,30 +62,30 @@ def test_a_killed_worker_changes_no_weight(tmp_path: Path, dataset: Path, model:
     assert (calm.code, killed.code) == (0, 0), calm.told + killed.told
     assert killed.told.splitlines()[-1].endswith("1 restart")
     assert (killed.outputs / "iterations").read_text() == "8"
-    wanted, found = calm.checkpoint()["model"], killed.checkpoint()["model"]
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    expected, recovered = calm.checkpoint()["model"], killed.checkpoint()["model"]
+    assert expected.keys() == recovered.keys()
+    assert all(torch.equal(expected[name], recovered[name]) for name in expected)
 
 
 def test_an_error_of_the_script_ends_with_code_1_and_its_traceback(tmp_path: Path, dataset: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("import everstep\n\neverstep.init()\nraise ValueError('my own mistake')\n")
-    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", "--nodes=1", unique("mine"))
-    assert ended.code == 1
-    assert "ValueError: my own mistake" in ended.told.splitlines()[-1]
-    assert f'File "{script}", line 4' in ended.told
-    assert not ended.outputs.exists()
+    outcome = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", "--nodes=1", unique("mine"))
+    assert outcome.code == 1
+    assert "ValueError: my own mistake" in outcome.told.splitlines()[-1]
+    assert f'File "{script}", line 4' in outcome.told
+    assert not outcome.outputs.exists()
 
 
 def test_what_the_report_reads_is_in_the_store(tmp_path: Path, dataset: Path, model: Path) -> None:
     flags = [f"--dataset={dataset}", f"--model={model}", "--iterations=4", "--sequence-length=16", "--nodes=1"]
-    ended = step(tmp_path / "t", *flags, "--run=r")
-    told = json.loads((ended.store / "runs/r/steps/train.json").read_text())
-    assert told["facts"]["iterations"] == 4
-    assert told["facts"]["rounds"] == 1
-    assert told["facts"]["restarts"] == 0
-    assert told["facts"]["parameters"] > 0
-    assert told["facts"]["loss"] > 0
+    outcome = step(tmp_path / "t", *flags, "--run=r")
+    summary = json.loads((outcome.store / "runs/r/steps/train.json").read_text())
+    assert summary["facts"]["iterations"] == 4
+    assert summary["facts"]["rounds"] == 1
+    assert summary["facts"]["restarts"] == 0
+    assert summary["facts"]["parameters"] > 0
+    assert summary["facts"]["loss"] > 0
 
 
 def test_each_role_of_a_job_spec_gets_its_nodes_and_workers(tmp_path: Path, dataset: Path) -> None:
@@ -102,7 +102,7 @@ def test_each_role_of_a_job_spec_gets_its_nodes_and_workers(tmp_path: Path, data
     )
     spec = tmp_path / "roles.yaml"
     spec.write_text("replicaSpecs:\n  chief: {replicas: 1}\n  worker: {replicas: 1, slots: 2, waitsFor: chief}\n")
-    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", f"--job-spec={spec}", unique("roles"))
-    assert ended.code == 0, ended.told
-    told = sorted(path.read_text() for path in tmp_path.glob("rank-*"))
-    assert told == ["chief 0 1 3", "worker 0 2 3", "worker 1 2 3"]
+    outcome = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", f"--job-spec={spec}", unique("roles"))
+    assert outcome.code == 0, outcome.told
+    role_lines = sorted(path.read_text() for path in tmp_path.glob("rank-*"))
+    assert role_lines == ["chief 0 1 3", "worker 0 2 3", "worker 1 2 3"]

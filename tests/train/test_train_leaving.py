@@ -32,24 +32,26 @@ checkpointer.finish(state)
 
 
 def test_a_preempted_node_is_replaced_and_what_it_did_is_kept(tmp_path: Path, dataset: Path) -> None:
-    script, done = tmp_path / "mine.py", tmp_path / "done"
-    script.write_text(f"DONE = {str(done)!r}\n{SCRIPT}")
+    script, done_path = tmp_path / "mine.py", tmp_path / "done"
+    script.write_text(f"DONE = {str(done_path)!r}\n{SCRIPT}")
     flags = {"dataset": str(dataset), "script": str(script), "nodes": "2"}
     step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags)
     try:
         step.start()
-        wait_until(lambda: (done.exists() and len(done.read_text().splitlines()) >= 5) or step.over(), "iterations")
+        wait_until(
+            lambda: (done_path.exists() and len(done_path.read_text().splitlines()) >= 5) or step.over(), "iterations"
+        )
         step.agents()[0].send_signal(signal.SIGTERM)
         assert step.finish() == 0, step.last_words()
     finally:
         step.kill_all()
     records = step.records()
     broken = [record["reason"] for record in records if record["kind"] == "RoundBroken"]
-    asked = [record["node"] for record in records if record["kind"] == "NodeRequested"]
+    requested_names = [record["node"] for record in records if record["kind"] == "NodeRequested"]
     assert broken[0] == "preempted"
-    assert asked == ["worker-0-0", "worker-1-0", "worker-0-1"], "a replacement was asked for"
+    assert requested_names == ["worker-0-0", "worker-1-0", "worker-0-1"], "a replacement was asked for"
     assert not [record for record in records if record["kind"] == "FaultJudged"], "it counts against nothing"
-    lines = [tuple(map(int, line.split())) for line in done.read_text().splitlines()]
+    lines = [tuple(map(int, line.split())) for line in done_path.read_text().splitlines()]
     assert all(iteration == applied for iteration, applied in lines), "each iteration was applied once"
     again = sum(times - 1 for times in Counter(lines).values())
     untold = set(range(1, LAST + 1)) - {iteration for iteration, _ in lines}

@@ -13,7 +13,15 @@ from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeError, Scheduling
 from everstep.runtime.platform.kubernetes.workflow import is_over
 from everstep.steps.train.config import Config
-from everstep.steps.train.nodes import node_backend, scheduling_of, serve_node_checks, sibling_pods, stop_on_request
+from everstep.steps.train.nodes import (
+    JobSecret,
+    OwnPod,
+    node_backend,
+    scheduling_of,
+    serve_node_checks,
+    sibling_pods,
+    stop_on_request,
+)
 from tests.platform.pod_api import PodApi
 
 UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
@@ -43,14 +51,17 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN) as place:
             assert (place.address, place.spec.hosts) == ("10.1.2.3", "")
             assert await place.platform.observe() == []
             (secret,) = server.secrets.values()
             assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
             assert place.credentials.tls
         token = place.credentials.token
-        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN, tls=False, token=token) as again:
+        async with (
+            server as url,
+            sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN, JobSecret(token, tls=False)) as again,
+        ):
             assert not again.credentials.tls
             assert again.credentials.token == token
 
@@ -62,7 +73,7 @@ def test_the_namespaces_topology_orders_the_ranks_unless_the_job_says_otherwise(
         server = PodApi()
         server.pods["step"] = STEP
         server.configmaps["node-topology-config"] = {"data": {"topology_config": text}}
-        async with server as url, sibling_pods("step", spec, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), spec, PLAIN) as place:
             return place.spec.topology
 
     line, other = "asw-0 psw-0 192.168.0.1", "asw-1 psw-0 192.168.0.2"
@@ -89,10 +100,10 @@ def test_when_the_step_is_told_to_end_the_workflow_says_whether_for_good(
         server = PodApi()
         server.pods["step"] = STEP
         server.workflows = {"w": there} if there else {}
-        asked, stop = asyncio.Event(), asyncio.Event()
-        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
-            hearing = asyncio.create_task(stop_on_request(asked, stop, place))
-            asked.set()
+        is_asked, stop = asyncio.Event(), asyncio.Event()
+        async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN) as place:
+            hearing = asyncio.create_task(stop_on_request(is_asked, stop, place))
+            is_asked.set()
             await stop.wait()
             assert hearing.result() is for_good
 
@@ -103,7 +114,7 @@ def test_nodes_train_on_where_nobody_knows_whether_the_step_comes_again() -> Non
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN) as place:
             with server.away():
                 assert not await place.stopped_for_good()
 
@@ -121,7 +132,7 @@ def test_a_pod_that_no_workflow_owns_is_refused() -> None:
         server.pods["step"] = {**STEP, "metadata": {"name": "step", "uid": "p", "labels": {}}}
         async with server as url:
             with pytest.raises(KubeError, match="no Workflow owns it"):
-                async with sibling_pods("step", SPEC, Access(url, "ml"), PLAIN):
+                async with sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN):
                     pass
 
     asyncio.run(story())
@@ -146,7 +157,7 @@ def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "given"),
+    ("flags", "expected_arguments"),
     [
         ({}, ["--network-check=14"]),
         ({"switchbox_check": True, "box_pairs": "0:1", "min_channels": 1},
@@ -155,17 +166,17 @@ def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_pods_check_each_other_before_they_join_unless_that_is_switched_off(
-    flags: dict[str, Any], given: list[str]
+    flags: dict[str, Any], expected_arguments: list[str]
 ) -> None:
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = {**STEP, "status": {"phase": "Running", "podIP": "127.0.0.1"}}
         async with (
             server as url,
-            sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place,
+            sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, PLAIN) as place,
             serve_node_checks(Config(**flags), place) as (_, arguments),
         ):
-            assert arguments == given
+            assert arguments == expected_arguments
 
     asyncio.run(story())
 
@@ -178,7 +189,7 @@ def test_the_specs_priority_and_scheduler_are_its_pods() -> None:
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, sibling_pods("step", spec, Access(url, "ml"), scheduling) as place:
+        async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), spec, scheduling) as place:
             await place.platform.observe()
             await place.platform.create(NodeRequest("worker-0-0", "worker", "", {}, [], Resources()))
         (pod,) = [one for name, one in server.pods.items() if name != "step"]
@@ -209,10 +220,10 @@ def test_the_gang_is_there_before_its_pods_and_gone_when_the_job_is_over() -> No
         server.pods["step"] = STEP
         gang = Scheduling(Gang.VOLCANO, minimum=2)
         async with server as url:
-            async with sibling_pods("step", SPEC, Access(url, "ml"), gang) as first:
+            async with sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, gang) as first:
                 token = first.credentials.token
             assert [group["spec"]["minMember"] for group in server.podgroups.values()] == [2, 0]
-            async with sibling_pods("step", SPEC, Access(url, "ml"), gang, token=token) as place:
+            async with sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, gang, JobSecret(token)) as place:
                 assert len(server.podgroups) == 2
                 assert place.release
                 await place.release()
@@ -229,7 +240,7 @@ def test_a_cluster_without_that_scheduler_is_told() -> None:
         server.kinds -= {"podgroups"}
         async with server as url:
             with pytest.raises(KubeError, match="--gang coscheduling: this cluster has no podgroups"):
-                async with sibling_pods("step", SPEC, Access(url, "ml"), Scheduling(Gang.COSCHEDULING)):
+                async with sibling_pods(OwnPod("step", Access(url, "ml")), SPEC, Scheduling(Gang.COSCHEDULING)):
                     pass
 
     asyncio.run(story())

@@ -57,9 +57,9 @@ def test_the_file_says_the_roles_and_the_flags_what_it_leaves_out(spec: str) -> 
 
 def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
     Config(job_spec=spec, nodes=3, workers_per_node=2).check()
-    told = refusal_of(job_spec=spec, nodes=4)
+    refusal = refusal_of(job_spec=spec, nodes=4)
     assert (
-        told
+        refusal
         == f"--job-spec {spec} line 7: replicaSpecs.worker.replicas: 3 here, but --nodes says 4; say it in one place"
     )
 
@@ -80,8 +80,8 @@ def test_what_is_wrong_with_the_file_is_told_by_name_and_line(tmp_path: Path, te
 
 
 def test_the_spec_of_the_documentation_is_one(tmp_path: Path) -> None:
-    shown = PAGE.read_text().partition("```yaml\n")[2].partition("```")[0]
-    (tmp_path / "job.yaml").write_text(shown)
+    yaml_text = PAGE.read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "job.yaml").write_text(yaml_text)
     config = Config(job_spec=str(tmp_path / "job.yaml"))
     config.check()
     job = job_of(config)
@@ -94,12 +94,12 @@ def test_a_file_that_is_not_there_is_told() -> None:
 
 def test_a_spec_in_python_travels_in_the_manifest() -> None:
     worker = RoleSpec(3, 2, resources=Resources(memory_bytes=1 << 30, others={"nvidia.com/gpu": 1.0}))
-    wanted = JobSpec(roles={"worker": worker}, patience=Patience(cooldown_s=5))
-    task = train.task(dataset="d", job_spec=wanted)
-    given: Any = task.arguments
-    assert json.loads(given["job-spec"])["patience"] == {"coolDown": 5}
-    job = job_of(Config(job_spec=given["job-spec"], job="u-train"))
-    assert job == JobSpec("u-train", wanted.roles, wanted.patience)
+    expected_spec = JobSpec(roles={"worker": worker}, patience=Patience(cooldown_s=5))
+    task = train.task(dataset="d", job_spec=expected_spec)
+    task_arguments: Any = task.arguments
+    assert json.loads(task_arguments["job-spec"])["patience"] == {"coolDown": 5}
+    job = job_of(Config(job_spec=task_arguments["job-spec"], job="u-train"))
+    assert job == JobSpec("u-train", expected_spec.roles, expected_spec.patience)
 
 
 def test_the_step_refuses_it_with_exit_code_2_and_writes_nothing(tmp_path: Path) -> None:

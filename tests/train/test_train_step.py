@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.master import Progress
 from everstep.runtime.net.token import shared_token
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import open_store
 from everstep.steps.entry import StepError
 from everstep.steps.train import Config
@@ -74,6 +74,6 @@ def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> No
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
     store.put("c/rank-00000.safetensors", len(header).to_bytes(8, "little") + header)
     size = 8 + len(header)
-    held = Holding(1, 3, size=size, key="c/rank-00000.safetensors", digest="d" * 32)
-    store.put("c/manifest.json", encode_manifest(make_commit("j", 1, [held])))
+    holding = Holding(1, 3, size=size, key="c/rank-00000.safetensors", digest="d" * 32)
+    store.put("c/manifest.json", encode_manifest(make_commit("j", 1, [holding])))
     assert checkpoint_parameters(store, "c") == 17

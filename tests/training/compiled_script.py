@@ -19,9 +19,9 @@ def build() -> torch.nn.Module:
     return torch.compile(model, backend="eager")  # pyright: ignore[reportReturnType] (it is a module)
 
 
-def train(kept: KeptValues) -> None:
+def train(kept_values: KeptValues) -> None:
     """Two iterations of a round."""
-    model = kept.keep(build)
+    model = kept_values.keep(build)
     replica = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
@@ -32,12 +32,12 @@ def train(kept: KeptValues) -> None:
 
 def main() -> None:
     """Three rounds, each with a process group of its own."""
-    kept, sockets, counts = KeptValues(), GroupSockets(), []
+    kept_values, sockets, counts = KeptValues(), GroupSockets(), []
     for round_ in range(3):
         os.environ["EVERSTEP_ROUND"] = str(round_)
         join(0, "gloo", timedelta(seconds=100), sockets)
-        kept.begin_round(restores=True)
-        train(kept)
+        kept_values.begin_round(restores=True)
+        train(kept_values)
         leave()
         counts.append(counters["stats"]["unique_graphs"])
     Path(sys.argv[1]).write_text(repr(counts))

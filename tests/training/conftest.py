@@ -26,17 +26,19 @@ def run_script(tmp_path: Path, dataset: str, forks: Forks) -> Callable[..., list
 
     def run(world_size: int, iterations: int, global_batch: int = 7, **environment: str) -> list[dict[str, object]]:
         out, port = tmp_path / "out", free_port(random.Random())
-        arguments, told = [dataset, str(iterations), str(global_batch)], []
+        arguments, rank_processes = [dataset, str(iterations), str(global_batch)], []
         for rank in range(world_size):
             Path(f"{out}-{rank}.err").unlink(missing_ok=True)
             places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
             places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             variables = (places if world_size > 1 else {}) | environment
             command = [str(SCRIPT), *arguments, f"{out}-{rank}"]
-            told.append(forks.start(command, variables, Path(f"{out}-{rank}.err")))
-        codes = [forks.wait(number) for number in told]
-        said = [Path(f"{out}-{rank}.err").read_text() for rank in range(world_size)]
-        assert not any(codes), said
-        return [{**json.loads(Path(f"{out}-{rank}").read_text()), "stderr": said[rank]} for rank in range(world_size)]
+            rank_processes.append(forks.start(command, variables, Path(f"{out}-{rank}.err")))
+        codes = [forks.wait(number) for number in rank_processes]
+        rank_errors = [Path(f"{out}-{rank}.err").read_text() for rank in range(world_size)]
+        assert not any(codes), rank_errors
+        return [
+            {**json.loads(Path(f"{out}-{rank}").read_text()), "stderr": rank_errors[rank]} for rank in range(world_size)
+        ]
 
     return run

@@ -29,7 +29,7 @@ def wait_for_peer(where: str) -> None:
 
 def main() -> None:
     """Write what was raised, and what a connection of the script's own still carries."""
-    where, done = sys.argv[1], Path(sys.argv[2])
+    where, done_path = sys.argv[1], Path(sys.argv[2])
     rank, sockets = int(os.environ["RANK"]), GroupSockets()
     listener = socket.create_server(("127.0.0.1", 0))
     mine = socket.create_connection(listener.getsockname())
@@ -39,7 +39,7 @@ def main() -> None:
     dist.all_reduce(torch.ones(1))
     over = threading.Event()
     if rank:
-        while not done.exists():
+        while not done_path.exists():
             over.wait(0.01)
         os._exit(0)
 
@@ -55,8 +55,8 @@ def main() -> None:
         raised = type(error).__name__
     over.set()
     mine.sendall(b"own")
-    done.with_suffix(".new").write_text(f"{raised} {theirs.recv(3).decode()}")
-    done.with_suffix(".new").rename(done)
+    done_path.with_suffix(".new").write_text(f"{raised} {theirs.recv(3).decode()}")
+    done_path.with_suffix(".new").rename(done_path)
     os._exit(0)
 
 

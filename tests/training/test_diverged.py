@@ -9,22 +9,22 @@ import torch
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.fault_policy import reason_of
-from everstep.runtime.job.records import Reason
+from everstep.runtime.job.reasons import Reason
 from everstep.session import WATCHED, Context, Session
 
 
-def session(restored: int, iteration: int, told: list[Any] | None = None, certifies: bool = False) -> Any:
+def session(restored: int, iteration: int, messages: list[Any] | None = None, certifies: bool = False) -> Any:
     welcome = SimpleNamespace(certifies=certifies)
-    link: Any = SimpleNamespace(tell=[].append if told is None else told.append, welcome=welcome)
+    link: Any = SimpleNamespace(tell=[].append if messages is None else messages.append, welcome=welcome)
     checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
     return Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         session(7, 7 + WATCHED).send({"loss": loss})
-    assert ended.value.code == ExitCode.DIVERGED
+    assert raised.value.code == ExitCode.DIVERGED
     assert reason_of(ExitCode.DIVERGED) is Reason.DIVERGED
     assert "right after iteration 7 was restored; this worker exits" in capfd.readouterr().err
 
@@ -36,9 +36,9 @@ def test_where_states_are_certified_the_agent_reports_it_and_the_worker_goes_on(
 
 
 def test_later_or_without_a_restore_it_is_the_trainings_own_matter() -> None:
-    told: list[Any] = []
-    session(7, 8 + WATCHED, told).send({"loss": math.nan})
-    session(0, 1, told).send({"loss": math.nan})
-    session(7, 8, told).send({"loss": 1.5})
-    session(7, 8, told).send({"grad_norm": math.nan})
-    assert [report.iteration for report in told] == [8 + WATCHED, 1, 8, 8]
+    messages: list[Any] = []
+    session(7, 8 + WATCHED, messages).send({"loss": math.nan})
+    session(0, 1, messages).send({"loss": math.nan})
+    session(7, 8, messages).send({"loss": 1.5})
+    session(7, 8, messages).send({"grad_norm": math.nan})
+    assert [report.iteration for report in messages] == [8 + WATCHED, 1, 8, 8]

@@ -16,34 +16,34 @@ def build(size: int) -> torch.nn.Linear:
 
 
 def test_a_later_round_gets_what_the_first_has_built() -> None:
-    kept = KeptValues()
-    first, other = kept.keep(build, 2), kept.keep(build, 2)
-    kept.begin_round(restores=True)
-    assert kept.keep(build, 2) is first
-    assert kept.keep(build, 2) is other
+    kept_values = KeptValues()
+    first, other = kept_values.keep(build, 2), kept_values.keep(build, 2)
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(build, 2) is first
+    assert kept_values.keep(build, 2) is other
     assert first is not other
 
 
 def test_a_round_that_starts_from_nothing_builds_everything_anew() -> None:
-    kept = KeptValues()
-    first = kept.keep(build, 2)
-    kept.begin_round(restores=False)
-    assert kept.keep(build, 2) is not first
+    kept_values = KeptValues()
+    first = kept_values.keep(build, 2)
+    kept_values.begin_round(restores=False)
+    assert kept_values.keep(build, 2) is not first
 
 
 def test_another_number_among_the_arguments_builds_anew() -> None:
-    kept = KeptValues()
-    kept.keep(build, 2)
-    kept.begin_round(restores=True)
-    assert kept.keep(build, 3).in_features == 3
+    kept_values = KeptValues()
+    kept_values.keep(build, 2)
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(build, 3).in_features == 3
 
 
 def test_gradients_of_an_interrupted_iteration_are_cleared() -> None:
-    kept = KeptValues()
-    model = kept.keep(build, 2)
+    kept_values = KeptValues()
+    model = kept_values.keep(build, 2)
     model(torch.ones(2)).sum().backward()
-    kept.begin_round(restores=True)
-    assert kept.keep(build, 2).weight.grad is None
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(build, 2).weight.grad is None
 
 
 def test_old_and_new_processes_draw_the_same_numbers_after_keep() -> None:
@@ -61,11 +61,11 @@ def test_old_and_new_processes_draw_the_same_numbers_after_keep() -> None:
 
 
 def test_what_a_round_has_sharded_in_place_is_built_again() -> None:
-    kept = KeptValues()
-    first = kept.keep(build, 2)
+    kept_values = KeptValues()
+    first = kept_values.keep(build, 2)
     first.weight.device_mesh = "a mesh"  # pyright: ignore[reportAttributeAccessIssue]
-    kept.begin_round(restores=True)
-    assert kept.keep(build, 2) is not first
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(build, 2) is not first
 
 
 def test_what_belongs_to_a_process_group_is_refused_by_name() -> None:

@@ -152,12 +152,12 @@ def test_unshuffled_samples_come_in_their_own_order() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_dataset_draws_at_random_depends_on_the_position_alone(workers: int) -> None:
-    def drawn(world: int) -> list[float]:
+    def draws_of(world: int) -> list[float]:
         loaders = [open_loader(Numbers(), rank, world, iterations=3, num_workers=workers) for rank in range(world)]
         together = zip(*loaders, strict=True)
         return [number for batches in together for batch in batches for number in batch.data[1].tolist()]
 
-    assert drawn(1) == drawn(2) == drawn(4)
+    assert draws_of(1) == draws_of(2) == draws_of(4)
 
 
 def test_gradient_accumulation_keeps_the_micro_batch_when_the_world_shrinks() -> None:
@@ -180,11 +180,11 @@ def test_several_parts_have_no_single_data() -> None:
 def test_a_position_loaded_within_the_loop_is_where_it_goes_on() -> None:
     loader = open_loader(Numbers(), num_workers=1)
     batches = iter(loader)
-    seen = samples(next(batches))
+    first_samples = samples(next(batches))
     state = loader.state_dict()
     first_time = samples(next(batches))
     loader.load_state_dict(state)
-    assert samples(next(batches)) == first_time != seen
+    assert samples(next(batches)) == first_time != first_samples
 
 
 def test_another_dataset_than_the_saved_one_is_refused() -> None:
@@ -220,14 +220,14 @@ def test_the_sampler_gives_a_dataloader_each_sample_once_in_any_worlds(worlds: l
         for rank in range(world):
             mine = ElasticSampler(Numbers(), global_batch=4, seed=SEED)
             mine.load_state_dict(sampler.state_dict())
-            ranks.append(placed(mine, rank, world, iterations))
+            ranks.append(place_of(mine, rank, world, iterations))
         for shares in zip(*ranks, strict=True):
             applied += [sample for share in shares for sample in share]
             sampler.advance()
     assert applied == Sampler(SAMPLES, 4, SEED).between(0, len(applied)).tolist()
 
 
-def placed(sampler: ElasticSampler, rank: int, world: int, iterations: int) -> list[list[int]]:
+def place_of(sampler: ElasticSampler, rank: int, world: int, iterations: int) -> list[list[int]]:
     """What a loop of epochs applies on this rank in so many iterations."""
     shares: list[list[int]] = []
     with pytest.MonkeyPatch.context() as patch:

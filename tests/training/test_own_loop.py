@@ -9,7 +9,7 @@ from everstep.runtime.protocol.worker_link import Report, Welcome
 from everstep.session import Context, OwnLoop, Session
 
 
-class Told:
+class LinkStub:
     """A link that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Told:
 
 @pytest.fixture
 def session() -> Session:
-    link: Any = Told()
-    made = Session(Context(0, 1, 0, torch.device("cpu"), 1, link))
-    made.loop = OwnLoop(made)
-    return made
+    link: Any = LinkStub()
+    new_session = Session(Context(0, 1, 0, torch.device("cpu"), 1, link))
+    new_session.loop = OwnLoop(new_session)
+    return new_session
 
 
 def losses(session: Session) -> dict[int, Any]:

@@ -12,24 +12,27 @@ from everstep.trackers import TrackerMissing, figures, open_tracker  # noqa: E40
 
 def session_of(rank: int) -> tuple[Session, list[tuple[int, dict[str, float]]]]:
     """A session whose tracker is the list."""
-    session, seen = Session(Context(rank, 2, rank, torch.device("cpu"), 1)), list[tuple[int, dict[str, float]]]()
-    session.trackers["own"] = lambda iteration, values: seen.append((iteration, dict(values)))
-    return session, seen
+    session, written_values = (
+        Session(Context(rank, 2, rank, torch.device("cpu"), 1)),
+        list[tuple[int, dict[str, float]]](),
+    )
+    session.trackers["own"] = lambda iteration, values: written_values.append((iteration, dict(values)))
+    return session, written_values
 
 
 def test_a_tracker_gets_each_iterations_figures() -> None:
-    session, seen = session_of(0)
+    session, written_values = session_of(0)
     session.iteration = 3
     session.report({"loss": 2.5, "note": "text"})
     session.send({"seconds": 0.5})
-    assert seen == [(3, {"seconds": 0.5, "stall_s": 0.0, "loss": 2.5})]
+    assert written_values == [(3, {"seconds": 0.5, "stall_s": 0.0, "loss": 2.5})]
 
 
 def test_another_rank_writes_nothing() -> None:
-    session, seen = session_of(1)
+    session, written_values = session_of(1)
     session.report({"loss": 2.5})
     session.send({"seconds": 0.5})
-    assert seen == []
+    assert written_values == []
 
 
 def test_what_is_no_finite_number_is_no_figure() -> None:

@@ -18,8 +18,8 @@ from tests.forks import Forks
 
 def test_importing_everstep_imports_nothing_heavy() -> None:
     script = "import sys, everstep; print({'torch', 'numpy', 'hera', 'msgspec'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "set()\n"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert completed.stdout == "set()\n"
 
 
 def test_each_name_of_training_is_there_and_a_wrong_one_is_not() -> None:
@@ -30,7 +30,7 @@ def test_each_name_of_training_is_there_and_a_wrong_one_is_not() -> None:
 
 
 def test_a_call_before_init_says_what_is_missing(forks: Forks, tmp_path: Path) -> None:
-    script, told = tmp_path / "script.py", tmp_path / "told"
+    script, told_path = tmp_path / "script.py", tmp_path / "told"
     script.write_text("""if True:
         import everstep
         for call in (lambda: everstep.report(loss=1.0), lambda: everstep.phase("x"), lambda: everstep.Checkpointer({})):
@@ -39,9 +39,11 @@ def test_a_call_before_init_says_what_is_missing(forks: Forks, tmp_path: Path) -
             except RuntimeError as error:
                 print(error)
     """)
-    assert forks.run([str(script)], {}, told) == 0, told.read_text()
+    assert forks.run([str(script)], {}, told_path) == 0, told_path.read_text()
     names = ("report", "phase", "Checkpointer")
-    assert told.read_text().splitlines() == [f"everstep.{name} was called before everstep.init()" for name in names]
+    assert told_path.read_text().splitlines() == [
+        f"everstep.{name} was called before everstep.init()" for name in names
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -54,9 +56,9 @@ def test_the_ranks_together_read_each_global_batch_in_the_samplers_order(
     for n in range(12):
         inputs = [row for rank in ranks for row in rank["seen"][n][3]]
         targets = [row for rank in ranks for row in rank["seen"][n][4]]
-        wanted = sampler.indices(7 * n)
-        assert inputs == [tokens[i * 16 : i * 16 + 16].tolist() for i in wanted]
-        assert targets == [tokens[i * 16 + 1 : i * 16 + 17].tolist() for i in wanted]
+        expected = sampler.indices(7 * n)
+        assert inputs == [tokens[i * 16 : i * 16 + 16].tolist() for i in expected]
+        assert targets == [tokens[i * 16 + 1 : i * 16 + 17].tolist() for i in expected]
         assert [rank["seen"][n][:2] for rank in ranks] == [[n + 1, 7 * (n + 1)]] * world_size
         assert sum(rank["seen"][n][2] for rank in ranks) == pytest.approx(world_size)
     assert len({rank["weights"] for rank in ranks}) == 1
@@ -70,8 +72,8 @@ def test_more_ranks_than_samples_train_on_with_weight_zero(run_script: Any) -> N
 
 
 def test_without_agent_and_store_it_says_once_that_nothing_is_kept(run_script: Any) -> None:
-    told = run_script(1, 2)[0]["stderr"]
-    assert told.count("its checkpoints are not kept; set EVERSTEP_STORE") == 1
+    warning_text = run_script(1, 2)[0]["stderr"]
+    assert warning_text.count("its checkpoints are not kept; set EVERSTEP_STORE") == 1
 
 
 def test_without_agent_a_script_goes_on_from_its_own_checkpoint_bit_for_bit(run_script: Any, tmp_path: Path) -> None:
@@ -98,9 +100,9 @@ def test_under_an_agent_each_iteration_is_told_once_with_its_figures(run_script:
         assert node.keeper.beacon(0) == (3, "end")
     finally:
         node.close()
-    assert [told.iteration for told in node.reports] == [1, 2, 3]
-    assert [told.values["loss"] for told in node.reports] == losses
-    assert [told.values["consumed"] for told in node.reports] == [7, 14, 21]
-    assert {told.values["tokens"] for told in node.reports} == {7 * 16}
-    assert all(float(told.values["seconds"]) >= float(told.values["stall_s"]) > 0 for told in node.reports)
-    assert {held.iteration for held in node.persisted} >= {3}
+    assert [report.iteration for report in node.reports] == [1, 2, 3]
+    assert [report.values["loss"] for report in node.reports] == losses
+    assert [report.values["consumed"] for report in node.reports] == [7, 14, 21]
+    assert {report.values["tokens"] for report in node.reports} == {7 * 16}
+    assert all(float(report.values["seconds"]) >= float(report.values["stall_s"]) > 0 for report in node.reports)
+    assert {holding.iteration for holding in node.persisted} >= {3}

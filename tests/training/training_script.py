@@ -22,7 +22,7 @@ def main(dataset: str, iterations: int, global_batch: int, out: str) -> None:
     state = {"model": model, "optimizer": optimizer, "batches": batches, "config": {"made": "for a test"}}
     checkpointer = everstep.Checkpointer(state)
     started = checkpointer.load(state)
-    seen, losses = [], []
+    batches_seen, losses = [], []
     for batch in batches:
         everstep.phase("forward")
         loss = torch.nn.functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
@@ -33,10 +33,12 @@ def main(dataset: str, iterations: int, global_batch: int, out: str) -> None:
         mean = job.mean(loss.item(), batch.weight)
         everstep.report(loss=mean)
         losses.append(mean)
-        seen.append([batch.iteration, batch.consumed, batch.weight, batch.inputs.tolist(), batch.targets.tolist()])
+        batches_seen.append(
+            [batch.iteration, batch.consumed, batch.weight, batch.inputs.tolist(), batch.targets.tolist()]
+        )
     checkpointer.finish(state)
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    facts = {"started": started, "seen": seen, "losses": losses, "weights": hashlib.sha256(weights).hexdigest()}
+    facts = {"started": started, "seen": batches_seen, "losses": losses, "weights": hashlib.sha256(weights).hexdigest()}
     with open(out, "w") as file:
         json.dump(facts, file)
 

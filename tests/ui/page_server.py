@@ -16,7 +16,7 @@ from everstep.runtime.net.token_gate import listen
 TOKEN = "the-token-of-this-test"
 
 
-def served(runs: Path) -> AbstractAsyncContextManager[str]:
+def serve_page(runs: Path) -> AbstractAsyncContextManager[str]:
     """Its address, `http://127.0.0.1:PORT`."""
     return served_from(LocalRuns(runs))
 
@@ -34,7 +34,7 @@ async def served_from(source: Source) -> AsyncIterator[str]:
             await serving
 
 
-async def first_event(session: aiohttp.ClientSession, address: str, wanted: str) -> Any:
+async def first_event(session: aiohttp.ClientSession, address: str, expected_kind: str) -> Any:
     """The data of the first event of that kind."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with asyncio.timeout(60), session.get(address, headers=headers) as answer:
@@ -43,9 +43,9 @@ async def first_event(session: aiohttp.ClientSession, address: str, wanted: str)
         async for line in answer.content:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             kind = value if name == "event" else kind
-            if name == "data" and kind == wanted:
+            if name == "data" and kind == expected_kind:
                 return json.loads(value)
-    raise AssertionError(f"no event {wanted}")
+    raise AssertionError(f"no event {expected_kind}")
 
 
 def write_run(runs: Path, name: str, phase: str = "Succeeded", *, message: str = "", began: int = 0) -> Path:

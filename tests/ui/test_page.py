@@ -10,7 +10,7 @@ import pytest
 from tests import chromium
 from tests.chromium import PLANT
 from tests.harness import Pipeline, kill, wait_until
-from tests.ui.page_server import TOKEN, served, write_run
+from tests.ui.page_server import TOKEN, serve_page, write_run
 
 pytestmark = chromium.NEEDED
 OVERFLOWS = "document.documentElement.scrollWidth > innerWidth"
@@ -29,7 +29,7 @@ def test_a_planted_script_does_nothing_and_nothing_overflows(tmp_path: Path) -> 
         write_run(tmp_path, f"run-{number}", began=number)
 
     async def watch() -> None:
-        async with served(tmp_path) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+        async with serve_page(tmp_path) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
             await tab.size(1440, 900)
             await tab.until("document.querySelector('h1')?.textContent === 'hostile'")
             await tab.until("document.querySelector('.screen').innerText.includes('onerror')")
@@ -53,7 +53,7 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path, "secret-run")
 
     async def watch() -> None:
-        async with served(tmp_path) as address, chromium.open_tab(address) as tab:
+        async with serve_page(tmp_path) as address, chromium.open_tab(address) as tab:
             await tab.until("document.getElementById('link').textContent === 'refused'")
             assert "secret-run" not in await tab.value("document.body.innerText")
 
@@ -76,7 +76,7 @@ def test_a_training_is_watched_while_a_worker_is_killed_then_scaled_and_stopped(
     pipeline.wait_iteration(8)
 
     async def watch() -> None:
-        async with served(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+        async with serve_page(pipeline.folder.parent) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
             await tab.size(1440, 900)
             await tab.until("document.querySelectorAll('.rank .meter').length === 2")
             await tab.until("document.querySelector('.loss .curve')")

@@ -12,7 +12,7 @@ from everstep.cli.main import main
 from everstep.cli.ui.actions import command_of
 from everstep.cli.ui.sources import LocalRuns
 from everstep.errors import BadInput
-from tests.ui.page_server import TOKEN, first_event, served, write_run
+from tests.ui.page_server import TOKEN, first_event, serve_page, write_run
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -25,7 +25,7 @@ def runs(tmp_path: Path) -> Path:
 
 def ask(runs: Path, act: Callable[[aiohttp.ClientSession, str], Awaitable[object]]) -> Any:
     async def asking() -> object:
-        async with served(runs) as address, aiohttp.ClientSession() as session:
+        async with serve_page(runs) as address, aiohttp.ClientSession() as session:
             return await act(session, address)
 
     return asyncio.run(asking())

@@ -11,8 +11,8 @@ from everstep.runtime.watch.hang_culprit import Cause, ProcessState, Standing, j
 
 def waits(rank: int, number: int = 412, collective: str = "all_reduce [1024]", **more: object) -> Standing:
     """A rank that waits in that collective."""
-    shown = {"place": "train (train.py:30)", "counted_ago_s": 0.1, **more}
-    return Standing(rank, 4, entered=number, completed=number - 1, collective=collective, **shown)  # type: ignore[arg-type]
+    signs = {"place": "train (train.py:30)", "counted_ago_s": 0.1, **more}
+    return Standing(rank, 4, entered=number, completed=number - 1, collective=collective, **signs)  # type: ignore[arg-type]
 
 
 def absent(rank: int, state: str = "S", cpu: float = 0.0, **more: object) -> Standing:

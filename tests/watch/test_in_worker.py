@@ -100,9 +100,9 @@ def test_what_is_no_board_is_none(tmp_path: Path, content: bytes) -> None:
 
 
 def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for number, pid in enumerate((ended.pid, os.getpid())):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for number, pid in enumerate((process.pid, os.getpid())):
         folder = tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__"
         folder.mkdir()
         BoardWriter(str(folder / "board-0"), Board(pid, number, 2, 0, 1, "demo"))

@@ -59,11 +59,11 @@ def test_a_picture_is_xml_and_no_wider_than_itself(stacks: list[RankStacks]) -> 
 
 @given(STACKS)
 def test_speedscope_gets_a_profile_of_each_rank_whose_frames_exist(stacks: list[RankStacks]) -> None:
-    told = json.loads(speedscope(stacks, "job"))
-    assert len(told["profiles"]) == len(stacks)
+    speedscope_json = json.loads(speedscope(stacks, "job"))
+    assert len(speedscope_json["profiles"]) == len(stacks)
     assert all(
-        place < len(told["shared"]["frames"])
-        for profile in told["profiles"]
+        place < len(speedscope_json["shared"]["frames"])
+        for profile in speedscope_json["profiles"]
         for sample in profile["samples"]
         for place in sample
     )
@@ -72,8 +72,8 @@ def test_speedscope_gets_a_profile_of_each_rank_whose_frames_exist(stacks: list[
 def test_the_rank_that_is_elsewhere_comes_first() -> None:
     waits = [stack(rank, ("train", "train.py", 30), ("backward", "/lib/python3/site-packages/torch/x.py", 1))
              for rank in (0, 1, 2)]  # fmt: skip
-    told = odd_ones([*waits, stack(3, ("train", "train.py", 12), ("load", "/home/me/data_loader.py", 88))])
-    assert told == "rank 3 of 4 is in load (data_loader.py:88); ranks 0-2 are in train (train.py:30)"
+    description = odd_ones([*waits, stack(3, ("train", "train.py", 12), ("load", "/home/me/data_loader.py", 88))])
+    assert description == "rank 3 of 4 is in load (data_loader.py:88); ranks 0-2 are in train (train.py:30)"
 
 
 def test_all_in_one_place_is_said_in_one_sentence() -> None:
@@ -81,13 +81,13 @@ def test_all_in_one_place_is_said_in_one_sentence() -> None:
 
 
 def test_a_rank_without_a_stack_is_named() -> None:
-    told = odd_ones([stack(0, ("f", "a.py", 1)), RankStacks(1, failure="process 7 has ended")])
-    assert told == "rank 1: no stack; rank 0 is in f (a.py:1)"
+    description = odd_ones([stack(0, ("f", "a.py", 1)), RankStacks(1, failure="process 7 has ended")])
+    assert description == "rank 1: no stack; rank 0 is in f (a.py:1)"
 
 
 def test_a_call_is_written_with_the_ranks_here_and_missing() -> None:
-    told = text(merge([RankStacks(0, (Thread("main", (Frame("f", "a.py", 3),)),)), RankStacks(1)]))
-    assert told == "main@0|1\n  f@a.py:3@0|1\n"
+    merged_text = text(merge([RankStacks(0, (Thread("main", (Frame("f", "a.py", 3),)),)), RankStacks(1)]))
+    assert merged_text == "main@0|1\n  f@a.py:3@0|1\n"
 
 
 def _paths(calls: dict[str, Call], rank: int) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ import pytest
 
 from everstep.runtime.job.records import Record, RoundBroken
 from everstep.runtime.report.causes import Causes
-from tests.launch.launchers import EVERSTEP, Ended, Launcher
+from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome
 
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -93,18 +93,18 @@ HANGS = {
 FLAGS = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
 
 
-def run(launcher: Launcher, script: str, *flags: str, **more: str) -> Ended:
+def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutcome:
     """The launch of that script, to its end. Capitals are environment."""
     (launcher.folder / "train.py").write_text(script)
     return launcher.wait_for_end(launcher.start(EVERSTEP, *FLAGS, *flags, "train.py", **more))
 
 
-def assert_named(ended: Ended, named: str) -> None:
+def assert_named(outcome: LaunchOutcome, pattern: str) -> None:
     """The job has failed, and says who hung: before that nothing was started anew."""
-    assert ended.code == 1, ended.err
-    failed = next(line for line in ended.err.splitlines() if "the job failed" in line)
-    assert re.search(named, failed), ended.err
-    assert "round 2" not in ended.err
+    assert outcome.code == 1, outcome.err
+    failed = next(line for line in outcome.err.splitlines() if "the job failed" in line)
+    assert re.search(pattern, failed), outcome.err
+    assert "round 2" not in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,20 @@ def assert_named(ended: Ended, named: str) -> None:
 def test_the_rank_that_hangs_is_named_before_the_job_fails(
     launcher: Launcher, case: str, request: pytest.FixtureRequest
 ) -> None:
-    planted, named = HANGS[case]
+    planted, pattern = HANGS[case]
     more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if planted is SLOW_DISK else {}
-    ended = run(launcher, SCRIPT.replace("PLANTED", planted.strip()).replace("BEFORE", ""), **more)
+    outcome = run(launcher, SCRIPT.replace("PLANTED", planted.strip()).replace("BEFORE", ""), **more)
     assert (launcher.folder / "planted-1").exists()
-    assert_named(ended, named)
+    assert_named(outcome, pattern)
 
 
 @pytest.mark.long
 def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Launcher) -> None:
     """NCCL waits for ever instead: `test_hang_culprit` has that. gloo's words are known where the output is kept."""
     script = SCRIPT.replace("PLANTED", "dist.all_reduce(torch.ones(3))").replace("BEFORE", "")
-    ended = run(launcher, script, "--store=store", "--tee=3")
+    outcome = run(launcher, script, "--store=store", "--tee=3")
     assert (launcher.folder / "planted-1").exists()
-    assert ended.code == 1, ended.err
+    assert outcome.code == 1, outcome.err
     lines = [
         line
         for path in sorted((launcher.folder / "store/jobs").glob("*/journal/*"))
@@ -135,8 +135,8 @@ def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Laun
     ]
     records = [msgspec.json.decode(line, type=Record) for line in lines]
     (broken,) = (one for one in records if isinstance(one, RoundBroken))
-    told = Causes(records).paragraph(broken, "")
-    assert re.search(r"rank [01] .*ranks disagree about a collective", told), told
+    paragraph = Causes(records).paragraph(broken, "")
+    assert re.search(r"rank [01] .*ranks disagree about a collective", paragraph), paragraph
 
 
 EARLY = {
@@ -151,7 +151,7 @@ EARLY = {
 @pytest.mark.long
 @pytest.mark.parametrize("case", EARLY)
 def test_a_hang_before_the_first_iteration_is_found_at_the_same_threshold(launcher: Launcher, case: str) -> None:
-    at, named = EARLY[case]
+    at, pattern = EARLY[case]
     hang = """
 def planted():
     open("planted-1", "w").close()
@@ -162,10 +162,10 @@ if os.environ["RANK"] == "1":
     script = SCRIPT.replace("PLANTED", "pass").replace("BEFORE", hang if at == "BEFORE" else "")
     if at == "AFTER":
         script = script.replace("model = ", f"{hang}\nmodel = ")
-    ended = run(launcher, script)
+    outcome = run(launcher, script)
     assert (launcher.folder / "planted-1").exists()
-    assert_named(ended, named)
-    assert "all ranks stood still for 4 s since they were told to start" in ended.err
+    assert_named(outcome, pattern)
+    assert "all ranks stood still for 4 s since they were told to start" in outcome.err
 
 
 RESTORES = """
@@ -196,10 +196,12 @@ for iteration in range(begin + 1, 9):
 
 @pytest.mark.long
 def test_a_hang_in_a_restore_is_named(launcher: Launcher) -> None:
-    ended = run(launcher, RESTORES, "--max-restarts=1", "--on-hang=fail")
+    outcome = run(launcher, RESTORES, "--max-restarts=1", "--on-hang=fail")
     assert (launcher.folder / "planted-1").exists()
-    assert ended.code == 1, ended.err
-    assert re.search(r"rank 1 of 2 never .*; it is in Counter.load_state_dict .*phase 'restore'", ended.err), ended.err
+    assert outcome.code == 1, outcome.err
+    assert re.search(r"rank 1 of 2 never .*; it is in Counter.load_state_dict .*phase 'restore'", outcome.err), (
+        outcome.err
+    )
 
 
 QUIET = {
@@ -225,18 +227,18 @@ def spin(seconds):
 @pytest.mark.parametrize("case", QUIET)
 def test_what_only_takes_long_is_no_hang(launcher: Launcher, case: str) -> None:
     script = SCRIPT.replace("PLANTED", QUIET[case]).replace("iteration == 12 and rank == 1", "iteration == 12")
-    ended = run(launcher, script.replace("BEFORE", PARTS))
+    outcome = run(launcher, script.replace("BEFORE", PARTS))
     assert (launcher.folder / "planted-1").exists()
-    assert ended.code == 0, ended.err
-    assert "stand still" not in ended.err
+    assert outcome.code == 0, outcome.err
+    assert "stand still" not in outcome.err
 
 
 def test_a_start_that_only_takes_long_is_no_hang(launcher: Launcher) -> None:
     loads = (
         "import hashlib\nuntil = time.monotonic() + 9\nwhile os.environ['RANK'] == '1' and time.monotonic() < until:"
     )
-    ended = run(
+    outcome = run(
         launcher, SCRIPT.replace("PLANTED", "pass").replace("BEFORE", f"{loads}\n    hashlib.sha256(bytes(999))")
     )
-    assert ended.code == 0, ended.err
-    assert "stand still" not in ended.err
+    assert outcome.code == 0, outcome.err
+    assert "stand still" not in outcome.err

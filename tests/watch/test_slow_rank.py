@@ -99,9 +99,9 @@ def test_the_rank_that_the_others_wait_for_is_named_with_what_of_it_is_slow(
     more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if part is SlowPart.DISK else {}
     launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=3", "train.py", **more)
     until(lambda: "is slow" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
-    told = launcher.text("node", "err")
+    node_errors = launcher.text("node", "err")
     assert (launcher.folder / "trains").exists()
-    assert re.search(rf"rank 1 is slow, .* wait for it: {part.value}: ", told), told
+    assert re.search(rf"rank 1 is slow, .* wait for it: {part.value}: ", node_errors), node_errors
 
 
 @pytest.mark.long
@@ -112,5 +112,5 @@ def test_top_names_the_rank_that_takes_three_times_as_long(launcher: Launcher) -
     launcher.start(EVERSTEP, *flags, "train.py")
     until(lambda: (launcher.folder / "trains").exists(), lambda: launcher.text("node", "err"))
     command = [sys.executable, "-m", "everstep.cli.main", "top", job, "--times", "1", "--every", "8"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=launcher.environment({}))
-    assert re.search(r"rank 1 is slow, 0\.\d+ s of its own per iteration", told.stdout), told.stdout
+    top_output = subprocess.run(command, capture_output=True, text=True, check=True, env=launcher.environment({}))
+    assert re.search(r"rank 1 is slow, 0\.\d+ s of its own per iteration", top_output.stdout), top_output.stdout

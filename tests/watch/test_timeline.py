@@ -7,7 +7,7 @@ import pytest
 
 from everstep.runtime.watch.board import RECENT, BoardWriter, read_board
 from everstep.runtime.watch.board_fields import Board
-from everstep.runtime.watch.timeline import chrome_trace, ordered
+from everstep.runtime.watch.timeline import chrome_trace, order_events
 
 
 def board_after(path: Path, iterations: int) -> Board:
@@ -15,14 +15,14 @@ def board_after(path: Path, iterations: int) -> Board:
     writer = BoardWriter(str(path), Board(1, 3, 4, 0, 2))
     for number in range(1, iterations + 1):
         writer.finish_iteration(float(number), 1000.0 + number)
-    found = read_board(path)
-    assert found is not None
-    return found
+    board = read_board(path)
+    assert board is not None
+    return board
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 5, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT + 7])
 def test_each_iteration_has_its_own_seconds(tmp_path: Path, iterations: int) -> None:
-    newest = ordered(board_after(tmp_path / "board", iterations))
+    newest = order_events(board_after(tmp_path / "board", iterations))
     assert newest == [(number, float(number)) for number in range(iterations, max(iterations - RECENT, 0), -1)]
 
 

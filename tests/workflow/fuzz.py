@@ -203,9 +203,9 @@ def manifest_text(rng: random.Random) -> str:
     documents = json.loads(json.dumps(rng.choice(recorded_manifests())))
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         mutate(rng, documents)
-    given = "\n---\n".join(json.dumps(one) for one in documents)
+    manifest = "\n---\n".join(json.dumps(one) for one in documents)
     if rng.random() < 0.1:
-        at = rng.randrange(len(given))
+        at = rng.randrange(len(manifest))
         hostile = [
             "[" * 5000,
             "{" * 5000,
@@ -219,38 +219,38 @@ def manifest_text(rng: random.Random) -> str:
             "]" * 9,
             "\ud800",
         ]
-        given = given[:at] + rng.choice(hostile) + given[at + rng.randrange(3) :]
+        manifest = manifest[:at] + rng.choice(hostile) + manifest[at + rng.randrange(3) :]
     if rng.random() < 0.02:
-        given = (
+        manifest = (
             "l0: &l0 [x, x, x]\n"
             + "".join(f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}, *l{n - 1}]\n" for n in range(1, 30))
-            + given
+            + manifest
         )
-    return given
+    return manifest
 
 
 def pod_end(rng: random.Random, engine: Engine, name: str, now: float) -> events.PodEnded:
     """A pod's end, with hostile outputs."""
     node = engine.state.nodes[name]
     outputs = node.spec.get("outputs") or {}
-    given = {str(one["name"]): text(rng) for one in list_at(outputs, "parameters") if rng.random() < 0.9}
+    values_by_name = {str(one["name"]): text(rng) for one in list_at(outputs, "parameters") if rng.random() < 0.9}
     keys = {str(one["name"]): text(rng) for one in list_at(outputs, "artifacts") if rng.random() < 0.9}
     code = rng.choice([0, 0, 0, 0, 0, 1, 64, 137, None])
-    return events.PodEnded(now, name, code, given, keys, rng.choice(["", "", "", text(rng)]), "", text(rng))
+    return events.PodEnded(now, name, code, values_by_name, keys, rng.choice(["", "", "", text(rng)]), "", text(rng))
 
 
 def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
     """Let the engine run in virtual time. Returns what it was told, and the times at which it was told nothing."""
-    told: list[events.Event | float] = []
+    event_list: list[events.Event | float] = []
     now = engine.state.created
 
     def tell(event: events.Event) -> None:
-        told.append(msgspec.json.decode(msgspec.json.encode(event), type=events.Event))
+        event_list.append(msgspec.json.decode(msgspec.json.encode(event), type=events.Event))
         engine.handle(event)
 
     while not engine.state.finished and len(engine.state.nodes) < NODES:
         now += 1.0
-        if len(told) > EVENTS:
+        if len(event_list) > EVENTS:
             tell(events.ShutdownAsked(now, "Terminate"))
         if engine.state.gates:
             tell(events.GateOpened(now, next(iter(engine.state.gates))))
@@ -260,7 +260,7 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
             tell(pod_end(rng, engine, rng.choice(running).name, now))
         else:
             due = engine.next_deadline()
-            if len(told) > EVENTS or due is None:
+            if len(event_list) > EVENTS or due is None:
                 tell(events.ShutdownAsked(now, "Terminate"))
                 if (
                     due is None
@@ -272,8 +272,8 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
                 break
             now = max(now, due)
             engine.advance(now)
-            told.append(now)
-    return told
+            event_list.append(now)
+    return event_list
 
 
 class Files:
@@ -313,8 +313,8 @@ async def execute_it(rng: random.Random, manifest: dict[str, Any], library: Libr
     with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
         options = RunOptions(name="w", runs=Path(folder), library=library)
         run = asyncio.create_task(execute(manifest, options, runner=Files(rng)))
-        done, _ = await asyncio.wait([run], timeout=2.0)
-        if not done and (Path(folder) / "w/events.jsonl").exists():
+        finished_tasks, _ = await asyncio.wait([run], timeout=2.0)
+        if not finished_tasks and (Path(folder) / "w/events.jsonl").exists():
             submit_request(Path(folder, "w"), ControlRequest("terminate"))
         await run
 
@@ -331,17 +331,17 @@ def run_case(seed: int) -> str:
     """What came of it, in a word. Raises whatever is not expected."""
     rng = random.Random(seed)
     if rng.random() < 0.15:
-        return evaluated(rng)
-    given = manifest_text(rng)
+        return random_expression(rng)
+    yaml_text = manifest_text(rng)
     try:
-        documents = read_text(given, "w.yaml")
+        documents = read_text(yaml_text, "w.yaml")
         workflows = [one for one in documents if isinstance(one.value, dict) and one.value.get("kind") == "Workflow"]
         if not workflows:
             return "no workflow"
         library = library_of([one.value for one in documents if one is not workflows[0]])
         source = with_arguments(workflows[0].value, {"x": text(rng), "n": text(rng)} if rng.random() < 0.3 else {})
-        found = findings(Document(source, "w.yaml", workflows[0].lines), library)
-        json.dumps([one.text_with_place for one in found])
+        raised_findings = findings(Document(source, "w.yaml", workflows[0].lines), library)
+        json.dumps([one.text_with_place for one in raised_findings])
         manifest = parse(source, library)
     except EXPECTED as error:
         one_line(error)
@@ -351,7 +351,7 @@ def run_case(seed: int) -> str:
         return "executed"
     created = events.RunCreated(1_000_000.0, "w", "11111111-2222-3333-4444-555555555555")
     engine = Engine(manifest, created)
-    told = drive(rng, engine)
+    event_list = drive(rng, engine)
     if len(engine.state.nodes) < NODES:
         with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
             status.StatusWriter(engine, Path(folder)).write()
@@ -359,7 +359,7 @@ def run_case(seed: int) -> str:
         for node in engine.state.nodes.values():
             assert len(os.fsencode(f"{log_name(engine.state.name, node)}.log")) <= 255
     again = Engine(parse(source, library), created)
-    for event in told:
+    for event in event_list:
         again.advance(event) if isinstance(event, int | float) else again.handle(event)
     if [(n.name, n.phase) for n in again.state.nodes.values()] != [
         (n.name, n.phase) for n in engine.state.nodes.values()
@@ -376,7 +376,7 @@ def library_of(objects: list[Any]) -> Library:
     return Library.from_objects(whole)
 
 
-def evaluated(rng: random.Random) -> str:
+def random_expression(rng: random.Random) -> str:
     """An expression by itself."""
     try:
         if rng.random() < 0.3:

@@ -67,14 +67,14 @@ def judged_by_lint(path: Path) -> Answer | None:
 
 async def answer(path: Path, runs: Path) -> Answer:
     """Run one case and compare."""
-    wanted = json.loads(path.with_suffix(".json").read_text())
+    expected = json.loads(path.with_suffix(".json").read_text())
     if linted := judged_by_lint(path):
         return linted
     try:
         manifest, library = manifest_of(path)
         metadata = manifest.get("metadata") or {}
-        made = generated_name(metadata["generateName"]) if "generateName" in metadata else path.stem
-        name = metadata.get("name") or made
+        made_up_name = generated_name(metadata["generateName"]) if "generateName" in metadata else path.stem
+        name = metadata.get("name") or made_up_name
         folder = runs / path.parent.name / path.stem
         actions = json.loads((manifest["metadata"].get("annotations") or {}).get("golden/actions", "[]"))
         acting = [asyncio.create_task(act(folder / name, action)) for action in actions]
@@ -82,21 +82,23 @@ async def answer(path: Path, runs: Path) -> Answer:
             await execute(manifest, RunOptions(name=name, runs=folder, library=library))
             await asyncio.gather(*acting)
     except ManifestError as error:
-        if "unfinished" in wanted:
+        if "unfinished" in expected:
             return Answer("endless", str(error))
-        return Answer("agrees") if "refused" in wanted else Answer("refused", str(error))
+        return Answer("agrees") if "refused" in expected else Answer("refused", str(error))
     except TimeoutError:
-        return Answer("agrees" if "unfinished" in wanted else "hangs")
-    told = (folder / name / "workflow.json").read_text()
-    if "name" in wanted:
-        told = told.replace(name, f"{name[:-5]}*****")
-    status = json.loads(told)["status"]
-    if "refused" in wanted:
-        return Answer("accepted", wanted["refused"].rpartition("desc = ")[2])
-    if "unfinished" in wanted:
-        said = [node["message"] for node in status["nodes"].values() if "forever" in node.get("message", "")]
-        return Answer("endless", said[0]) if said else Answer("phase", f"{status['phase']}, where Argo never ends")
-    return compare(wanted, status)
+        return Answer("agrees" if "unfinished" in expected else "hangs")
+    status_text = (folder / name / "workflow.json").read_text()
+    if "name" in expected:
+        status_text = status_text.replace(name, f"{name[:-5]}*****")
+    status = json.loads(status_text)["status"]
+    if "refused" in expected:
+        return Answer("accepted", expected["refused"].rpartition("desc = ")[2])
+    if "unfinished" in expected:
+        messages = [node["message"] for node in status["nodes"].values() if "forever" in node.get("message", "")]
+        return (
+            Answer("endless", messages[0]) if messages else Answer("phase", f"{status['phase']}, where Argo never ends")
+        )
+    return compare(expected, status)
 
 
 async def act(folder: Path, action: dict[str, Any]) -> None:
@@ -106,17 +108,19 @@ async def act(folder: Path, action: dict[str, Any]) -> None:
     words.add_argument("verb", nargs="+")
     for flag in ("node-field-selector", "phase", "message", "output-parameter"):
         words.add_argument(f"--{flag}", default="")
-    told = words.parse_args(shlex.split(action["argo"]))
-    verb = told.verb[1] if told.verb[0] == "node" else told.verb[0]
-    name, equals, value = told.output_parameter.partition("=")
+    options = words.parse_args(shlex.split(action["argo"]))
+    verb = options.verb[1] if options.verb[0] == "node" else options.verb[0]
+    name, equals, value = options.output_parameter.partition("=")
     parameters = {name: value} if equals else {}
-    submit_request(folder, ControlRequest(verb, told.node_field_selector, told.phase, told.message, parameters))
+    submit_request(
+        folder, ControlRequest(verb, options.node_field_selector, options.phase, options.message, parameters)
+    )
 
 
-def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:
+def compare(expected: dict[str, Any], status: dict[str, Any]) -> Answer:
     """The first kind of difference, gravest first."""
     ours = {node["name"]: node for node in status["nodes"].values()}
-    theirs = {name: {**node, "name": name} for name, node in wanted["nodes"].items()}
+    theirs = {name: {**node, "name": name} for name, node in expected["nodes"].items()}
     for verdict, fields in (
         ("phase", ("phase",)),
         ("message", ("message",)),
@@ -125,18 +129,20 @@ def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:
         ("outputs", ("outputs",)),
         ("children", ("children", "outboundNodes")),
     ):
-        told = []
-        if verdict in ("phase", "message", "outputs") and view(wanted, verdict) != view(status, verdict):
-            told.append(f"workflow: {view(status, verdict)!r}, wanted {view(wanted, verdict)!r}")
+        differences = []
+        if verdict in ("phase", "message", "outputs") and view(expected, verdict) != view(status, verdict):
+            differences.append(f"workflow: {view(status, verdict)!r}, wanted {view(expected, verdict)!r}")
         if verdict == "phase":
-            told += [f"{name}: no such node here" for name in sorted(theirs.keys() - ours.keys())]
-            told += [f"{name}: no such node on Argo" for name in sorted(ours.keys() - theirs.keys())]
+            differences += [f"{name}: no such node here" for name in sorted(theirs.keys() - ours.keys())]
+            differences += [f"{name}: no such node on Argo" for name in sorted(ours.keys() - theirs.keys())]
         for name in sorted(ours.keys() & theirs.keys()):
             for field in fields:
                 if view(ours[name], field) != view(theirs[name], field):
-                    told.append(f"{name}.{field}: {view(ours[name], field)!r}, wanted {view(theirs[name], field)!r}")
-        if told:
-            return Answer(verdict, "; ".join(told))
+                    differences.append(
+                        f"{name}.{field}: {view(ours[name], field)!r}, wanted {view(theirs[name], field)!r}"
+                    )
+        if differences:
+            return Answer(verdict, "; ".join(differences))
     return Answer("agrees")
 
 
@@ -169,8 +175,8 @@ async def answers(paths: list[Path], runs: Path) -> dict[str, Answer]:
     timed = [path for path in paths if any(word in path.read_text() for word in CLOCKS)]
     serving = [path for path in paths if "port: 8000" in path.read_text()]  # All pods share this machine's ports.
     others = [path for path in paths if path not in (*timed, *serving)]
-    found = await _answers(others, runs, AT_ONCE)
-    return found | await _answers(timed, runs, TIMED_AT_ONCE) | await _answers(serving, runs, 1)
+    answers_now = await _answers(others, runs, AT_ONCE)
+    return answers_now | await _answers(timed, runs, TIMED_AT_ONCE) | await _answers(serving, runs, 1)
 
 
 async def _answers(paths: list[Path], runs: Path, at_once: int) -> dict[str, Answer]:
@@ -180,10 +186,12 @@ async def _answers(paths: list[Path], runs: Path, at_once: int) -> dict[str, Ans
         async with free:
             return await answer(path, runs)
 
-    found = await asyncio.gather(*map(one, paths), return_exceptions=True)
+    gathered_answers = await asyncio.gather(*map(one, paths), return_exceptions=True)
     return {
-        f"{path.parent.name}/{path.stem}": Answer("crash", repr(told)) if isinstance(told, BaseException) else told
-        for path, told in zip(paths, found, strict=True)
+        f"{path.parent.name}/{path.stem}": Answer("crash", repr(answer_or_error))
+        if isinstance(answer_or_error, BaseException)
+        else answer_or_error
+        for path, answer_or_error in zip(paths, gathered_answers, strict=True)
     }
 
 
@@ -192,11 +200,11 @@ def main() -> None:
     paths = [path for folder in sys.argv[1:] for path in sorted(Path(folder).glob("**/*.yaml"))]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as runs:
-        found = asyncio.run(answers(paths, Path(runs)))
-    for name, told in sorted(found.items(), key=lambda pair: (pair[1].verdict, pair[0])):
-        if told.verdict != "agrees":
-            print(f"{told.verdict:<9} {name}: {told.told[:1000]!r}")
-    counts = Counter(told.verdict for told in found.values())
+        answers_by_case = asyncio.run(answers(paths, Path(runs)))
+    for name, outcome in sorted(answers_by_case.items(), key=lambda pair: (pair[1].verdict, pair[0])):
+        if outcome.verdict != "agrees":
+            print(f"{outcome.verdict:<9} {name}: {outcome.told[:1000]!r}")
+    counts = Counter(outcome.verdict for outcome in answers_by_case.values())
     print(dict(counts.most_common()), f"{time.monotonic() - began:.0f} s")
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from everstep.runtime.workflow.run.control_requests import ControlRequest
 
 
-class Expected(NamedTuple):
+class ExpectedEnd(NamedTuple):
     """How an example ends, and what the test does for it."""
 
     phase: str
@@ -63,27 +63,29 @@ workflow-template/templates@workflow-template-submittable workflow-template/work
 workflow-template/workflow-template-ref-with-entrypoint-arg-passing workflow-template/workflow-template-ref
 """
 OTHERWISE = {
-    "custom-metrics": Expected(F, why=DICE),
-    "dag-continue-on-fail": Expected(F, why="G is omitted since E has failed; an omitted leaf is as bad as its cause"),
-    "dag-disable-failFast": Expected(F, why="C fails at each try; B, D and E still run"),
-    "dag-task-level-timeout": Expected(F, real_time=True, why=LATE),
-    "exit-handler-slack": Expected(F, why="its address is a blank to be filled in: the exit handler fails"),
-    "exit-handlers": Expected(F, why="it fails on purpose; its exit handler runs"),
-    "intermediate-parameters": Expected(S, APPROVED),
-    "loops-arbitrary-sequential-steps": Expected(F, why="the fourth item fails, and failFast stops the rest"),
-    "pod-gc-strategy-with-label-selector": Expected(F, why="one step fails on purpose"),
-    "pod-gc-strategy": Expected(F, why="one step fails on purpose"),
-    "resubmit": Expected(F, why=DICE),
-    "retry-conditional": Expected(F, why="its exit codes are 1 and 2; 1 is not tried again"),
-    "step-level-timeout": Expected(
+    "custom-metrics": ExpectedEnd(F, why=DICE),
+    "dag-continue-on-fail": ExpectedEnd(
+        F, why="G is omitted since E has failed; an omitted leaf is as bad as its cause"
+    ),
+    "dag-disable-failFast": ExpectedEnd(F, why="C fails at each try; B, D and E still run"),
+    "dag-task-level-timeout": ExpectedEnd(F, real_time=True, why=LATE),
+    "exit-handler-slack": ExpectedEnd(F, why="its address is a blank to be filled in: the exit handler fails"),
+    "exit-handlers": ExpectedEnd(F, why="it fails on purpose; its exit handler runs"),
+    "intermediate-parameters": ExpectedEnd(S, APPROVED),
+    "loops-arbitrary-sequential-steps": ExpectedEnd(F, why="the fourth item fails, and failFast stops the rest"),
+    "pod-gc-strategy-with-label-selector": ExpectedEnd(F, why="one step fails on purpose"),
+    "pod-gc-strategy": ExpectedEnd(F, why="one step fails on purpose"),
+    "resubmit": ExpectedEnd(F, why=DICE),
+    "retry-conditional": ExpectedEnd(F, why="its exit codes are 1 and 2; 1 is not tried again"),
+    "step-level-timeout": ExpectedEnd(
         F, real_time=True, why="both exceed their timeouts as failures; sleep1 allows errors"
     ),
-    "suspend-template-outputs": Expected(S, SAID),
-    "suspend-template": Expected(S, (ControlRequest("resume"),)),
-    "timeouts-step": Expected(F, real_time=True, why=LATE),
-    "timeouts-workflow": Expected(F, real_time=True, why=LATE),
+    "suspend-template-outputs": ExpectedEnd(S, SAID),
+    "suspend-template": ExpectedEnd(S, (ControlRequest("resume"),)),
+    "timeouts-step": ExpectedEnd(F, real_time=True, why=LATE),
+    "timeouts-workflow": ExpectedEnd(F, real_time=True, why=LATE),
 }
-EXPECTED = {name: Expected(S) for name in WELL.split()} | OTHERWISE
+EXPECTED = {name: ExpectedEnd(S) for name in WELL.split()} | OTHERWISE
 _BUCKET, _API, _GIT = "a bucket or store of somebody", "a Kubernetes API server (resource)", "repositories on GitHub"
 _CRON, _EVENT, _DATABASE = "a scheduler (CronWorkflow)", "an event source", "a database for locks"
 CLUSTER = {

@@ -49,8 +49,8 @@ def sh(text: str, **more: Any) -> dict[str, Any]:
 
 def run(folder: Path, source: dict[str, Any], library: Library | None = None, **options: Any) -> Any:
     """The status of a run of that manifest in `folder`/runs, where its pods begin; `options` are RunOptions'."""
-    made = RunOptions("w", folder / "runs", library or Library(), **{"work_dir": folder, **options})
-    asyncio.run(execute(source, made))
+    run_options = RunOptions("w", folder / "runs", library or Library(), **{"work_dir": folder, **options})
+    asyncio.run(execute(source, run_options))
     return json.loads((folder / "runs/w/workflow.json").read_text())["status"]
 
 

@@ -40,14 +40,14 @@ MEMBERS = some.lists(
 
 def tarball(members: list[Any]) -> bytes:
     """A gzipped tar of (kind, name, target, mode)."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz", errors="surrogateescape") as packed:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", errors="surrogateescape") as packed:
         for kind, name, target, mode in members:
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.mode = KINDS[kind], target, mode
             member.size = 4 if kind == "file" else 0
             packed.addfile(member, io.BytesIO(b"mine"))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 class Place:
@@ -71,8 +71,8 @@ class Place:
         self.archive.write_bytes(content)
         into = self.top / "in" / "in"
         entry = {"name": "a", "s3": {"key": "archive"}, "mode": 0o777, "recurseMode": True, **more}
-        said = one_line(lambda: load(entry, self.top, into, Library(), SMALL))
-        return None if said else into
+        problem = one_line(lambda: load(entry, self.top, into, Library(), SMALL))
+        return None if problem else into
 
     def check(self, into: Path | None, before: Any) -> None:
         """Nothing changed outside, and no link that leads out was taken."""
@@ -95,8 +95,8 @@ def test_no_member_link_or_mode_of_a_tar_leaves_its_folder(members: list[Any], f
 
 @given(some.lists(some.tuples(NAMES, some.binary(max_size=50)), max_size=6, unique_by=lambda one: one[0]))
 def test_no_member_of_a_zip_leaves_its_folder(members: list[tuple[str, bytes]]) -> None:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as packed:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in members:
             if "\udc80" not in name:
                 entry = zipfile.ZipInfo(name)
@@ -105,7 +105,7 @@ def test_no_member_of_a_zip_leaves_its_folder(members: list[tuple[str, bytes]]) 
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder).resolve())
         before = place.outside()
-        place.check(place.load(made.getvalue(), archive={"zip": {}}), before)
+        place.check(place.load(buffer.getvalue(), archive={"zip": {}}), before)
 
 
 GOOD_TAR = gzip.decompress(
@@ -115,11 +115,11 @@ GOOD_TAR = gzip.decompress(
 
 def good_zip() -> bytes:
     """A zip of two files."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as packed:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("d/f", "mine" * 20)
         packed.writestr("d/g", "more" * 20)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 FLIPS = some.lists(some.tuples(some.integers(0, 4000), some.integers(0, 255)), min_size=1, max_size=12)
@@ -173,10 +173,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_tar_that_leads_out_is_refused_in_argo_s_words(what: str, tmp_path: Path) -> None:
-    members, said = REFUSED[what]
+    members, expected_text = REFUSED[what]
     place = Place(tmp_path)
     place.archive.write_bytes(tarball(members))
-    with pytest.raises(ArchiveError, match="^" + said.replace(".", r"\.")):
+    with pytest.raises(ArchiveError, match="^" + expected_text.replace(".", r"\.")):
         untar(place.archive, tmp_path / "out")
     assert (place.victim / "keep").read_text() == "kept"
 
@@ -197,15 +197,15 @@ def test_modes_are_set_on_no_file_that_a_link_leads_to(tmp_path: Path) -> None:
 
 def zeros(size: int, members: int = 1) -> bytes:
     """A tar of members of so many bytes, which are almost none when they are packed."""
-    made = io.BytesIO()
-    with gzip.open(made, "wb") as stream:
+    buffer = io.BytesIO()
+    with gzip.open(buffer, "wb") as stream:
         for number in range(members):
             member = tarfile.TarInfo(f"d/{number}")
             member.size = size
             stream.write(member.tobuf())
             stream.write(bytes(-(-size // 512) * 512))
         stream.write(bytes(1024))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def header(kind: bytes, size: int) -> bytes:
@@ -217,10 +217,10 @@ def header(kind: bytes, size: int) -> bytes:
 
 def zip_of(size: int) -> bytes:
     """A zip of one file of zeros."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as packed:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("x", bytes(size))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 BOMBS = {
@@ -237,11 +237,11 @@ BOMBS = {
 
 @pytest.mark.parametrize("what", BOMBS)
 def test_a_bomb_is_refused_at_its_limit_and_nothing_of_it_stays(what: str, tmp_path: Path) -> None:
-    content, said = BOMBS[what]
+    content, expected_text = BOMBS[what]
     place = Place(tmp_path)
     place.archive.write_bytes(content)
     unpack = unzip if "zip" in what else untar
-    with pytest.raises(ArchiveError, match=said):
+    with pytest.raises(ArchiveError, match=expected_text):
         unpack(place.archive, tmp_path / "out", SMALL)
     assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file()) <= 200_000
     before = place.outside()
@@ -271,17 +271,23 @@ def test_an_honest_archive_is_let_through_and_a_person_may_allow_more(tmp_path: 
 
 def test_links_in_a_folder_are_zipped_only_where_they_stay_in_it(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    made = tmp_path / "made"
-    (made / "sub").mkdir(parents=True)
-    (made / "f").write_text("mine")
+    source_folder = tmp_path / "made"
+    (source_folder / "sub").mkdir(parents=True)
+    (source_folder / "f").write_text("mine")
     for name, target in (("in", "f"), ("out", "../victim/keep"), ("around", ".")):
-        (made / name).symlink_to(target)
-    os.mkfifo(made / "sub" / "pipe")
-    archives.pack_zip(made, tmp_path / "z", "")
+        (source_folder / name).symlink_to(target)
+    os.mkfifo(source_folder / "sub" / "pipe")
+    archives.pack_zip(source_folder, tmp_path / "z", "")
     with zipfile.ZipFile(tmp_path / "z") as packed:
-        found = {name: packed.read(name) for name in packed.namelist()}
-    assert found == {"made/f": b"mine", "made/in": b"mine", "made/out": b"", "made/around": b"", "made/sub/pipe": b""}
-    archives.pack_tar(made, "made", tmp_path / "t", None)
+        contents = {name: packed.read(name) for name in packed.namelist()}
+    assert contents == {
+        "made/f": b"mine",
+        "made/in": b"mine",
+        "made/out": b"",
+        "made/around": b"",
+        "made/sub/pipe": b"",
+    }
+    archives.pack_tar(source_folder, "made", tmp_path / "t", None)
     with tarfile.open(tmp_path / "t") as packed:
         assert "made/sub/pipe" not in packed.getnames()
     assert place.victim.exists()

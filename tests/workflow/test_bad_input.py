@@ -37,15 +37,15 @@ BAD = {
 def test_bad_input_is_one_line_with_file_and_line(
     what: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad, said = BAD[what]
+    good, bad, expected_text = BAD[what]
     monkeypatch.chdir(tmp_path)
     Path("w.yaml").write_text(GOOD.replace(good, bad))
     assert main(["workflow", verb, "w.yaml"]) == 2
-    out, told = capsys.readouterr()
-    first, *more = told.splitlines()
+    out, error_text = capsys.readouterr()
+    first, *more = error_text.splitlines()
     assert out == ""
     without_code = re.sub(r"(?<=: )(wrong|cannot run here): (invalid|here|template): ", "", first)
-    assert re.search(rf"w\.yaml{said}", without_code), first
+    assert re.search(rf"w\.yaml{expected_text}", without_code), first
     assert verb == "lint" or not more
     assert not Path("runs").exists()
 
@@ -68,10 +68,10 @@ def test_what_stands_in_another_file_is_told_there(
     far = GOOD.replace("kind: Workflow", "kind: WorkflowTemplate").replace("name: w", "name: far")
     Path("far.yaml").write_text(far.replace("name: main", "name: x").replace("command: [", "comand: ["))
     assert main(["workflow", "run", "w.yaml", "--with", "far.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("everstep workflow run: far.yaml:9: "), told
-    assert "comand: there is no such field; did you mean command?" in told
-    assert told.count("\n") == 1
+    error_text = capsys.readouterr().err
+    assert error_text.startswith("everstep workflow run: far.yaml:9: "), error_text
+    assert "comand: there is no such field; did you mean command?" in error_text
+    assert error_text.count("\n") == 1
     assert main(["workflow", "lint", "far.yaml"]) == 2
     assert "far.yaml:9: wrong: invalid: spec.templates[0].container.comand: there is no" in capsys.readouterr().err
     Path("far.yaml").write_text(far)
@@ -121,15 +121,15 @@ FILES = {
 def test_a_wrong_argument_or_object_is_one_line(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments, said = WRONG[what]
+    arguments, expected_text = WRONG[what]
     monkeypatch.chdir(tmp_path)
     Path("w.yaml").write_text(GOOD)
     for name, content in FILES.items():
         Path(name).write_bytes(content)
     assert main(["workflow", "run", "w.yaml", *arguments]) == 2
-    out, told = capsys.readouterr()
-    assert (out, told.count("\n")) == ("", 1), told
-    assert re.search(said, told), told
+    out, error_text = capsys.readouterr()
+    assert (out, error_text.count("\n")) == ("", 1), error_text
+    assert re.search(expected_text, error_text), error_text
     assert {path.name for path in tmp_path.iterdir()} == {"w.yaml", *FILES}
 
 
@@ -137,13 +137,16 @@ def test_a_spec_that_is_no_map_is_told_also_with_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for spec, said in (("main", "spec: is not a map"), ("{arguments: [1]}", "spec.arguments: must be a mapping")):
+    for spec, expected_text in (
+        ("main", "spec: is not a map"),
+        ("{arguments: [1]}", "spec.arguments: must be a mapping"),
+    ):
         Path("w.yaml").write_text(f"apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: {spec}\n")
         assert main(["workflow", "run", "w.yaml", "-p", "a=b"]) == 2
-        told = capsys.readouterr().err
-        assert told.startswith("everstep workflow run: w.yaml:3: "), told
-        assert said in told
-        assert told.count("\n") == 1
+        error_text = capsys.readouterr().err
+        assert error_text.startswith("everstep workflow run: w.yaml:3: "), error_text
+        assert expected_text in error_text
+        assert error_text.count("\n") == 1
 
 
 def test_what_is_asked_of_a_run_is_one_line(
@@ -157,7 +160,7 @@ def test_what_is_asked_of_a_run_is_one_line(
     Path("runs/broken/workflow.json").write_text("{")
     capsys.readouterr()
     again = ["--restart-successful", "--node-field-selector"]
-    for words, said in (
+    for words, expected_text in (
         (["run", "other.yaml"], "has a run of another manifest; choose another name"),
         (["retry", "w"], "w: has already succeeded; --restart-successful --node-field-selector displayName=STEP"),
         (["retry", "w", *again, "colour=red"], "'colour=red': write FIELD=VALUE with one of displayName, "),
@@ -169,9 +172,9 @@ def test_what_is_asked_of_a_run_is_one_line(
         (["get", "broken"], "broken/workflow.json: not JSON: "),
     ):
         assert main(["workflow", *words]) == 2, words
-        told = capsys.readouterr().err
-        assert said in told, told
-        assert told.count("\n") == 1, told
+        error_text = capsys.readouterr().err
+        assert expected_text in error_text, error_text
+        assert error_text.count("\n") == 1, error_text
 
 
 @pytest.mark.parametrize("verb", ["run", "lint"])

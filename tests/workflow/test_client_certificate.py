@@ -80,9 +80,9 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def download(url: str, to: Path, shown: Identity) -> None:
+def download(url: str, to: Path, identity: Identity) -> None:
     """With that certificate, from Secrets."""
-    secret = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": shown._asdict()}
+    secret = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": identity._asdict()}
     names = {f"client{kind}Secret": {"name": "me", "key": field}
              for kind, field in (("Cert", "certificate"), ("Key", "key"))}  # fmt: skip
     remote.download({"url": url, "auth": {"clientCert": names}}, Library.from_objects([secret]), to)
@@ -96,18 +96,18 @@ def test_the_certificate_is_shown(address: str, tmp_path: Path) -> None:
 def test_without_one_or_with_another_s_it_is_one_line(address: str, tmp_path: Path) -> None:
     for attempt in (lambda: remote.download({"url": address}, Library(), tmp_path / "got"),
                     lambda: download(address, tmp_path / "got", SOMEBODY)):  # fmt: skip
-        with pytest.raises(remote.RemoteError) as told:
+        with pytest.raises(remote.RemoteError) as raised:
             attempt()
-        assert str(told.value).startswith(f'Get "{address}": ')
-        assert len(str(told.value).splitlines()) == 1
+        assert str(raised.value).startswith(f'Get "{address}": ')
+        assert len(str(raised.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    "shown", [Identity("", ""), Identity("no PEM", "none"), Identity(ANN.certificate, SOMEBODY.key)]
+    "identity", [Identity("", ""), Identity("no PEM", "none"), Identity(ANN.certificate, SOMEBODY.key)]
 )
 def test_what_is_no_certificate_with_its_key_is_one_line_before_anything_is_asked(
-    shown: Identity, tmp_path: Path
+    identity: Identity, tmp_path: Path
 ) -> None:
-    with pytest.raises(remote.RemoteError, match=r"^the client's certificate cannot be used: ") as told:
-        download("https://127.0.0.1:1/", tmp_path / "got", shown)
-    assert len(str(told.value).splitlines()) == 1
+    with pytest.raises(remote.RemoteError, match=r"^the client's certificate cannot be used: ") as raised:
+        download("https://127.0.0.1:1/", tmp_path / "got", identity)
+    assert len(str(raised.value).splitlines()) == 1

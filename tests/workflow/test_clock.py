@@ -31,10 +31,10 @@ class Machine:
         """Time goes by on all of them."""
         self.wall, self.monotonic, self.boot = self.wall + seconds, self.monotonic + seconds, self.boot + seconds
 
-    def resumed(self, told: list[RunCreated | PodStarted | PodEnded], alive: dict[int, int]) -> clock.Clock:
+    def resumed(self, earlier_events: list[RunCreated | PodStarted | PodEnded], alive: dict[int, int]) -> clock.Clock:
         """The clock of a launcher that is told this, while these pods run: start time by pid."""
         return clock.resume_clock(
-            told, lambda pid: alive.get(pid, 0), lambda: self.wall, lambda: self.boot, lambda: self.monotonic
+            earlier_events, lambda pid: alive.get(pid, 0), lambda: self.wall, lambda: self.boot, lambda: self.monotonic
         )
 
 
@@ -62,19 +62,19 @@ def test_a_file_from_before_the_clock_was_set_was_written_between_the_start_and_
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, 0.0])
 def test_a_launcher_that_adopts_a_pod_goes_by_the_pods_own_age(jump_s: float) -> None:
     machine = Machine()
-    told = [RunCreated(NOW, "w", "u"), PodStarted(NOW + 1.0, "w.a", 77, int(BOOT * TICKS))]
+    earlier_events = [RunCreated(NOW, "w", "u"), PodStarted(NOW + 1.0, "w.a", 77, int(BOOT * TICKS))]
     machine.pass_(20.0)
     machine.wall += jump_s
-    assert machine.resumed(told, {77: int(BOOT * TICKS)}).now() == NOW + 21.0
+    assert machine.resumed(earlier_events, {77: int(BOOT * TICKS)}).now() == NOW + 21.0
 
 
 def test_a_launcher_whose_pods_are_gone_never_goes_back_behind_what_was_told() -> None:
     machine = Machine()
-    told = [RunCreated(NOW, "w", "u"), PodStarted(NOW + 50.0, "w.a", 77, 1), PodEnded(NOW + 60.0, "w.a", 0)]
+    earlier_events = [RunCreated(NOW, "w", "u"), PodStarted(NOW + 50.0, "w.a", 77, 1), PodEnded(NOW + 60.0, "w.a", 0)]
     machine.pass_(5.0)
-    assert machine.resumed(told, {77: 2}).now() == NOW + 60.0
+    assert machine.resumed(earlier_events, {77: 2}).now() == NOW + 60.0
     machine.pass_(100.0)
-    assert machine.resumed(told, {}).now() == NOW + 105.0
+    assert machine.resumed(earlier_events, {}).now() == NOW + 105.0
 
 
 LONG = manifest_text("""

@@ -35,10 +35,10 @@ RUN_IN_THIS_FOLDER = [sys.executable, "-m", "everstep", "workflow", "run", "--wo
 
 def everstep(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`everstep workflow ...`, without the start of an interpreter."""
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+    out, error_text = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(error_text):
         code = main(["workflow", *arguments])
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), told.getvalue())
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), error_text.getvalue())
 
 
 def manifest(folder: Path, command: str = "true") -> Path:
@@ -65,9 +65,9 @@ def test_a_failed_step_gives_exit_code_1_and_its_log(tmp_path: Path) -> None:
 def test_lint_names_what_cannot_be_run_here(tmp_path: Path) -> None:
     path = manifest(tmp_path)
     path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  shutdown: Stop"))
-    told = everstep("lint", str(path), cwd=tmp_path)
-    assert told.returncode == 2
-    assert "hello.yaml:7: cannot run here: here: spec.shutdown: not supported" in told.stderr
+    result = everstep("lint", str(path), cwd=tmp_path)
+    assert result.returncode == 2
+    assert "hello.yaml:7: cannot run here: here: spec.shutdown: not supported" in result.stderr
     assert everstep("run", str(path), cwd=tmp_path).returncode == 2
     assert not (tmp_path / "runs").exists()
 
@@ -90,11 +90,11 @@ def test_what_a_launcher_that_ends_did_not_hear_is_refused_and_taken_back(tmp_pa
     asks = tmp_path / "runs/h/asks"
     with contextlib.ExitStack() as launcher, ThreadPoolExecutor(1) as pool:
         launcher.enter_context(lock(asks.parent))
-        ended = pool.submit(lambda: (wait_until(lambda: list(asks.glob("*.json")), "the ask"), launcher.close()))
-        told = everstep("stop", "h", cwd=tmp_path)
-        ended.result()
-    assert told.returncode == 2
-    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has already ended\n"
+        stopping = pool.submit(lambda: (wait_until(lambda: list(asks.glob("*.json")), "the ask"), launcher.close()))
+        result = everstep("stop", "h", cwd=tmp_path)
+        stopping.result()
+    assert result.returncode == 2
+    assert result.stderr == f"everstep workflow stop: h: process {os.getpid()} has already ended\n"
     assert not list(asks.iterdir())
 
 
@@ -147,17 +147,19 @@ def test_a_run_whose_launcher_was_killed_at_its_beginning_is_seen(
     assert f"Status:              {phase}" in everstep("get", "h", cwd=tmp_path).stdout
     assert f"h      {phase}" in everstep("list", cwd=tmp_path).stdout
     assert everstep("logs", "h", "-f", cwd=tmp_path).returncode == 0
-    asked = everstep(verb, "h", cwd=tmp_path)
-    assert asked.returncode == 0, asked.stderr
-    ended = "Status:              Succeeded" if verb == "resume" else f"Stopped with strategy '{verb.capitalize()}'"
-    assert ended in everstep("get", "h", cwd=tmp_path).stdout
+    request = everstep(verb, "h", cwd=tmp_path)
+    assert request.returncode == 0, request.stderr
+    expected_status = (
+        "Status:              Succeeded" if verb == "resume" else f"Stopped with strategy '{verb.capitalize()}'"
+    )
+    assert expected_status in everstep("get", "h", cwd=tmp_path).stdout
     assert phase == "Running" or (tmp_path / "begun").exists() == (verb == "resume")
 
 
 def test_an_unknown_run_and_an_unreadable_file_are_one_line(tmp_path: Path) -> None:
-    for told in (everstep("get", "nobody", cwd=tmp_path), everstep("run", "nothing.yaml", cwd=tmp_path)):
-        assert told.returncode == 2
-        assert told.stderr.strip().count("\n") == 0
+    for result in (everstep("get", "nobody", cwd=tmp_path), everstep("run", "nothing.yaml", cwd=tmp_path)):
+        assert result.returncode == 2
+        assert result.stderr.strip().count("\n") == 0
 
 
 OBJECTS = """
@@ -267,9 +269,9 @@ def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> Non
 def test_programs_of_images_are_found_in_a_folder_and_by_the_name_of_the_image(tmp_path: Path) -> None:
     path = tmp_path / "hello.yaml"
     path.write_text(MANIFEST.replace('command: [sh, -c], args: ["echo hello; COMMAND"]', "args: [moo]"))
-    refused = everstep("run", str(path), cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "or set what its image runs: --image i=COMMAND" in refused.stderr
+    refused_run = everstep("run", str(path), cwd=tmp_path)
+    assert refused_run.returncode == 2
+    assert "or set what its image runs: --image i=COMMAND" in refused_run.stderr
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "cowsay"
     program.write_text('#!/bin/sh\necho "cow says $*"\n')
@@ -297,12 +299,12 @@ def test_a_run_that_ended_is_waited_for_watched_submitted_again_and_deleted(tmp_
 def test_a_run_that_nobody_runs_is_neither_waited_for_nor_deleted(tmp_path: Path) -> None:
     path = manifest(tmp_path, "true")
     assert everstep("run", str(path), "--name", "h", cwd=tmp_path).returncode == 0
-    known = tmp_path / "runs/h/workflow.json"
-    workflow = json.loads(known.read_text())
+    status_path = tmp_path / "runs/h/workflow.json"
+    workflow = json.loads(status_path.read_text())
     del workflow["status"]["finishedAt"]
-    known.write_text(json.dumps(workflow))
+    status_path.write_text(json.dumps(workflow))
     assert "no process runs it" in everstep("wait", "h", cwd=tmp_path).stderr
-    refused = everstep("delete", "h", cwd=tmp_path)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert known.exists()
+    refused_run = everstep("delete", "h", cwd=tmp_path)
+    assert (refused_run.returncode, refused_run.stderr.count("\n")) == (2, 1)
+    assert status_path.exists()
     assert "no such run" in everstep("delete", "../runs/h", cwd=tmp_path).stderr

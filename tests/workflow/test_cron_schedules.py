@@ -27,5 +27,5 @@ def test_a_schedule_of_the_documents_is_taken(schedule: str) -> None:
      "* * * * MON-XYZ", "@every", "@reboot", "0 0 3 * * *"],
 )  # fmt: skip
 def test_a_schedule_that_means_nothing_is_told_with_its_place(schedule: str) -> None:
-    (said,) = mistakes(schedule)
-    assert said.startswith("spec.schedules[0]: ")
+    (mistake,) = mistakes(schedule)
+    assert mistake.startswith("spec.schedules[0]: ")

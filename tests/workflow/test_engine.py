@@ -144,7 +144,7 @@ def test_what_waits_for_a_limit_when_its_group_fails_never_begins() -> None:
     assert engine.state.waiting == 0
 
 
-def limited(children: dict[str, Any], **main: Any) -> dict[str, Any]:
+def limited_dag(children: dict[str, Any], **main: Any) -> dict[str, Any]:
     """A DAG of `children`, each a template of its own, none of which waits for another, with limits."""
     tasks = [{"name": name, "template": name} for name in children]
     templates = [
@@ -155,7 +155,7 @@ def limited(children: dict[str, Any], **main: Any) -> dict[str, Any]:
 
 def test_a_retry_node_takes_no_place_beside_its_attempt() -> None:
     retried = {"retryStrategy": {"limit": 2}}
-    engine = Engine(parse(limited({"a": retried, "b": retried}, parallelism=1)), RunCreated(0.0, "w", "u"))
+    engine = Engine(parse(limited_dag({"a": retried, "b": retried}, parallelism=1)), RunCreated(0.0, "w", "u"))
     assert [node.name for node in engine.pending_pods()] == ["w.a(0)"]
     assert run_to_end(engine, 1.0) == ["w.a(0)", "w.b(0)"]
     assert engine.phase is Phase.SUCCEEDED
@@ -163,7 +163,7 @@ def test_a_retry_node_takes_no_place_beside_its_attempt() -> None:
 
 def test_a_place_is_free_while_an_attempt_waits_for_its_turn() -> None:
     retried = {"retryStrategy": {"limit": 1, "backoff": {"duration": "60"}}}
-    engine = Engine(parse(limited({"a": retried, "b": {}}, parallelism=1)), RunCreated(0.0, "w", "u"))
+    engine = Engine(parse(limited_dag({"a": retried, "b": {}}, parallelism=1)), RunCreated(0.0, "w", "u"))
     engine.handle(PodStarted(1.0, "w.a(0)", 7, 7))
     engine.handle(PodEnded(2.0, "w.a(0)", 1, {}, {}, "", "", ""))
     assert [node.name for node in engine.pending_pods()] == ["w.b"]
@@ -174,13 +174,13 @@ def test_a_place_is_free_while_an_attempt_waits_for_its_turn() -> None:
 @pytest.mark.parametrize("main", [{"parallelism": 1}, {"parallelism": 1, "failFast": True}])
 def test_what_cannot_begin_takes_no_place(main: dict[str, Any]) -> None:
     bad = {"container": {"image": "i", "command": ["{{=}}"]}}
-    engine = Engine(parse(limited({"a": {}, "b": bad, "c": {}}, **main)), RunCreated(0.0, "w", "u"))
+    engine = Engine(parse(limited_dag({"a": {}, "b": bad, "c": {}}, **main)), RunCreated(0.0, "w", "u"))
     assert run_to_end(engine, 1.0) == ["w.a", "w.c"]
     assert engine.phase is Phase.ERROR
 
 
 def test_what_an_earlier_life_did_takes_no_place() -> None:
-    engine = Engine(parse(limited({"a": {}, "b": {}, "c": {}}, parallelism=1)), RunCreated(0.0, "w", "u"))
+    engine = Engine(parse(limited_dag({"a": {}, "b": {}, "c": {}}, parallelism=1)), RunCreated(0.0, "w", "u"))
     for name, code in (("w.a", 0), ("w.b", 1), ("w.c", 1)):
         engine.handle(PodStarted(1.0, name, 7, 7))
         engine.handle(PodEnded(2.0, name, code, {}, {}, "", "", ""))

@@ -22,7 +22,7 @@ CREATED = 1767225845.0
 POD = "container: {image: i, command: [echo]"
 
 
-class Ended(NamedTuple):
+class RunEnd(NamedTuple):
     """A run at its end."""
 
     nodes: Mapping[str, Node]
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     """What each pod was started with, by node."""
 
 
-def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
+def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> RunEnd:
     """The run of that spec; `codes` are the exit codes, by node, that are not 0."""
     manifest = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "spec": yaml.safe_load(spec)}
     engine, now = Engine(parse(manifest), RunCreated(CREATED, "w", "u")), CREATED
@@ -49,7 +49,7 @@ def run_spec(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
             engine.handle(PodEnded(now, node.name, (codes or {}).get(node.name, 0)))
         engine.advance(now)
     assert engine.state.finished, {node.name: node.phase for node in engine.state.nodes.values()}
-    return Ended(engine.state.nodes, containers)
+    return RunEnd(engine.state.nodes, containers)
 
 
 def test_each_part_of_the_creation_time_has_a_variable() -> None:
@@ -58,8 +58,8 @@ def test_each_part_of_the_creation_time_has_a_variable() -> None:
       entrypoint: main
       templates: [{{name: main, {POD}, args: ["{parts}"]}}}}]
     """)
-    said = "2026 26 01 January Jan 01 Thursday Thu 00 12 04 05 AM UTC +0000 .000 1767225845"
-    assert run.containers["w"]["args"] == [said]
+    date_text = "2026 26 01 January Jan 01 Thursday Thu 00 12 04 05 AM UTC +0000 .000 1767225845"
+    assert run.containers["w"]["args"] == [date_text]
 
 
 def test_a_template_s_patch_stands_over_the_workflow_s_and_both_read_inputs() -> None:
@@ -92,8 +92,8 @@ def test_a_template_s_annotation_names_its_nodes() -> None:
         retryStrategy: {{limit: 1}}
         {POD}}}
     """
-    shown = {node.name: node.display_name for node in run_spec(spec).nodes.values()}
-    assert shown == {"w": "w", "w[0]": "[0]", "w[0].a": "os-blue", "w[0].a(0)": "a(0)"}
+    display_names = {node.name: node.display_name for node in run_spec(spec).nodes.values()}
+    assert display_names == {"w": "w", "w[0]": "[0]", "w[0].a": "os-blue", "w[0].a(0)": "a(0)"}
     wrong = run_spec(spec.replace("blue", "blue sky")).nodes["w[0].a"]
     assert wrong.message == "displayName must match the regex ^[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]$"
 

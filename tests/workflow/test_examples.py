@@ -63,13 +63,13 @@ class Anywhere(http.server.BaseHTTPRequestHandler):
 
 def documents() -> dict[str, Document]:
     """Every object among the examples, by FILE#NAME."""
-    folder, found = Path(str(EXAMPLES)), {}
+    folder, documents = Path(str(EXAMPLES)), {}
     for path in sorted(folder.rglob("*.yaml")):
         for document in read(path):
             metadata = document.value.get("metadata") or {}
             name = metadata.get("name") or metadata.get("generateName")
-            found[f"{path.relative_to(folder).with_suffix('')}#{document.value['kind']}#{name}"] = document
-    return found
+            documents[f"{path.relative_to(folder).with_suffix('')}#{document.value['kind']}#{name}"] = document
+    return documents
 
 
 def with_address(value: Any, address: str) -> Any:
@@ -80,11 +80,11 @@ def with_address(value: Any, address: str) -> Any:
     return json.loads(text)
 
 
-def workflow(case: str, known: dict[str, Document]) -> Document:
+def workflow(case: str, documents: dict[str, Document]) -> Document:
     """The Workflow of a case; a template that is submitted by its name becomes one that refers to it."""
     file, _, template = case.partition("@")
     file, _, name = file.partition("#")
-    for key, document in known.items():
+    for key, document in documents.items():
         place, kind, own = key.split("#")
         if place != file:
             continue
@@ -130,19 +130,19 @@ def outcomes(
     """The examples that are asked for, run side by side once, in the folder in which their containers would begin."""
     folder = tmp_path_factory.mktemp("examples")
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = {item.callspec.params["case"] for item in items if "outcomes" in item.fixturenames}
-    sources = {case: workflow(case, objects).value for case in EXPECTED if case in chosen}
+    chosen_cases = {item.callspec.params["case"] for item in items if "outcomes" in item.fixturenames}
+    sources = {case: workflow(case, objects).value for case in EXPECTED if case in chosen_cases}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
             patch.delenv(name, raising=False)
         patch.setenv("PYTHONPATH", str(folder / "dice"))
         _programs(folder)
         patch.chdir("/")
-        found = asyncio.run(_all(sources, library, folder, address))
-    if len(found) == len(EXPECTED):
-        told = {case: {"expected": EXPECTED[case].phase, **one._asdict()} for case, one in found.items()}
-        TABLE.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    return found
+        cases = asyncio.run(_all(sources, library, folder, address))
+    if len(cases) == len(EXPECTED):
+        outcomes_by_case = {case: {"expected": EXPECTED[case].phase, **one._asdict()} for case, one in cases.items()}
+        TABLE.write_text(json.dumps(outcomes_by_case, indent=1, sort_keys=True) + "\n")
+    return cases
 
 
 def _programs(folder: Path) -> None:
@@ -173,14 +173,14 @@ async def _run(case: str, source: dict[str, Any], library: Library, folder: Path
     helping = asyncio.create_task(_help(case, options))
     try:
         async with asyncio.timeout(LIMIT_S):
-            ended = await execute(with_address(source, address), options)
+            finished_run = await execute(with_address(source, address), options)
     except ManifestError as error:
         return Came("refused", str(error))
     except TimeoutError:
         return Came("Running", f"after {LIMIT_S:.0f} s")
     finally:
         helping.cancel()
-    return Came(ended.phase.value, ended.message)
+    return Came(finished_run.phase.value, finished_run.message)
 
 
 async def _help(case: str, options: RunOptions) -> None:
@@ -205,11 +205,11 @@ def test_the_lint_does_not_accuse_it(case: str, objects: dict[str, Document], li
 
 def test_none_alone_is_called_wrong() -> None:
     loaded = [one for path in sorted(Path(str(EXAMPLES)).rglob("*.yaml")) for one in load_each([path])]
-    found = [item for one in loaded for item in findings(one.document, one.library, one.others)]
-    assert [one.text_with_place for one in found if one.level == "wrong" or one.code == "script"] == []
+    raised_findings = [item for one in loaded for item in findings(one.document, one.library, one.others)]
+    assert [one.text_with_place for one in raised_findings if one.level == "wrong" or one.code == "script"] == []
 
 
 def test_every_example_is_expected_or_needs_a_named_service(objects: dict[str, Document]) -> None:
-    told = {case.partition("@")[0].partition("#")[0] for case in [*EXPECTED, *CLUSTER]}
+    case_files = {case.partition("@")[0].partition("#")[0] for case in [*EXPECTED, *CLUSTER]}
     kinds = ("Workflow", "CronWorkflow", "WorkflowEventBinding")
-    assert {key.split("#")[0] for key in objects if key.split("#")[1] in kinds} - told == set()
+    assert {key.split("#")[0] for key in objects if key.split("#")[1] in kinds} - case_files == set()

@@ -125,7 +125,7 @@ def server() -> Iterator[str]:
     running.shutdown()
 
 
-def filled(bucket: MinIO) -> dict[str, str]:
+def filled_bucket_facts(bucket: MinIO) -> dict[str, str]:
     """Some logs in a bucket: what a manifest is told of it."""
     endpoint = bucket.endpoint.removeprefix("http://")
     client = Minio(endpoint, bucket.access_key, bucket.secret_key, secure=False)
@@ -161,10 +161,10 @@ class Run:
             entry["value"] = self._places.get(entry["name"], entry.get("value"))
         acting = asyncio.create_task(self._act())
         async with asyncio.timeout(PATIENCE_S):
-            ended = await execute(
+            finished_run = await execute(
                 manifest, RunOptions(self.name, self.runs, Library.from_objects(others), on_change=self._look)
             )
-            self._phases["workflow"] = ended.phase.value
+            self._phases["workflow"] = finished_run.phase.value
             self._changed.set()
             await acting
         self._compare()
@@ -188,9 +188,9 @@ class Run:
                 self._before = self.status()
             command = [sys.executable, "-m", "everstep", "workflow", *words, "--runs", str(self.runs)]
             process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
-            _, said = await process.communicate()
+            _, output = await process.communicate()
             if (process.returncode == 2) != ("refused" in action):
-                self.told.append(f"{action['argo']}: {process.returncode} {said.decode()[-300:]}")
+                self.told.append(f"{action['argo']}: {process.returncode} {output.decode()[-300:]}")
 
     def _compare(self) -> None:
         status = self.status()
@@ -205,30 +205,30 @@ class Run:
             if (before.get(name) == nodes.get(name, {}).get("outputs")) != (name in self.wanted["kept"]):
                 self.told.append(f"{name}: {'ran again' if name in self.wanted['kept'] else 'did not run again'}")
 
-    def _same(self, name: str, wanted: Mapping[str, Any], ours: Status) -> None:
-        for field, value in wanted.items():
+    def _same(self, name: str, expected_fields: Mapping[str, Any], ours: Status) -> None:
+        for field, value in expected_fields.items():
             if field == "message_matches":
                 if not re.search(value, ours.get("message", "")):
                     self.told.append(f"{name}.message: {ours.get('message')!r}, wanted {value!r}")
-            elif (found := view(ours, field, value)) != value:
-                self.told.append(f"{name}.{field}: {found!r}, wanted {value!r}")
+            elif (actual := view(ours, field, value)) != value:
+                self.told.append(f"{name}.{field}: {actual!r}, wanted {value!r}")
 
 
 FIELDS = ("phase", "message", "progress", "outputs")
 
 
-def view(ours: Status, field: str, wanted: Any) -> Any:
+def view(ours: Status, field: str, expected_fields: Any) -> Any:
     """A field as an expectation writes it; of outputs only what it names."""
-    found = ours.get(field)
+    our_field = ours.get(field)
     if field != "outputs":
-        return found or ""
-    found = found or {}
+        return our_field or ""
+    our_field = our_field or {}
     short: dict[str, Any] = {
-        **found,
-        "parameters": {entry["name"]: entry.get("value") for entry in found.get("parameters", [])},
-        "artifacts": sorted(entry["name"] for entry in found.get("artifacts", [])),
+        **our_field,
+        "parameters": {entry["name"]: entry.get("value") for entry in our_field.get("parameters", [])},
+        "artifacts": sorted(entry["name"] for entry in our_field.get("artifacts", [])),
     }
-    return {name: short.get(name) for name in wanted}
+    return {name: short.get(name) for name in expected_fields}
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def outcomes(
     places = {**repository(folder), "server": server}
     cases = CASES
     try:
-        places |= filled(request.getfixturevalue("minio"))
+        places |= filled_bucket_facts(request.getfixturevalue("minio"))
     except pytest.skip.Exception:
         cases = [case for case in CASES if case not in IN_A_BUCKET]
 
@@ -248,8 +248,8 @@ def outcomes(
         runs = [Run(case, folder / "runs", places).told_otherwise() for case in cases]
         return await asyncio.gather(*runs, return_exceptions=True)
 
-    found = zip(cases, asyncio.run(all_of_them()), strict=True)
-    return {case: [repr(came)] if isinstance(came, BaseException) else came for case, came in found}
+    cases_with_results = zip(cases, asyncio.run(all_of_them()), strict=True)
+    return {case: [repr(came)] if isinstance(came, BaseException) else came for case, came in cases_with_results}
 
 
 @pytest.mark.parametrize("case", CASES)

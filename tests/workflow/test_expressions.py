@@ -65,7 +65,7 @@ def test_a_duration_is_read_as_it_is_written(nanoseconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("1 +", "unexpected token EOF (1:3)"),
         ("list +\n unknown", "unknown name unknown (2:2)\n |  unknown\n | .^"),
@@ -73,8 +73,8 @@ def test_a_duration_is_read_as_it_is_written(nanoseconds: int) -> None:
         ("list[7]", "index out of range: 7 (array length is 2) (1:5)"),
     ],
 )
-def test_an_error_says_where(text: str, said: str) -> None:
-    with pytest.raises(ExpressionError, match=re.escape(said)):
+def test_an_error_says_where(text: str, expected_text: str) -> None:
+    with pytest.raises(ExpressionError, match=re.escape(expected_text)):
         evaluate(text, KNOWN)
 
 
@@ -95,15 +95,15 @@ def test_a_when_holds_as_in_the_manual(text: str, runs: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("a = b", "Invalid 'when' expression 'a = b': Invalid token: '='"),
         ("a b == c", "Cannot transition token types from VARIABLE [a] to VARIABLE [b]"),
         ("1 + 1", "Expected boolean evaluation for '1 + 1'. Got 2"),
     ],
 )
-def test_a_when_that_says_nothing_is_told(text: str, said: str) -> None:
-    with pytest.raises(ExpressionError, match=re.escape(said)):
+def test_a_when_that_says_nothing_is_told(text: str, expected_text: str) -> None:
+    with pytest.raises(ExpressionError, match=re.escape(expected_text)):
         should_run(text)
 
 

@@ -28,9 +28,9 @@ class Disk:
         if not self.room:
             self.refused += 1
             raise OSError(28, "No space left on device")
-        done = self._real(file, data[: self.room])
-        self.room -= done
-        return done
+        bytes_written = self._real(file, data[: self.room])
+        self.room -= bytes_written
+        return bytes_written
 
 
 @given(EVENTS, EVENTS, st.integers(0, 400), st.booleans())
@@ -41,23 +41,23 @@ def test_what_was_told_before_and_after_a_full_disk_is_read_again(
         path = Path(folder, "events.jsonl")
         log = EventLog(path)
         disk = Disk(room, os.write)
-        told: list[Event] = []
+        events: list[Event] = []
         patch.setattr(os, "write", disk.write)
         for event in before:
             try:
                 log.append(event)
-                told.append(event)
+                events.append(event)
             except OSError:
                 assert disk.refused
         patch.undo()
-        assert list(read_events(path)) == told
+        assert list(read_events(path)) == events
         if reopened:
             log.close()
             log = EventLog(path)
         for event in after:
             log.append(event)
         log.close()
-        assert list(read_events(path)) == told + after
+        assert list(read_events(path)) == events + after
 
 
 def test_a_line_in_the_middle_that_is_no_event_is_named(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def _everstep(*words: str, room: int = 0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit, timeout=100)
 
 
-def _make_workflow(folder: Path, said: int = 1) -> tuple[Path, list[str]]:
+def _make_workflow(folder: Path, log_bytes: int = 1) -> tuple[Path, list[str]]:
     """Where its steps say that they ran, and the words that run it; each prints so many bytes."""
     ran, file = folder / "ran", folder / "w.yaml"
-    print_it = f"head -c {said} /dev/zero | tr '\\\\0' x || true"  # Its log may be full.
+    print_it = f"head -c {log_bytes} /dev/zero | tr '\\\\0' x || true"  # Its log may be full.
     file.write_text(MANIFEST.replace("RAN", str(ran)).replace("echo SAID", print_it))
     return ran, ["run", str(file), "--name", "w", "--runs", str(folder / "runs")]
 
@@ -138,7 +138,7 @@ mount -o remount,size=20m none {runs}
 
 
 def test_a_run_on_a_full_file_system_is_taken_up_when_there_is_room(tmp_path: Path) -> None:
-    ran, words = _make_workflow(tmp_path, said=10_000)
+    ran, words = _make_workflow(tmp_path, log_bytes=10_000)
     runs = tmp_path / "runs"
     runs.mkdir()
     script = TMPFS.format(runs=runs, python=sys.executable)

@@ -26,8 +26,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
         paths = [GOLDEN / f"{case}.yaml" for case in CASES]
         (folder / "answers.json").write_text(json.dumps(asyncio.run(find_answers(paths, folder / "runs"))))
 
-    known = made_once(tmp_path_factory, "golden", make) / "answers.json"
-    return {case: Answer(*told) for case, told in json.loads(known.read_text()).items()}
+    answers_path = made_once(tmp_path_factory, "golden", make) / "answers.json"
+    return {case: Answer(*fields) for case, fields in json.loads(answers_path.read_text()).items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,7 +16,7 @@ def calls(manifest: dict[str, Any]) -> int:
     """Function calls for a run of that manifest, nothing really started."""
     profile = cProfile.Profile()
     profile.runcall(engine_s, manifest)
-    return sum(found[1] for found in pstats.Stats(profile).stats.values())  # pyright: ignore[reportAttributeAccessIssue]
+    return sum(statistic[1] for statistic in pstats.Stats(profile).stats.values())  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES, ids=[name for name, _ in SHAPES])

@@ -32,8 +32,8 @@ YAML = {
 
 @pytest.mark.parametrize("what", YAML)
 def test_yaml_that_would_fill_the_launcher_is_refused_in_one_line(what: str) -> None:
-    text, said = YAML[what]
-    with pytest.raises(ReadError, match=f"^{said}$"):
+    text, expected_text = YAML[what]
+    with pytest.raises(ReadError, match=f"^{expected_text}$"):
         read_text(text, "f")
 
 
@@ -97,8 +97,8 @@ def test_a_target_that_names_no_task_is_an_error_as_on_argo() -> None:
 
 
 def test_an_exit_hook_whose_arguments_cannot_be_made_ends_its_dag() -> None:
-    told = {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]}
-    task = {"name": "a", "template": "says", "hooks": {"exit": {"template": "ok", "arguments": told}}}
+    arguments = {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]}
+    task = {"name": "a", "template": "says", "hooks": {"exit": {"template": "ok", "arguments": arguments}}}
     ok = {"name": "ok", "inputs": {"parameters": [{"name": "x"}]}, "container": {"image": "i", "command": ["true"]}}
     says = {"name": "says", "script": {"image": "i", "command": ["sh"], "source": "echo"}}
     engine = Engine(parse(workflow([{"name": "main", "dag": {"tasks": [task]}}, ok, says])), RunCreated(1.0, "w", "u"))
@@ -146,9 +146,9 @@ def test_metadata_that_is_no_mapping_is_refused_in_one_line(
     objects = [workflow([ok], **more), {"kind": "ConfigMap", "metadata": {"name": "m", "labels": ["a"]}, "data": "k"}]
     Path("w.yaml").write_text(yaml.safe_dump_all(objects))
     assert main(["workflow", "run", "w.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert told
+    error_text = capsys.readouterr().err
+    assert "Traceback" not in error_text
+    assert error_text
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

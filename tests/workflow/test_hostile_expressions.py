@@ -19,16 +19,16 @@ from tests.workflow.running import ARGUMENT
 
 def test_what_an_expression_may_cost_does_not_depend_on_what_was_read_before() -> None:
     """Else a log would be folded to another state by the launcher that takes the run up."""
-    left = []
+    meters = []
     for _ in range(2):
         with bounds.use_meter() as meter:
             evaluate("len(filter([1, 2, 3], # > 1)) + 77", {})
-            left.append(meter.left)
-    assert left[0] == left[1] < bounds.EVENT
+            meters.append(meter.left)
+    assert meters[0] == meters[1] < bounds.EVENT
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("sprig.repeat(8000000000, 'a')", "memory budget exceeded"),
         ("repeat('a', 1000001)", "memory budget exceeded"),
@@ -52,10 +52,10 @@ def test_what_an_expression_may_cost_does_not_depend_on_what_was_read_before() -
         ("int('" + "1" * 5000 + "')", "invalid operation: int("),
     ],
 )
-def test_an_expression_that_would_fill_the_launcher_is_an_error(text: str, said: str) -> None:
+def test_an_expression_that_would_fill_the_launcher_is_an_error(text: str, expected_text: str) -> None:
     with pytest.raises(ExpressionError) as error:
         evaluate(text, {}, FUNCTIONS)
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,19 @@ def test_of_all_that_a_pod_prints_the_end_is_kept(kind: str, tmp_path: Path, mon
         "name": "reads", "inputs": {"parameters": [{"name": "x"}]},
         "script": {"image": "i", "command": ["sh"], "source": "printf %s '{{=sprig.trunc(-8, inputs.parameters.x)}}'"},
     }  # fmt: skip
-    given = {"parameters": [{"name": "x", "value": "{{steps.prints.outputs.result}}"}]}
-    steps = [[{"name": "prints", "template": "prints"}], [{"name": "reads", "template": "reads", "arguments": given}]]
+    arguments = {"parameters": [{"name": "x", "value": "{{steps.prints.outputs.result}}"}]}
+    steps = [
+        [{"name": "prints", "template": "prints"}],
+        [{"name": "reads", "template": "reads", "arguments": arguments}],
+    ]
     shut_in = Sandbox() if kind == "in a sandbox" else None
     status = run(tmp_path, workflow([{"name": "main", "steps": steps}, prints, reads]), sandbox=shut_in)
     assert status["phase"] == "Succeeded"
     assert log(tmp_path, "[1].reads") == "athe end"
-    kept = [path for name in ("exit.stdout", "told/stdout") for path in (tmp_path / "runs").glob(f"w/pods/*/{name}")]
-    assert [path.stat().st_size for path in kept] == [RESULT_BYTES]
+    capture_files = [
+        path for name in ("exit.stdout", "told/stdout") for path in (tmp_path / "runs").glob(f"w/pods/*/{name}")
+    ]
+    assert [path.stat().st_size for path in capture_files] == [RESULT_BYTES]
 
 
 def _skip_without_sandbox() -> None:

@@ -64,8 +64,8 @@ def test_pods_get_what_they_need_and_no_token() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_of_ours_gets_the_store(step: Any) -> None:
-    made = step()
-    assert inherited_variables.is_own_step([*made.command, *made.args])
+    template = step()
+    assert inherited_variables.is_own_step([*template.command, *template.args])
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_nobody_else_gets_the_store(command: list[str]) -> None:
 
 
 def test_the_list_is_the_documentation() -> None:
-    told = (ROOT / "docs/pod-isolation.md").read_text()
-    assert told == render(), "run: python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md"
+    page_text = (ROOT / "docs/pod-isolation.md").read_text()
+    assert page_text == render(), "run: python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md"
 
 
 def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +137,11 @@ def test_env_that_is_not_set_is_one_line_and_nothing_has_run(
     monkeypatch.chdir(tmp_path)
     Path("w.yaml").write_text(SEES)
     monkeypatch.setenv("MINE", "x")
-    for name, said in (("NOWHERE", "--env NOWHERE: no such variable is set here\n"),
+    for name, expected_text in (("NOWHERE", "--env NOWHERE: no such variable is set here\n"),
                        ("MINE=secret", "--env MINE: no such variable is set here; it is passed on, not set here: write "
                                        "only its NAME\n")):  # fmt: skip
         assert main(["workflow", "run", "w.yaml", "--env", name]) == 2
-        assert capsys.readouterr().err == f"everstep workflow run: {said}"
+        assert capsys.readouterr().err == f"everstep workflow run: {expected_text}"
     monkeypatch.setenv("EVERSTEP_UNPACKED_BYTES", "much")
     assert main(["workflow", "run", "w.yaml"]) == 2
     assert capsys.readouterr().err.endswith("run: EVERSTEP_UNPACKED_BYTES=much: give a whole number of bytes\n")
@@ -150,11 +150,11 @@ def test_env_that_is_not_set_is_one_line_and_nothing_has_run(
 
 def test_env_is_a_flag_of_every_pipeline_and_refused_where_it_would_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "x")
-    given = Submission(env=("MINE",), store="s3://b/p")
-    given.check("local", "")
-    assert checked_variables(given.env) == ("MINE",)
+    submission = Submission(env=("MINE",), store="s3://b/p")
+    submission.check("local", "")
+    assert checked_variables(submission.env) == ("MINE",)
     with pytest.raises(BadInput, match="--env: only for local runs"):
-        given.check("argo", "ARGO_SERVER")
+        submission.check("argo", "ARGO_SERVER")
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -183,20 +183,20 @@ def test_a_secret_as_a_volume_is_for_nobody_else_to_read_and_goes_with_its_pod(
         os.umask(umask)
     assert status["phase"] == "Succeeded", status
     assert log(tmp_path, "w").split() == ["700"] * 3 + ["400", "400", "444", "hush" * 3]
-    left = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
-    assert sorted(path.name for path in left) == ["beside.json", "w.log"]
+    secret_files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    assert sorted(path.name for path in secret_files) == ["beside.json", "w.log"]
     assert stat.S_IMODE((tmp_path / "runs/w/beside.json").stat().st_mode) == 0o600
 
 
 def test_a_secret_of_a_launcher_that_was_killed_goes_when_the_run_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = tmp_path / "runs/w/pods/nobody-saw-its-end/secrets/a"
-    left.mkdir(parents=True)
-    (left / "password").write_text("hush")
+    secret_folder = tmp_path / "runs/w/pods/nobody-saw-its-end/secrets/a"
+    secret_folder.mkdir(parents=True)
+    (secret_folder / "password").write_text("hush")
     status = ran(tmp_path, monkeypatch, Library(), [{"name": "main", "container": sh("true")}])
     assert status["phase"] == "Succeeded"
-    assert not left.parent.exists()
+    assert not secret_folder.parent.exists()
 
 
 ACTS = "\x1b]0;PWNED\x07\x1b[2Jhello\x1b]52;c;ZXZpbA==\x07 [bold]x[/] \\[/y] \u202eabc \x9b2J"
@@ -205,12 +205,12 @@ SHOWN = r"\x1b]0;PWNED\x07\x1b[2Jhello\x1b]52;c;ZXZpbA==\x07 [bold]x[/] \[/y] \u
 
 @given(some.text())
 def test_nothing_that_acts_is_left_of_a_text(text: str) -> None:
-    shown = as_text(text)
-    assert len(shown.splitlines()) <= 1
-    assert shown.isprintable() or all(one.isprintable() or one == "\t" or ord(one) >= 0xA0 for one in shown)
-    shown.encode()
+    text_shown = as_text(text)
+    assert len(text_shown.splitlines()) <= 1
+    assert text_shown.isprintable() or all(one.isprintable() or one == "\t" or ord(one) >= 0xA0 for one in text_shown)
+    text_shown.encode()
     if text.isascii() and text.isprintable():
-        assert shown == text
+        assert text_shown == text
 
 
 def failed_run(folder: Path) -> Engine:
@@ -253,9 +253,9 @@ def test_what_pods_say_is_text_in_what_the_command_prints(tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     printed = b""
     for words in (["run", "w.yaml"], ["logs", "w"], ["get", "w"]):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *RUN, *words], cwd=tmp_path, env=environment, capture_output=True, check=False
         )
-        printed += done.stdout + done.stderr
+        printed += completed.stdout + completed.stderr
     assert printed.decode().count(SHOWN) == 3
     assert not {b"\x1b", b"\x07"} & {bytes([one]) for one in printed}

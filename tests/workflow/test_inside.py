@@ -20,7 +20,7 @@ PARTS = some.sampled_from(["a", "b", "d", "link", "up", "self", "..", ".", "", "
 NAMES = some.one_of(
     some.lists(PARTS, max_size=8).map("/".join),
     some.text(max_size=30),
-    some.tuples(PARTS, some.sampled_from([9, 400, 2500])).map(lambda told: "/".join([told[0]] * told[1])),
+    some.tuples(PARTS, some.sampled_from([9, 400, 2500])).map(lambda parts: "/".join([parts[0]] * parts[1])),
 )
 
 
@@ -29,13 +29,13 @@ def folder() -> Iterator[Path]:
     """A folder beside others, with links out of it, into it and in a circle."""
     with tempfile.TemporaryDirectory() as place:
         top = Path(place)
-        kept = top / "kept"
-        (kept / "d").mkdir(parents=True)
+        kept_folder = top / "kept"
+        (kept_folder / "d").mkdir(parents=True)
         (top / "other").mkdir()
         for name, target in (("up", ".."), ("link", str(top / "other")), ("self", "self"), ("d/a", "../../other/new"),
                              ("d/b", "../d")):  # fmt: skip
-            (kept / name).symlink_to(target)
-        yield kept
+            (kept_folder / name).symlink_to(target)
+        yield kept_folder
 
 
 def is_refused(folder: Path, name: str) -> bool:
@@ -63,9 +63,11 @@ def test_no_name_leads_out_of_its_folder(folder: Path, name: str) -> None:
         with pytest.raises(BadPathError, match=r"\A.+\Z"):
             resolve_inside(folder, name)
         return
-    found = resolve_inside(folder, name)
-    assert str(found).startswith(f"{os.path.realpath(folder)}/")
-    assert not found.is_symlink() or found == found.parent / found.readlink()  # Only one that leads nowhere is left.
+    target = resolve_inside(folder, name)
+    assert str(target).startswith(f"{os.path.realpath(folder)}/")
+    assert (
+        not target.is_symlink() or target == target.parent / target.readlink()
+    )  # Only one that leads nowhere is left.
 
 
 def world(top: Path) -> dict[str, str]:
@@ -86,11 +88,11 @@ def one_line(act: Callable[[], None]) -> str:
     try:
         act()
     except ArtifactError as error:
-        said = str(error)
+        problem = str(error)
     else:
         return ""
-    assert len(said.splitlines()) == 1
-    return said
+    assert len(problem.splitlines()) == 1
+    return problem
 
 
 @settings(max_examples=60)
@@ -104,18 +106,18 @@ def test_an_artifact_changes_nothing_outside_of_the_repository(name: str, whole_
         (runs / "artifacts" / "a").mkdir(parents=True)
         for link, target in (("link", victim), ("up", ".."), ("self", "self")):
             (runs / "artifacts" / link).symlink_to(target)
-        made = top / "made"
+        source_folder = top / "made"
         if whole_folder:
-            (made / "a").mkdir(parents=True)
-            (made / "a" / "f").write_text("mine")
+            (source_folder / "a").mkdir(parents=True)
+            (source_folder / "a" / "f").write_text("mine")
         else:
-            made.write_text("mine")
+            source_folder.write_text("mine")
         before = world(top)
         entry: dict[str, Any] = {"name": "o", "path": "/tmp/o", "archive": {"none": {}}, "s3": {"key": name}}
-        saved = one_line(lambda: save(made, entry, runs / "artifacts", name, below_volume=False))
+        save_problem = one_line(lambda: save(source_folder, entry, runs / "artifacts", name, below_volume=False))
         assert world(top) == before
         into = top / "artifacts-in" / "artifacts"
-        if not one_line(lambda: load(entry, runs / "artifacts", into, Library())) and not saved:
+        if not one_line(lambda: load(entry, runs / "artifacts", into, Library())) and not save_problem:
             assert (into / "a" / "f" if whole_folder else into).read_text() == "mine"
         assert "kept" not in {path.read_text() for path in into.rglob("*") if path.is_file()}
 
@@ -222,8 +224,8 @@ def test_claims_of_the_workflow_s_own_are_removed_from_no_other_folder(
     (tmp_path / "a" / "b").mkdir(parents=True)
     victim.mkdir()
     (tmp_path / "a/b/runs/w/claims/w-x").mkdir(parents=True)  # With it, the path of the name would be one.
-    wanted = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    template = {"metadata": {"name": "x/../../../../../../victim"}, "spec": wanted}
+    claim_spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    template = {"metadata": {"name": "x/../../../../../../victim"}, "spec": claim_spec}
     main = {"name": "main", "container": sh("true")}
     ran(tmp_path / "a" / "b", monkeypatch, Library(), [main], volumeClaimTemplates=[template])
     assert victim.exists()

@@ -51,8 +51,8 @@ def run(python: Path, folder: Path, program: str, *flags: str) -> str:
     (folder / "w.yaml").write_text(WHICH.replace("COMMAND", command).replace("PROGRAM", text))
     words = [str(python), "-m", "everstep", "workflow", "run", "w.yaml", *flags]
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    completed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     status = json.loads((folder / "runs/w/workflow.json").read_text())["status"]
     return next(iter(status["nodes"].values()))["outputs"]["parameters"][0]["value"]
 
@@ -79,6 +79,6 @@ def test_a_python_of_another_name_alone_is_the_pods_python(tmp_path: Path) -> No
 def test_no_whole_private_folder_is_kept_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/", "/tmp", "/var/tmp"])
     monkeypatch.setattr(sys, "executable", "/bin/sh")
-    kept = interpreter.interpreter_paths(["/tmp", "/home"])
-    assert "/var/tmp" in kept
-    assert not {"/", "/tmp"} & set(kept)
+    paths = interpreter.interpreter_paths(["/tmp", "/home"])
+    assert "/var/tmp" in paths
+    assert not {"/", "/tmp"} & set(paths)

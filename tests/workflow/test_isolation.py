@@ -176,8 +176,8 @@ def test_a_folder_to_begin_in_that_the_machine_has_not_is_the_pod_s(
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Of this machine's /tmp."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="everstep-test-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="everstep-test-") as folder_name:
+        yield Path(folder_name)
 
 
 @PRIVATE
@@ -187,10 +187,10 @@ def test_a_folder_of_tmp_that_a_pod_is_told_of_is_there_whole_and_no_other(folde
     with tempfile.TemporaryDirectory(dir="/tmp") as other:
         status = run(tmp_path, workflow([{"name": "pod", "container": sh(f"sh {folder}/script.sh")}]))
         assert status["phase"] == "Succeeded", log(tmp_path, "w")
-        told = log(tmp_path, "w").splitlines()
-        assert Path(other).name not in told
-    assert told[0] == "beside it"
-    assert folder.name in told
+        log_lines = log(tmp_path, "w").splitlines()
+        assert Path(other).name not in log_lines
+    assert log_lines[0] == "beside it"
+    assert folder.name in log_lines
     assert (folder / "made").read_text() == "more\n"
 
 
@@ -202,9 +202,9 @@ def test_in_a_folder_of_tmp_that_is_another_users_a_pod_reads_and_does_not_write
     os.chown(folder, 12345, 12345)
     status = run(tmp_path, workflow([{"name": "pod", "container": sh(f"sh {folder}/script.sh")}]))
     assert status["phase"] == "Failed"
-    told = log(tmp_path, "w")
-    assert told.startswith("told\n")
-    assert "Read-only file system" in told
+    log_text = log(tmp_path, "w")
+    assert log_text.startswith("told\n")
+    assert "Read-only file system" in log_text
     assert not (folder / "made").exists()
 
 
@@ -218,5 +218,5 @@ NOT_MEANT = ["/varAT", "$HOMEAT", "${HOME}AT", "..AT", "~AT", "AT-other/x", "htt
 def test_a_folder_of_tmp_is_meant_where_it_is_named_and_not_where_a_path_has_such_a_part(
     word: str, folder: Path, tmp_path: Path
 ) -> None:
-    plan = isolation.plan_root(tmp_path / "root", [], {}, [word.replace("AT", str(folder))], [])
+    plan = isolation.plan_root(tmp_path / "root", isolation.PodPaths([], {}, [word.replace("AT", str(folder))]), [])
     assert (str(folder) in plan.binds) is (word in MEANT)

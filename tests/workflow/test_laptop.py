@@ -29,10 +29,10 @@ class Guarded(http.server.BaseHTTPRequestHandler):
     kept: dict[str, bytes]
 
     def _known(self) -> bool:
-        known = self.headers.get("Authorization") == f"Basic {base64.b64encode(b'ann:sesame').decode()}"
-        if not known:
+        is_authorized = self.headers.get("Authorization") == f"Basic {base64.b64encode(b'ann:sesame').decode()}"
+        if not is_authorized:
             self.send_error(401)
-        return known
+        return is_authorized
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -52,7 +52,7 @@ class Guarded(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def guarded() -> Iterator[str]:
+def guarded_server() -> Iterator[str]:
     """The address of such a server."""
     handler = type("Handler", (Guarded,), {"kept": {}})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -144,10 +144,10 @@ def test_http_artifacts_are_put_and_got_with_a_password(
     guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = {"url": f"{guarded}/file", "auth": {"basicAuth": BASIC}}
-    given = {"name": "in", "from": "{{steps.make.outputs.artifacts.out}}"}
+    artifact = {"name": "in", "from": "{{steps.make.outputs.artifacts.out}}"}
     templates = [
         {"name": "main", "steps": [[{"name": "make", "template": "make"}],
-                                   [{"name": "use", "template": "use", "arguments": {"artifacts": [given]}}]]},
+                                   [{"name": "use", "template": "use", "arguments": {"artifacts": [artifact]}}]]},
         {"name": "make", "container": sh("echo hello > /tmp/out"),
          "outputs": {"artifacts": [{"name": "out", "path": "/tmp/out", "http": at, "archive": {"none": {}}}]}},
         {"name": "use", "inputs": {"artifacts": [{"name": "in", "path": "/tmp/in"}]}, "container": sh("cat /tmp/in")},
@@ -171,13 +171,13 @@ def test_a_pod_is_told_of_itself_and_tells_how_far_it_is(tmp_path: Path, monkeyp
     env = [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
            {"name": "LIMIT", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
            ]  # fmt: skip
-    shown = [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+    downward_items = [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
              {"path": "cpu", "resourceFieldRef": {"containerName": "main", "resource": "limits.cpu"}}]  # fmt: skip
     (tmp_path / "host" / "w").mkdir(parents=True)
     (tmp_path / "host" / "w" / "there").touch()
     main = {
         "name": "main", "metadata": {"labels": {"team": "blue"}},
-        "volumes": [{"name": "info", "downwardAPI": {"items": shown}}, {"name": "data", "ephemeral": {}},
+        "volumes": [{"name": "info", "downwardAPI": {"items": downward_items}}, {"name": "data", "ephemeral": {}},
                     {"name": "host", "hostPath": {"path": str(tmp_path / "host")}}],
         "container": sh(FACTS, env=env, resources={"limits": {"memory": "64Mi", "cpu": "1500m"}}, volumeMounts=[
             {"name": "info", "mountPath": "/info"}, {"name": "data", "mountPath": "/data"},
@@ -209,8 +209,8 @@ def test_a_data_template_lists_the_paths_of_artifacts(tmp_path: Path, monkeypatc
     ]  # fmt: skip
     status = ran(tmp_path, monkeypatch, Library(), templates)
     assert status["phase"] == "Succeeded", status
-    said = sorted(path.read_text().rpartition("/")[2] for path in (tmp_path / "runs/w/logs").glob("see*"))
-    assert said == ["a.txt\n", "b.txt\n"]
+    log_texts = sorted(path.read_text().rpartition("/")[2] for path in (tmp_path / "runs/w/logs").glob("see*"))
+    assert log_texts == ["a.txt\n", "b.txt\n"]
 
 
 def test_without_namespaces_it_is_said_once(
@@ -224,11 +224,15 @@ def test_without_namespaces_it_is_said_once(
     }
     out = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/everstep-out/x"}}]}
     text = "echo yes > /tmp/everstep-out/x; cat /tmp/everstep-out/x"
-    made: dict[str, Any] = {"name": "a", "outputs": out, "container": sh(text)}
+    artifact_template: dict[str, Any] = {"name": "a", "outputs": out, "container": sh(text)}
     script = {"name": "script", "outputs": out, "script": {"image": "i", "command": ["sh"], "source": text}}
-    beside = {**made, "name": "beside", "initContainers": [sh("echo > /tmp/everstep-out/y", name="before")]}
+    beside = {
+        **artifact_template,
+        "name": "beside",
+        "initContainers": [sh("echo > /tmp/everstep-out/y", name="before")],
+    }
     twice["steps"] += [[{"name": "c", "template": "script"}], [{"name": "d", "template": "beside"}]]
-    status = ran(tmp_path, monkeypatch, Library(), [twice, made, script, beside])
+    status = ran(tmp_path, monkeypatch, Library(), [twice, artifact_template, script, beside])
     assert status["phase"] == "Succeeded", status
     assert capsys.readouterr().err.count("has no namespaces") == 1
     assert not Path("/tmp/everstep-out").exists()

@@ -228,9 +228,9 @@ def test_a_name_that_nothing_defines_in_a_script_is_a_warning(case: str) -> None
         {"name": "main", "steps": [[{"name": "a", "template": "script"}, {"name": "b", "template": "container"}]]},
         {"name": "script", "script": script}, {"name": "container", "container": container},
     ], arguments={"parameters": [{"name": "code", "value": ""}]})  # fmt: skip
-    found = [one for one in findings(Document(manifest, "w.yaml"), Library()) if one.code == "script"]
-    assert [one.error for one in found] == [False] * 2 * len(expected)
-    assert [one.message.partition(" is read")[0] for one in found] == expected * 2
+    warnings = [one for one in findings(Document(manifest, "w.yaml"), Library()) if one.code == "script"]
+    assert [one.error for one in warnings] == [False] * 2 * len(expected)
+    assert [one.message.partition(" is read")[0] for one in warnings] == expected * 2
 
 
 def test_the_scripts_of_the_recorded_manifests_have_no_undefined_name() -> None:

@@ -61,21 +61,21 @@ def test_a_resumed_run_makes_again_what_its_store_has_lost_and_nothing_else(tmp_
     assert run(tmp_path, source)["phase"] == "Succeeded"
     assert run(tmp_path, source)["phase"] == "Succeeded"
     assert ran(tmp_path) == ["make", "other", "use"]
-    for lost in (tmp_path / "store/data/x/bin", tmp_path / "store"):
-        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    for lost_path in (tmp_path / "store/data/x/bin", tmp_path / "store"):
+        shutil.rmtree(lost_path) if lost_path.is_dir() else lost_path.unlink()
         (tmp_path / "ran").unlink()
         assert run(tmp_path, source)["phase"] == "Succeeded"
         assert ran(tmp_path) == ["make", "use"]
 
 
 def test_an_artifact_that_is_gone_is_made_again(tmp_path: Path) -> None:
-    kept = {"name": "kept", "path": "/tmp/kept", "archive": {"none": {}}}
+    kept_artifact = {"name": "kept", "path": "/tmp/kept", "archive": {"none": {}}}
     tasks = [{"name": "a", "template": "a"}, {"name": "b", "template": "b", "depends": "a", "arguments": {"artifacts": [
         {"name": "kept", "from": "{{tasks.a.outputs.artifacts.kept}}"}]}}]  # fmt: skip
     source = workflow([
         {"name": "main", "dag": {"tasks": tasks}},
-        {"name": "a", "container": sh("echo a >> ran; echo $$ > /tmp/kept"), "outputs": {"artifacts": [kept]}},
-        {"name": "b", "inputs": {"artifacts": [kept]},
+        {"name": "a", "container": sh("echo a >> ran; echo $$ > /tmp/kept"), "outputs": {"artifacts": [kept_artifact]}},
+        {"name": "b", "inputs": {"artifacts": [kept_artifact]},
          "container": sh("echo b >> ran; test -e again && cat /tmp/kept")},
     ])  # fmt: skip
     assert run(tmp_path, source)["phase"] == "Failed"

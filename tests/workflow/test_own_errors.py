@@ -25,13 +25,13 @@ def test_a_step_that_is_not_tried_again_shows_its_own_error(
     step = {"name": "main", "retryStrategy": STRATEGIES[reason], "container": sh("echo no such corpus >&2; exit 3")}
     (tmp_path / "w.yaml").write_text(json.dumps(workflow([step])))
     assert main(["workflow", "run", "w.yaml"]) == 1
-    shown = capsys.readouterr().err
-    assert "main: Error (exit code 3): no such corpus" in shown
-    assert shown.endswith("Failed  main: Error (exit code 3)\n")
+    error_text = capsys.readouterr().err
+    assert "main: Error (exit code 3): no such corpus" in error_text
+    assert error_text.endswith("Failed  main: Error (exit code 3)\n")
     for verb in (["get", "w"], ["list"]):
         assert main(["workflow", *verb]) == 0
-        shown += capsys.readouterr().out
-    assert reason not in shown
+        error_text += capsys.readouterr().out
+    assert reason not in error_text
     status = json.loads((tmp_path / "runs/w/workflow.json").read_text())["status"]
     assert status["message"] == reason, "the status has Argo's own text"
 

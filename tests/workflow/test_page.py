@@ -30,19 +30,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lines(block: str) -> list[tuple[str, str]]:
     """(command, what the comment says) of each line."""
-    return [(command.strip(), said.strip()) for command, _, said in (one.partition("#") for one in block.splitlines())]
+    return [
+        (command.strip(), comment.strip()) for command, _, comment in (one.partition("#") for one in block.splitlines())
+    ]
 
 
-def pasted(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def paste(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A line in a shell."""
     return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_each_line_does_what_its_comment_shows(folder: Path) -> None:
-    for command, said in lines(PASTED):
-        done = pasted(command, folder)
-        assert done.returncode == 0, (command, done.stderr)
-        assert said in done.stdout + done.stderr, (command, done.stdout, done.stderr)
+    for command, comment in lines(PASTED):
+        completed = paste(command, folder)
+        assert completed.returncode == 0, (command, completed.stderr)
+        assert comment in completed.stdout + completed.stderr, (command, completed.stdout, completed.stderr)
 
 
 def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
     (folder / "hello.yaml").write_text(YAML.replace("command: [echo,", 'command: [sh, -c, "test -e go || sleep 600",'))
 
     def assert_shown(word: str) -> None:
-        assert word in pasted("everstep workflow get w", folder).stdout
+        assert word in paste("everstep workflow get w", folder).stdout
 
     def wait_for_starts(times: int) -> None:
         log = folder / "runs/w/events.jsonl"
@@ -61,13 +63,13 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
         "exec everstep workflow run hello.yaml --name w --work-dir .", shell=True, cwd=folder
     ) as launcher:
         wait_for_starts(1)
-        assert pasted(verbs["stop"], folder).returncode == 0
+        assert paste(verbs["stop"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     assert_shown("Failed")
     with subprocess.Popen(f"exec {verbs['retry']}", shell=True, cwd=folder) as launcher:
         wait_for_starts(2)
-        assert pasted(verbs["terminate"], folder).returncode == 0
+        assert paste(verbs["terminate"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     (folder / "go").touch()
-    assert pasted(verbs["resume"], folder).returncode == 0
+    assert paste(verbs["resume"], folder).returncode == 0
     assert_shown("Succeeded")

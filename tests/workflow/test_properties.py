@@ -46,13 +46,13 @@ def model(depends: Mapping[str, str], ends: Mapping[str, str]) -> dict[str, str]
 
         def holds(match: re.Match[str]) -> str:
             state = STATES[phases[match[1]]]
-            wanted = [match[2]] if match[2] else ["Succeeded", "Skipped", "Daemoned"]
-            return str(state in wanted)
+            states = [match[2]] if match[2] else ["Succeeded", "Skipped", "Daemoned"]
+            return str(state in states)
 
-        written = (
+        expression = (
             re.sub(r"(t\d)(?:\.(\w+))?", holds, text).replace("&&", "and").replace("||", "or").replace("!", "not ")
         )
-        phases[name] = ends[name] if not text or eval(written) else "Omitted"
+        phases[name] = ends[name] if not text or eval(expression) else "Omitted"
     return phases
 
 

@@ -54,8 +54,8 @@ class AtOnce:
 
 def test_the_executor_runs_with_any_runner(tmp_path: Path) -> None:
     runner = AtOnce()
-    ended = asyncio.run(execute(SOURCE, RunOptions("w", tmp_path), runner=runner))
-    assert (ended.phase, len(runner.ran), runner.closed) == ("Succeeded", 2, True)
+    finished_run = asyncio.run(execute(SOURCE, RunOptions("w", tmp_path), runner=runner))
+    assert (finished_run.phase, len(runner.ran), runner.closed) == ("Succeeded", 2, True)
 
 
 MANY = 400
@@ -98,8 +98,8 @@ class Counting(AtOnce):
 def test_a_stop_is_seen_before_all_that_is_ready_has_been_started(tmp_path: Path) -> None:
     runner = Counting(lambda own: os.kill(os.getpid(), signal.SIGTERM) if len(own.ran) == 2 * STARTS_AT_ONCE else None)
     stopped = (signal.SIGTERM,)
-    ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), stopped, runner))
-    assert (ended.phase, ended.message) == ("Failed", "Stopped with strategy 'Stop'")
+    finished_run = asyncio.run(execute(many(), RunOptions("w", tmp_path), stopped, runner))
+    assert (finished_run.phase, finished_run.message) == ("Failed", "Stopped with strategy 'Stop'")
     assert 2 * STARTS_AT_ONCE <= len(runner.ran) <= 4 * STARTS_AT_ONCE
 
 
@@ -116,8 +116,8 @@ def test_a_deadline_is_seen_before_all_that_is_ready_has_been_started(
         passed[0] += 60.0
 
     runner = Counting(a_minute)
-    ended = asyncio.run(execute(many(activeDeadlineSeconds=150), RunOptions("w", tmp_path), runner=runner))
-    assert ended.phase == "Failed"
+    finished_run = asyncio.run(execute(many(activeDeadlineSeconds=150), RunOptions("w", tmp_path), runner=runner))
+    assert finished_run.phase == "Failed"
     assert len(runner.ran) == 3 * STARTS_AT_ONCE
 
 
@@ -127,24 +127,24 @@ def test_no_more_pods_run_at_once_than_a_node_of_kubernetes_has(tmp_path: Path) 
             asyncio.get_running_loop().call_soon(own.release.set)
 
     runner = Counting(when_full)
-    ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), runner=runner))
-    assert (ended.phase, len(runner.ran), runner.most) == ("Succeeded", MANY, MAX_PODS)
+    finished_run = asyncio.run(execute(many(), RunOptions("w", tmp_path), runner=runner))
+    assert (finished_run.phase, len(runner.ran), runner.most) == ("Succeeded", MANY, MAX_PODS)
 
 
 def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:
     """The next descriptor has the number of the one given up; once the loop took it for that, and saw no end."""
 
-    gone = ProcessRunner().wait_until_gone
+    wait_until_gone = ProcessRunner().wait_until_gone
 
     async def watch(other: int, process: subprocess.Popen[bytes]) -> None:
         descriptor = os.dup(0)
         os.close(descriptor)
-        given_up = asyncio.create_task(gone(other, start_time(other) or 0))
+        given_up = asyncio.create_task(wait_until_gone(other, start_time(other) or 0))
         await asyncio.sleep(0)
         given_up.cancel()
         with suppress(asyncio.CancelledError):
             await given_up
-        watched = asyncio.create_task(gone(process.pid, start_time(process.pid) or 0))
+        watched = asyncio.create_task(wait_until_gone(process.pid, start_time(process.pid) or 0))
         await asyncio.sleep(0)
         assert os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[pidfd]"
         process.kill()

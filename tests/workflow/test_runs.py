@@ -103,12 +103,12 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         log.write_text(f"from {name}\n")
         own |= {"podName": pod(name, template), "log": str(log)}
     (folder / "workflow.json").write_text(json.dumps(workflow))
-    said = [f"{pod(name, template)}: from {name}" for name, template in names.items()]
-    assert list(log_lines(folder, "", follow=True)) == said
+    lines_told = [f"{pod(name, template)}: from {name}" for name, template in names.items()]
+    assert list(log_lines(folder, "", follow=True)) == lines_told
     assert (
         list(log_lines(folder, "c", follow=False))
         == list(log_lines(folder, pod("w[1].c(0)", "hear"), False))
-        == said[1:]
+        == lines_told[1:]
     )
     with pytest.raises(BadInput, match="no step begins with 'z'"):
         list(log_lines(folder, "z", follow=False))

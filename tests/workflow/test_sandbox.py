@@ -160,11 +160,13 @@ def test_a_run_stays_in_its_sandbox(
 
 def _commands() -> str:
     """Of all processes of this machine that this user may see."""
-    found = []
+    command_lines = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                found.append(Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                command_lines.append(
+                    Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
-    return "\n".join(found)
+    return "\n".join(command_lines)

@@ -137,10 +137,10 @@ def test_artifacts_go_through_the_bucket_that_the_repository_names(
         {"kind": "Secret", "metadata": {"name": "minio"},
          "stringData": {"user": minio.access_key, "password": minio.secret_key}},
     ])  # fmt: skip
-    given = {"name": "d", "from": "{{steps.make.outputs.artifacts.d}}"}
+    artifact = {"name": "d", "from": "{{steps.make.outputs.artifacts.d}}"}
     templates = [
         {"name": "main", "steps": [[{"name": "make", "template": "make"}],
-                                   [{"name": "use", "template": "use", "arguments": {"artifacts": [given]}}]]},
+                                   [{"name": "use", "template": "use", "arguments": {"artifacts": [artifact]}}]]},
         {"name": "make", "outputs": {"artifacts": [{"name": "d", "path": "/tmp/d", **archive}]},
          "container": {"image": "i", "command": ["sh", "-c", "mkdir -p /tmp/d/e; echo hello > /tmp/d/e/f"]}},
         {"name": "use", "inputs": {"artifacts": [{"name": "d", "path": "/tmp/in"}]},
@@ -156,11 +156,12 @@ def test_a_result_of_steps_in_steps_is_read(tmp_path: Path, monkeypatch: pytest.
     def steps(name: str, *inside: Any) -> dict[str, Any]:
         return {"name": name, "steps": [[one] for one in inside]}
 
-    told = {"parameters": [{"name": "x", "value": "{{steps.say.outputs.result}}"}]}
+    arguments = {"parameters": [{"name": "x", "value": "{{steps.say.outputs.result}}"}]}
     templates = [
         steps("main", {"name": "in", "template": "middle"}),
         steps("middle", {"name": "in", "template": "inner"}),
-        steps("inner", {"name": "say", "template": "say"}, {"name": "hear", "template": "hear", "arguments": told}),
+        steps("inner", {"name": "say", "template": "say"}, {"name": "hear", "template": "hear",
+              "arguments": arguments}),
         {"name": "say", "container": {"image": "i", "command": ["echo", "yes"]}},
         {"name": "hear", "inputs": {"parameters": [{"name": "x"}]},
          "container": {"image": "i", "command": ["test", "{{inputs.parameters.x}}", "=", "yes"]}},
@@ -202,13 +203,13 @@ def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
     keys = {"accessKeySecret": {"name": "s", "key": "token"}, "secretKeySecret": {"name": "s", "key": "token"}}
     at = {**keys, "endpoint": "minio:9000", "bucket": "b", "sessionTokenSecret": {"name": "s", "key": "token"},
           "caSecret": {"name": "s", "key": "ca"}}  # fmt: skip
-    told = Repository(tmp_path / "artifacts", Library.from_objects([secret])).store_environment(at)
-    assert (told["MINIO_ENDPOINT"], told["AWS_SESSION_TOKEN"]) == ("https://minio:9000", "t")
-    assert Path(told["AWS_CA_BUNDLE"]).read_text() == "-----BEGIN"
+    variables = Repository(tmp_path / "artifacts", Library.from_objects([secret])).store_environment(at)
+    assert (variables["MINIO_ENDPOINT"], variables["AWS_SESSION_TOKEN"]) == ("https://minio:9000", "t")
+    assert Path(variables["AWS_CA_BUNDLE"]).read_text() == "-----BEGIN"
 
 
 @pytest.mark.parametrize(
-    ("mine", "asked", "keys", "goes"),
+    ("mine", "endpoint_fields", "keys", "goes"),
     [
         ("http://mine:9000", {"endpoint": "mine:9000", "insecure": True}, 0, True),
         ("http://mine:9000/", {"endpoint": "MINE:9000", "insecure": True}, 0, True),
@@ -222,19 +223,21 @@ def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
     ],
 )
 def test_keys_go_only_to_the_endpoint_that_they_were_given_for(
-    mine: str, asked: dict[str, Any], keys: int, goes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mine: str, endpoint_fields: dict[str, Any], keys: int, goes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MINIO_ENDPOINT": mine, "AWS_ACCESS_KEY_ID": "my id", "AWS_SECRET_ACCESS_KEY": "my key",
                         "AWS_SESSION_TOKEN": "my token", "AWS_ENDPOINT_URL": ""}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "theirs", "b": "theirs"}}
     own = {"accessKeySecret": {"name": "s", "key": "a"}, "secretKeySecret": {"name": "s", "key": "b"}}
-    at = {"bucket": "b", **asked, **dict(list(own.items())[:keys])}
+    at = {"bucket": "b", **endpoint_fields, **dict(list(own.items())[:keys])}
     repository = Repository(tmp_path, Library.from_objects([secret]))
     if not goes:
         with pytest.raises(StoreError, match="give it accessKeySecret and secretKeySecret"):
             repository.store_environment(at)
         return
-    told = repository.store_environment(at)
-    given = [told.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
-    assert given == (["theirs", "theirs", None] if keys else ["my id", "my key", "my token"])
+    variables = repository.store_environment(at)
+    keys_in_environment = [
+        variables.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    ]
+    assert keys_in_environment == (["theirs", "theirs", None] if keys else ["my id", "my key", "my token"])

@@ -87,7 +87,7 @@ def wire() -> Iterator[Wire]:
     server.close()
 
 
-def got(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+def fetch_artifact(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
     """The status of a run that asks there for an artifact; its exit handler has run."""
     artifact = {"name": "a", "path": "/tmp/in", "http": {"url": url, **more}}
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
@@ -117,9 +117,9 @@ SAID = {
 def test_an_artifact_that_does_not_come_whole_ends_the_step_in_one_line(
     path: str, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = got(f"{wire.url}{path}", tmp_path, monkeypatch)
-    said = f"init: Error (exit code 64): artifact a failed to load: {SAID[path]}"
-    assert (status["phase"], status["message"]) == ("Error", said.replace("URL", f"{wire.url}{path}"))
+    status = fetch_artifact(f"{wire.url}{path}", tmp_path, monkeypatch)
+    message = f"init: Error (exit code 64): artifact a failed to load: {SAID[path]}"
+    assert (status["phase"], status["message"]) == ("Error", message.replace("URL", f"{wire.url}{path}"))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_an_artifact_that_does_not_come_whole_ends_the_step_in_one_line(
 )
 def test_only_addresses_of_the_web_are_asked(url: str, tmp_path: Path) -> None:
     with pytest.raises(remote.RemoteError, match=r"\AGet .+\Z"):
-        remote.download({"url": url}, Library(), tmp_path / "got")
-    assert not (tmp_path / "got").exists()
+        remote.download({"url": url}, Library(), tmp_path / "fetch_artifact")
+    assert not (tmp_path / "fetch_artifact").exists()
 
 
 class Drops:
@@ -191,8 +191,8 @@ def test_a_deadline_ends_an_artifact_that_comes_drop_by_drop(
     artifact = {"name": "a", "path": "/tmp/in", "http": {"url": drops.url}}
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("true"), "activeDeadlineSeconds": 1}
     status = ran(tmp_path, monkeypatch, Library(), [main])
-    said = "Pod was active on the node longer than the specified deadline"
-    assert (status["phase"], status["message"]) == ("Failed", said)
+    message = "Pod was active on the node longer than the specified deadline"
+    assert (status["phase"], status["message"]) == ("Failed", message)
 
 
 def test_an_answer_that_comes_too_slowly_is_none(drops: Drops, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_an_artifact_takes_at_most_half_of_what_is_left_on_the_disk(
     wire.answers["/untold"] = b"HTTP/1.1 200 OK\r\n\r\n" + body
     for path in ("/told", "/untold"):
         with pytest.raises(remote.RemoteError, match="larger than 50000 bytes, half of what is left"):
-            remote.download({"url": f"{wire.url}{path}"}, Library(), tmp_path / "got")
+            remote.download({"url": f"{wire.url}{path}"}, Library(), tmp_path / "fetch_artifact")
 
 
 TOKENS = {
@@ -235,12 +235,14 @@ TOKENS = {
 def test_a_token_that_does_not_come_ends_the_step_in_one_line(path: str, wire: Wire, tmp_path: Path) -> None:
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"url": f"{wire.url}{path}", "id": "a"}}
     oauth2 = {"tokenURLSecret": {"name": "s", "key": "url"}, "clientIDSecret": {"name": "s", "key": "id"}}
-    with pytest.raises(remote.RemoteError) as told:
+    with pytest.raises(remote.RemoteError) as raised:
         remote.download(
-            {"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}}, Library.from_objects([secret]), tmp_path / "got"
+            {"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}},
+            Library.from_objects([secret]),
+            tmp_path / "fetch_artifact",
         )
-    assert str(told.value).startswith(TOKENS[path])
-    assert len(str(told.value).splitlines()) == 1
+    assert str(raised.value).startswith(TOKENS[path])
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +253,7 @@ def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatc
     headers = [{"name": "X-Api-Key", "value": "sk-123"}]
     for path in ("/stay", "/go"):
         at = {"url": f"{same.url}{path}", "auth": {"basicAuth": BASIC}, "headers": headers}
-        remote.download(at, Library.from_objects([SECRET]), tmp_path / "got")
+        remote.download(at, Library.from_objects([SECRET]), tmp_path / "fetch_artifact")
     answered = web.Request(f"{same.url}/go", headers=[("Authorization", "Bearer x"), ("X-Api-Key", "sk-123")])
     with web.open_request(answered) as answer:
         assert answer.body(10) == b"ok"
@@ -279,8 +281,8 @@ def test_an_http_template_is_refused_other_schemes_and_ends_in_error(
     bye = {"name": "bye", "container": sh("echo bye")}
     main = {"name": "main", "http": {"url": "file:///etc/hostname"}}
     status = ran(tmp_path, monkeypatch, Library(), [main, bye], onExit="bye")
-    said = 'Get "file:///etc/hostname": unsupported protocol scheme "file"'
-    assert (status["phase"], status["message"]) == ("Error", said)
+    message = 'Get "file:///etc/hostname": unsupported protocol scheme "file"'
+    assert (status["phase"], status["message"]) == ("Error", message)
     assert log(tmp_path, "onExit") == "bye\n"
 
 
@@ -318,7 +320,7 @@ def test_any_answer_is_a_file_or_one_line(wire: Wire, answer: bytes) -> None:
         with web.open_request(web.Request(f"{wire.url}/any")) as came:
             came.body(1000)
     except web.WebError as error:
-        said = str(error)
+        problem = str(error)
     else:
-        said = "whole"
-    assert len(said.splitlines()) == 1
+        problem = "whole"
+    assert len(problem.splitlines()) == 1

@@ -36,7 +36,9 @@ class LiveRanks:
         paces = [pace(earlier[rank], board, seconds) for rank, board in boards.items()]
         slow = {one.rank for one in slow_ranks(paces)}
         rows = [
-            self._row(workers[one.rank], one.iterations / seconds, one.waited if one.iteration_s else None, one.rank in slow)
+            self._row(
+                workers[one.rank], one.iterations / seconds, one.waited if one.iteration_s else None, one.rank in slow
+            )
             for one in paces
         ]
         return {"ranks": rows, "slow": sentence(paces)}

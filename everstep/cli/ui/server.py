@@ -106,13 +106,13 @@ def _guard(gate: TokenGate, port: int) -> Any:
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        known = gate.admits(request)
+        is_admitted = gate.admits(request)
         origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
         if host not in hosts:
             answer: web.StreamResponse = _error(403, "this server is 127.0.0.1 or localhost, and nobody else")
         elif origin is not None and origin != f"http://{host}":
             answer = _error(403, "another site's page may not ask this server")
-        elif request.path.startswith("/api/") and not known:
+        elif request.path.startswith("/api/") and not is_admitted:
             answer = _error(401, "the token is missing: open the address that `everstep ui` printed")
         else:
             try:
@@ -123,7 +123,7 @@ def _guard(gate: TokenGate, port: int) -> Any:
                 answer = _error(400, str(error))
         if not answer.prepared:
             answer.headers.update(HEADERS)
-            if not known:
+            if not is_admitted:
                 answer.force_close()
         return answer
 
@@ -153,22 +153,22 @@ class Page:
         return stream
 
     async def _send_list(self, send: Send, source: Source) -> None:
-        shown: dict[str, Entry] | None = None
+        last_sent: dict[str, Entry] | None = None
         trouble = ""
         while True:
             began = time.monotonic()
             try:
                 entries, error = await asyncio.to_thread(source.entries), ""
             except (BadInput, OSError) as problem:
-                entries, error = shown or {}, str(problem)
+                entries, error = last_sent or {}, str(problem)
             if error != trouble:
                 await send("trouble", {"place": source.place, "text": error})
                 trouble = error
-            changed = [one for name, one in entries.items() if shown is None or shown.get(name) != one]
-            gone = [name for name in shown or () if name not in entries]
-            if shown is None or changed or gone:
-                await send("runs", {"place": source.place, "changed": changed, "gone": gone})
-            shown = entries
+            changed = [one for name, one in entries.items() if last_sent is None or last_sent.get(name) != one]
+            gone_names = [name for name in last_sent or () if name not in entries]
+            if last_sent is None or changed or gone_names:
+                await send("runs", {"place": source.place, "changed": changed, "gone": gone_names})
+            last_sent = entries
             await asyncio.sleep(_pause(source, began))
 
     async def get_run(self, request: web.Request) -> web.StreamResponse:
@@ -187,7 +187,7 @@ class Page:
         return stream
 
     async def _send_run(self, send: Send, source: Source, name: str, jobs: dict[str, LiveRanks]) -> None:
-        shown: object = None
+        last_sent: object = None
         while True:
             began = time.monotonic()
             try:
@@ -198,28 +198,28 @@ class Page:
             else:
                 for job in data["jobs"]:
                     jobs.setdefault(job["name"], LiveRanks(job["job"]))
-                if data != shown:
-                    shown = data
+                if data != last_sent:
+                    last_sent = data
                     await send("run", data)
             await asyncio.sleep(_pause(source, began))
 
     async def _send_ranks(self, send: Send, jobs: dict[str, LiveRanks]) -> None:
-        shown: object = None
+        last_sent: object = None
         while True:
             looks = {name: await asyncio.to_thread(one.look) for name, one in list(jobs.items())}
-            if looks != shown:
-                shown = looks
+            if looks != last_sent:
+                last_sent = looks
                 await send("ranks", looks)
             await asyncio.sleep(EVERY_S)
 
     async def _send_logs(self, send: Send, source: Source, name: str) -> None:
-        shown: object = None
+        last_sent: object = None
         while True:
             began = time.monotonic()
             with suppress(BadInput):
                 logs = await asyncio.to_thread(source.logs, name)
-                if set(logs) != shown:
-                    shown = set(logs)
+                if set(logs) != last_sent:
+                    last_sent = set(logs)
                     await send("logs", logs)
             await asyncio.sleep(_pause(source, began))
 

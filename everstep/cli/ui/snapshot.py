@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from everstep.cli.ui.sources import Opened
+from everstep.cli.ui.sources import OpenedRun
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
 from everstep.runtime.report import facts, flow
@@ -24,7 +24,7 @@ _COLOURS = {activity: number for number, activity in enumerate(Activity)}
 MOST_COMMITS = 40
 
 
-def snapshot(opened: Opened, now: float) -> dict[str, Any]:
+def snapshot(opened: OpenedRun, now: float) -> dict[str, Any]:
     """The run as of `now` (Unix seconds)."""
     run, entry = opened.run, opened.entry
     steps = flow.steps(run, now)
@@ -66,7 +66,7 @@ def _drawing(steps: list[flow.Step], *, across: bool) -> dict[str, Any]:
     return {**size, "boxes": boxes, "arrows": list(drawn.arrows)}
 
 
-def _job(opened: Opened, job: JobView) -> dict[str, Any]:
+def _job(opened: OpenedRun, job: JobView) -> dict[str, Any]:
     history, span = job.history, job.ledger
     uid = opened.run.uid
     last = history.curve[-1] if history.curve else None
@@ -115,8 +115,8 @@ def _timeline(drawn: Timeline) -> dict[str, Any]:
         }
         for lane in drawn.lanes[:MOST_LANES]
     ]
-    shown = sum(len(lane.nodes) for lane in drawn.lanes[:MOST_LANES])
-    hidden = drawn.hidden + sum(len(lane.nodes) for lane in drawn.lanes) - shown
+    drawn_nodes = sum(len(lane.nodes) for lane in drawn.lanes[:MOST_LANES])
+    hidden = drawn.hidden + sum(len(lane.nodes) for lane in drawn.lanes) - drawn_nodes
     common = {"description": drawn.description, "hidden": hidden, "lanes": lanes}
     return common | {
         "rounds": [asdict(one) for one in drawn.rounds],
@@ -159,17 +159,17 @@ def _points(history: History) -> list[list[float | None]]:
 
 def events(history: History) -> list[dict[str, Any]]:
     """What happened to a job, the newest first."""
-    found = sorted(_events(history), key=lambda one: -float(one["time"]))
-    return found[:MOST_EVENTS]
+    latest = sorted(_events(history), key=lambda one: -float(one["time"]))
+    return latest[:MOST_EVENTS]
 
 
 def _events(history: History) -> Iterator[dict[str, Any]]:
     for number, one in enumerate(history.restarts, 1):
         cost = f"training again after {one.seconds:.1f} s" if one.seconds is not None else "not training again yet"
-        lost = f", {one.lost} iteration{'' if one.lost == 1 else 's'} computed again" if one.lost else ""
+        lost_text = f", {one.lost} iteration{'' if one.lost == 1 else 's'} computed again" if one.lost else ""
         yield {
             "time": one.time, "kind": "fault" if one.node else "change", "text": f"{one.what}: {one.reason}",
-            "more": f"{one.decision}; {cost}{lost}", "error": one.error, "number": number, "node": one.node,
+            "more": f"{one.decision}; {cost}{lost_text}", "error": one.error, "number": number, "node": one.node,
         }  # fmt: skip
     for one in history.rounds:
         count = len(one.nodes)

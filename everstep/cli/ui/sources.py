@@ -11,7 +11,7 @@ import msgspec
 from everstep.cli import cluster_runs, run_views
 from everstep.cli.find_job import store_of
 from everstep.errors import BadInput
-from everstep.runtime.report import Run, read_run
+from everstep.runtime.report import Run, WorkflowFacts, read_run
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.submission import tree
 from everstep.runtime.system.rotate import read_on
@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True):
     title: str = ""
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run with the store that holds its jobs; None: its store cannot be read."""
 
     run: Run
@@ -65,7 +65,7 @@ class Source(Protocol):
         """Where the process that runs it again writes; None: no process of this machine does."""
         ...
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         """All that the run has left until now."""
         ...
 
@@ -90,15 +90,15 @@ class LocalRuns:
         """By run: the version of its file that was read, and what it said."""
 
     def entries(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for folder in self._folders():
             try:
                 entry = self._entry(folder)
             except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 entry = Entry(self.place, folder.name, "Unreadable", 0.0, 0.0, str(error))
-            found[folder.name] = entry
-        self._known = {name: known for name, known in self._known.items() if name in found}
-        return found
+            entries[folder.name] = entry
+        self._known = {name: entries_before for name, entries_before in self._known.items() if name in entries}
+        return entries
 
     def retry_log(self, name: str) -> Path | None:
         return run_views.run_folder(self._runs, name) / "retry.log"
@@ -113,18 +113,18 @@ class LocalRuns:
         path = next(path for file in reversed(run_views.FILES) if (path := folder / file).is_file())
         stat = path.stat()
         version = stat.st_mtime_ns, stat.st_size
-        known = self._known.get(folder.name)
-        if known is None or known[0] != version:
-            known = version, entry_of(self.place, folder.name, run_views.read_workflow(folder))
-            self._known[folder.name] = known
-        entry = known[1]
+        entry_before = self._known.get(folder.name)
+        if entry_before is None or entry_before[0] != version:
+            entry_before = version, entry_of(self.place, folder.name, run_views.read_workflow(folder))
+            self._known[folder.name] = entry_before
+        entry = entry_before[1]
         if entry.phase not in LIVE:
             return entry
         if not _is_run(folder):
             return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry goes on with it")
         return msgspec.structs.replace(entry, line=_last_line(folder, entry.line))
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         folder = run_views.run_folder(self._runs, name)
         entry = self._entry(folder)
         try:
@@ -132,12 +132,12 @@ class LocalRuns:
         except (StopIteration, KeyError, StoreError) as error:
             workflow = run_views.read_workflow(folder)
             note = str(error) if isinstance(error, StoreError) else "Its workflow has no parameter `store`: no jobs."
-            return Opened(Run(name, phase=entry.phase, workflow=workflow, notes=(note,)), None, entry)
+            return OpenedRun(Run(name, phase=entry.phase, workflow=workflow, notes=(note,)), None, entry)
         try:
             run = read_run(store, name, folder=folder)
         except StoreError as error:
             raise BadInput(f"{name}: {error}") from None
-        return Opened(run, store, entry)
+        return OpenedRun(run, store, entry)
 
     def logs(self, name: str) -> list[str]:
         folder = run_views.run_folder(self._runs, name) / "logs"
@@ -186,13 +186,13 @@ class ClusterRuns:
         self.command_flags: Sequence[str] = ("-n", namespace)
 
     def entries(self) -> dict[str, Entry]:
-        found = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
-        return {entry.name: entry for entry in found}
+        entries = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
+        return {entry.name: entry for entry in entries}
 
     def retry_log(self, name: str) -> Path | None:
         return None
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenedRun:
         workflow = cluster_runs.get(self.place, name)
         entry = entry_of(self.place, name, workflow)
         nodes = tree.workflow_nodes(workflow)
@@ -200,13 +200,13 @@ class ClusterRuns:
         plain = Run(name, phase=entry.phase, workflow=workflow)
         try:
             store = open_store(store_of(workflow), read_only=True)
-            run = read_run(store, name, uid=workflow["metadata"]["uid"], phase=entry.phase)
+            run = read_run(store, name, facts=WorkflowFacts(uid=workflow["metadata"]["uid"], phase=entry.phase))
         except (StopIteration, KeyError):
-            return Opened(plain, None, entry)
+            return OpenedRun(plain, None, entry)
         except StoreError as error:
-            return Opened(replace(plain, notes=(str(error),)), None, entry)
+            return OpenedRun(replace(plain, notes=(str(error),)), None, entry)
         notes = tuple(note for note in run.notes if "run folder" not in note)
-        return Opened(replace(run, workflow=workflow, notes=notes), store, entry)
+        return OpenedRun(replace(run, workflow=workflow, notes=notes), store, entry)
 
     def logs(self, name: str) -> list[str]:
         rows = tree.rows(cluster_runs.get(self.place, name))
@@ -215,11 +215,11 @@ class ClusterRuns:
     def follow(self, name: str, log: str) -> Iterator[str]:
         if log not in self.logs(name):
             raise BadInput(f"{name}: no pod {log}")
-        shown = 0
+        lines_printed = 0
         while True:
             lines = cluster_runs.log_of(self.place, name, log)
-            new = lines[max(shown, len(lines) - 1000) :] if len(lines) >= shown else lines[-1000:]
-            shown = len(lines)
+            new = lines[max(lines_printed, len(lines) - 1000) :] if len(lines) >= lines_printed else lines[-1000:]
+            lines_printed = len(lines)
             yield "".join(f"{line}\n" for line in new)
 
 

@@ -8,7 +8,7 @@ from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
-from everstep.runtime.protocol.messages import Framework
+from everstep.runtime.protocol.rounds import Framework
 
 _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
@@ -29,12 +29,12 @@ def read(fields: Fields) -> SourceJob:
     tolerant = fields.take(bool, "spec", "faultTolerant", default=True)
     policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
     policies |= _framework(fields, roles)
-    found = [_role(fields, name) for name in roles]
+    roles_read = [_role(fields, name) for name in roles]
     if not tolerant:
-        found = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in found]
+        roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
     arguments = {"priority_class": priority} if priority != USUAL_PRIORITY else {}
-    return SourceJob(fields.take(str, "metadata", "name"), tuple(found), arguments, policies)
+    return SourceJob(fields.take(str, "metadata", "name"), tuple(roles_read), arguments, policies)
 
 
 def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def _role(fields: Fields, name: str) -> Role:
     }
     for rule in policies.get("faultTolerantPolicy", []):
         for key in ("exitCodes", "exceptionalEvent"):  # A list, written as a text or a number.
-            if isinstance(rule, dict) and isinstance(given := rule.get(key), str | int):
-                parts = [part.strip() for part in str(given).split(",")]
+            if isinstance(rule, dict) and isinstance(condition := rule.get(key), str | int):
+                parts = [part.strip() for part in str(condition).split(",")]
                 rule[key] = [int(part) if part.isdecimal() else part for part in parts]
     if _mend_policy(policies):
         fields.note("ExitCode without a rule that names exit codes restarts nothing: Never", *path, "restartPolicy")

@@ -1,6 +1,6 @@
 """Where the members of a round are reached."""
 
-from everstep.runtime.protocol.messages import Member
+from everstep.runtime.protocol.rounds import Member
 
 
 def host_of(member: Member) -> str:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from everstep.runtime.agent.frameworks import horovod, paddle, tensorflow
-from everstep.runtime.protocol.messages import Framework, Seat
+from everstep.runtime.protocol.rounds import Framework, Seat
 
 
 def variables(seat: Seat, local_rank: int, folder: Path) -> dict[str, str]:

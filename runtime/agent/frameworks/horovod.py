@@ -9,7 +9,7 @@ from collections import Counter
 
 from everstep.runtime.agent.frameworks.endpoints import host_of
 from everstep.runtime.job.spec import LAUNCHER
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 
 def hosts(seat: Seat) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The variables of Paddle's collective training, by `paddle.distributed.launch` (its collective controller)."""
 
 from everstep.runtime.agent.frameworks.endpoints import endpoint_of
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 
 def variables(seat: Seat, local_rank: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ The cluster has the tasks of chief, worker and ps; an evaluator is told of it an
 import json
 
 from everstep.runtime.agent.frameworks.endpoints import endpoint_of
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 EVALUATOR = "evaluator"
 

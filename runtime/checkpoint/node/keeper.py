@@ -33,8 +33,10 @@ from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
+from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.keeper import MemoryRange
-from everstep.runtime.protocol.messages import Evidence, Holding, Refusal, Seat
+from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import Store
 
 _log = logging.getLogger("everstep.checkpoint")
@@ -259,9 +261,9 @@ class Keeper:
         while True:
             with self._lock:
                 self._deadline = self._core.next_deadline()
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                if not self._closed and (left is None or left > 0):
-                    self._earlier_deadline.wait(left)
+                remaining_s = None if self._deadline is None else self._deadline - time.monotonic()
+                if not self._closed and (remaining_s is None or remaining_s > 0):
+                    self._earlier_deadline.wait(remaining_s)
                 if self._closed:
                     return
                 due = self._deadline is not None and self._deadline <= time.monotonic()

@@ -39,7 +39,7 @@ from everstep.runtime.checkpoint.shard.digests import check_shard, seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, refusal
 from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, require_room
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import Store
 
 PATH = "/v1/copies"

@@ -50,12 +50,12 @@ class Rows(NamedTuple):
     def copier_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
         """Returns a function that prepares the copy, by the calling thread, of those tensors that start between two
         bytes of the shard."""
-        memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._view(shard).numpy()
-        start, pitch, count = self.start, self.pitch, len(chosen)
+        memory, rows_chosen, within = self.memory.numpy(), self.chosen.numpy(), self._view(shard).numpy()
+        start, pitch, count = self.start, self.pitch, len(rows_chosen)
 
         def copies(begin: int, end: int) -> Callable[[], None]:
             first, last = max(0, (begin - start + pitch - 1) // pitch), min(count, (end - start + pitch - 1) // pitch)
-            return partial(memory.__setitem__, chosen[first:last], within[first:last])
+            return partial(memory.__setitem__, rows_chosen[first:last], within[first:last])
 
         return copies
 

@@ -44,14 +44,14 @@ class CudaCopies:
                 target.copy_(source, non_blocking=True)
             for source in [*(source for _, source in pairs), *(one for gather in gathers for one in gather.sources)]:
                 source.record_stream(self._stream)  # Its memory is not used again before the copy, even if it is freed.
-            ended = torch.cuda.Event()
-            ended.record(self._stream)
-        return _CudaCopying(self.device, ended)
+            end_event = torch.cuda.Event()
+            end_event.record(self._stream)
+        return _CudaCopying(self.device, end_event)
 
 
 class _CudaCopying:
-    def __init__(self, device: torch.device, ended: torch.cuda.Event) -> None:
-        self._device, self._ended = device, ended
+    def __init__(self, device: torch.device, end_event: torch.cuda.Event) -> None:
+        self._device, self._ended = device, end_event
 
     def hold(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._ended)

@@ -64,10 +64,10 @@ class CopyPlan:
         """`tensors`: all names; `later`: the names of those that the optimizer's step alone changes."""
         self._layout = layout
         self._now = [name for name in layout.tensors if name in tensors and name not in later]
-        chosen = [name for name in layout.tensors if name in later]
-        self._gathers = _adjacent(layout, [name for name in chosen if layout.tensors[name].size < SMALL_BYTES])
+        large_names = [name for name in layout.tensors if name in later]
+        self._gathers = _adjacent(layout, [name for name in large_names if layout.tensors[name].size < SMALL_BYTES])
         gathered = {name for run in self._gathers for name in run}
-        self._large = [name for name in chosen if name not in gathered]
+        self._large = [name for name in large_names if name not in gathered]
 
     def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""

@@ -31,15 +31,15 @@ def table_size(data_bytes: int) -> int:
 
 def find_table(header: bytes) -> slice | None:
     """The position of the table according to the file's header; None if the header does not name it."""
-    found = _TABLE_ENTRY.search(header)
-    return slice(len(header) + int(found[1]), len(header) + int(found[2])) if found else None
+    match = _TABLE_ENTRY.search(header)
+    return slice(len(header) + int(match[1]), len(header) + int(match[2])) if match else None
 
 
 def _find_whole_table(file: memoryview) -> slice | None:
     """The position of the table; None if some of it is missing."""
     header = 8 + int.from_bytes(file[:8], "little")
-    found = find_table(bytes(file[:header])) if header <= len(file) else None
-    return found if found and found.stop <= len(file) else None
+    table = find_table(bytes(file[:header])) if header <= len(file) else None
+    return table if table and table.stop <= len(file) else None
 
 
 class Digests:
@@ -116,11 +116,11 @@ class RunningCheck:
 
     def update(self, data: memoryview) -> None:
         """Add the next bytes. Raises DamagedError if a completed block is damaged."""
-        done = 0
-        while done < len(data):
-            count = min(len(data) - done, self._block + BLOCK_BYTES - self.at)
-            self._hash.update(data[done : done + count])
-            done, self.at = done + count, self.at + count
+        hashed_bytes = 0
+        while hashed_bytes < len(data):
+            count = min(len(data) - hashed_bytes, self._block + BLOCK_BYTES - self.at)
+            self._hash.update(data[hashed_bytes : hashed_bytes + count])
+            hashed_bytes, self.at = hashed_bytes + count, self.at + count
             if self.at == self._block + BLOCK_BYTES:
                 self.finish()
 
@@ -161,8 +161,8 @@ def seal(file: memoryview) -> str:
 def check_head(file: memoryview, digest: str) -> Digests:
     """The table of a shard whose head is present. Raises DamagedError if the digest differs ("" accepts any)."""
     digests = Digests(file)
-    if digest and (found := digests.head_digest()) != digest:
-        raise DamagedError(f"its digest is {found}, {digest} was promised: its bytes are damaged")
+    if digest and (actual_digest := digests.head_digest()) != digest:
+        raise DamagedError(f"its digest is {actual_digest}, {digest} was promised: its bytes are damaged")
     return digests
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
 from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, check_shard
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 from everstep.runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
@@ -38,8 +38,8 @@ def fetch(
             check_shard(buffer, source.digest)
         else:
 
-            def count(done: int) -> None:
-                arriving.advance(done)
+            def count(bytes_done: int) -> None:
+                arriving.advance(bytes_done)
                 came()
 
             _read(source, 0, buffer, store, credentials, count)
@@ -91,8 +91,8 @@ def describe(source: Holding) -> str:
 
 def refusal(source: Holding, error: RestoreError) -> Refusal:
     """A record that this source is not to be asked for this checkpoint again."""
-    refused = Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, key=source.key)
-    return refused if source.key else replace(refused, node=source.node, shard=source.shard)
+    refused_source = Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, key=source.key)
+    return refused_source if source.key else replace(refused_source, node=source.node, shard=source.shard)
 
 
 def _read_from_peer(
@@ -129,13 +129,13 @@ def _read_over_connection(
             raise DamagedError("it is no longer in memory")
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
             raise UnreachableError(f"answered {answer.status} {answer.reason}")
-        done = 0
-        while done < len(buffer):
-            count = answer.readinto(buffer[done : done + _CHUNK_BYTES])
+        bytes_done = 0
+        while bytes_done < len(buffer):
+            count = answer.readinto(buffer[bytes_done : bytes_done + _CHUNK_BYTES])
             if not count:
-                raise UnreachableError(f"ended at byte {done} of {len(buffer)}")
-            done += count
-            came(done)
+                raise UnreachableError(f"ended at byte {bytes_done} of {len(buffer)}")
+            bytes_done += count
+            came(bytes_done)
     finally:
         connection.close()
 

@@ -261,16 +261,18 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
     tensors."""
     start = layout.state.start
     try:
-        saved = _read_values(msgspec.Raw(_strip_padding(data[start : start + layout.state.size])), {"state": like})
-        if type(saved["iteration"]) is not int or saved["iteration"] < 0:
-            raise ValueError(f"iteration {saved['iteration']!r}")
-        if (unknown := tensor_names(saved["state"]) - layout.tensors.keys()) and not isinstance(
-            saved["state"], msgspec.Raw
+        saved_values = _read_values(
+            msgspec.Raw(_strip_padding(data[start : start + layout.state.size])), {"state": like}
+        )
+        if type(saved_values["iteration"]) is not int or saved_values["iteration"] < 0:
+            raise ValueError(f"iteration {saved_values['iteration']!r}")
+        if (unknown := tensor_names(saved_values["state"]) - layout.tensors.keys()) and not isinstance(
+            saved_values["state"], msgspec.Raw
         ):
             raise ValueError(f"it names tensors that are missing: {', '.join(sorted(unknown)[:3])}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
-    return saved
+    return saved_values
 
 
 def _strip_padding(text: memoryview) -> memoryview:

@@ -29,7 +29,7 @@ from everstep.runtime.checkpoint.state.flatten import (
     tensor_names,
 )
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 T = TypeVar("T")
 
@@ -88,14 +88,14 @@ class Shard:
             try:
                 return call(self._sources[0])
             except RestoreError as error:
-                refused = refusal(source := self._sources.pop(0), error)
-                if not refused.why.startswith(place := describe(source)):
-                    refused = replace(refused, why=f"{place}: {refused.why}")
-                self._refusals.append(refused)
-                _log.warning("restoring: %s", refused.why)
+                failed_source = refusal(source := self._sources.pop(0), error)
+                if not failed_source.why.startswith(place := describe(source)):
+                    failed_source = replace(failed_source, why=f"{place}: {failed_source.why}")
+                self._refusals.append(failed_source)
+                _log.warning("restoring: %s", failed_source.why)
         if self.on_lost:
             self.on_lost(tuple(self._refusals))
-        raise PassedOverError("; ".join(refused.why for refused in self._refusals), self._refusals)
+        raise PassedOverError("; ".join(failed_source.why for failed_source in self._refusals), self._refusals)
 
     def _read_head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
         layout, digests = read_head(source, self._read)
@@ -141,8 +141,8 @@ def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
     shards = [Shard(list(group), read) for _, group in groupby(by_shard, key=lambda source: source.shard)]
     if len(shards) != by_shard[0].shards:
         raise _inconsistent_error(shards, f"{len(shards)} shards are held of {by_shard[0].shards}")
-    if found := {shard.saved["iteration"] for shard in shards} - {by_shard[0].iteration}:
-        raise _inconsistent_error(shards, f"shards of iteration {min(found)} are in it")
+    if other_iterations := {shard.saved["iteration"] for shard in shards} - {by_shard[0].iteration}:
+        raise _inconsistent_error(shards, f"shards of iteration {min(other_iterations)} are in it")
     kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for shard in shards:
         for path, name in shard.name_by_path.items():
@@ -186,15 +186,15 @@ def reshard(sources: Iterable[Holding], read: ReadBytes, state: dict[str, Any], 
         name: describe_tensor(want.part.whole, want.tensor.dtype)
         for name, want in zip(live.tensors, wants, strict=True)
     }
-    saved = shards[0].saved
+    saved_fields = shards[0].saved
     require_same(
         _saved_tensors(shards),
         {path: wholes[name] for path, name in live.name_by_path.items()},
-        (state, saved["state"]),
+        (state, saved_fields["state"]),
     )
     gather(shards, wants)
-    restore_values(state, saved["state"], live)
-    return int(saved["iteration"])
+    restore_values(state, saved_fields["state"], live)
+    return int(saved_fields["iteration"])
 
 
 def read_whole(sources: Iterable[Holding], read: ReadBytes) -> tuple[dict[str, Any], int]:
@@ -210,7 +210,7 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     every = {path for shard in shards for path in shard.name_by_path}
     if own := sorted(every - set(shards[0].name_by_path)):
         raise ApartError(f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that")
-    saved, layout = shards[0].saved, shards[0].layout
+    saved_fields, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
     for path, name in shards[0].name_by_path.items():
         _, missing = cover(whole_part(parts[name]).box, _boxes_of(shards, path))
@@ -218,7 +218,7 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
             raise _inconsistent_error(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
     tensors = {name: torch.empty(shape, dtype=layout.tensors[name].dtype) for name, shape in parts.items()}
     gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
-    return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
+    return decode(saved_fields["state"], tensors.__getitem__), int(saved_fields["iteration"])
 
 
 def read_value(shard: Shard, json: Any) -> Any:

@@ -67,11 +67,11 @@ def load_shard(
 ) -> int:
     """Like `restore`, for an open shard and a state that is prepared and flattened. `stager`, if given, knows the state
     and has the shard's layout."""
-    layout, saved = shard.layout, shard.saved["state"]
-    sources = name_by_path(saved, traversal=live.traversal)
+    layout, saved_state = shard.layout, shard.saved["state"]
+    sources = name_by_path(saved_state, traversal=live.traversal)
     same = sources == live.name_by_path
     if same and (stager or layout.matches(live.tensors)):
-        require_same({}, {}, (state, saved))
+        require_same({}, {}, (state, saved_state))
     else:
         own = {
             path: describe_tensor(live.tensors[name].shape, live.tensors[name].dtype)
@@ -81,10 +81,10 @@ def load_shard(
             path: describe_tensor(layout.tensors[name].shape, layout.tensors[name].dtype)
             for path, name in sources.items()
         }
-        require_same(shard_tensors, own, (state, saved))
+        require_same(shard_tensors, own, (state, saved_state))
     copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
     _copy_checked(shard.data, layout, digest, copied)
-    restore_values(state, saved, live)
+    restore_values(state, saved_state, live)
     return int(shard.saved["iteration"])
 
 
@@ -175,8 +175,8 @@ def _plan_moves(
     again = np.diff(starts, prepend=-1) == 0
     plain = matches_shard_bytes(tensors) & ~again
     others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
-    chosen = plain & (sizes > 0)
-    starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
+    of_this_size = plain & (sizes > 0)
+    starts, sizes, addresses = starts[of_this_size], sizes[of_this_size], addresses[of_this_size]
     steps = np.add.outer(_block_starts(layout), np.arange(0, BLOCK_BYTES, step, dtype=np.int64)).ravel()
     begins = np.sort(np.concatenate((starts, steps)), kind="stable")
     of = np.searchsorted(starts, begins, "right") - 1
@@ -206,28 +206,28 @@ def describe_tensor(shape: Iterable[int], dtype: Any) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
-def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
+def require_same(saved_state: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
     """Raises RestoreError with the differences. `saved` and `live` map key paths to `describe_tensor`; `both` are the
     live state and the saved JSON."""
     state, json = both
     state, json = ({}, {}) if isinstance(json, msgspec.Raw) else (state, json)  # Raw: equal to the state's.
-    missing = [path for path in live if path not in saved] + [key for key in state if key not in json]
-    unexpected = [path for path in saved if path not in live] + [key for key in json if key not in state]
+    missing = [path for path in live if path not in saved_state] + [key for key in state if key not in json]
+    unexpected = [path for path in saved_state if path not in live] + [key for key in json if key not in state]
     misshaped = [
-        f"{path} ({saved[path]} saved, {shape} wanted)"
+        f"{path} ({saved_state[path]} saved, {shape} wanted)"
         for path, shape in live.items()
-        if path in saved and saved[path] != shape
+        if path in saved_state and saved_state[path] != shape
     ]
     lines = [
         text
-        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped))
-        if (text := _list_paths(kind, found))
+        for kind, paths in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped))
+        if (text := _list_paths(kind, paths))
     ]
     if lines:
         raise RestoreError(f"the checkpoint is of another model or optimizer; nothing was loaded; {'; '.join(lines)}")
 
 
-def _list_paths(kind: str, found: Iterable[str]) -> str:
-    every = list(dict.fromkeys(found))
+def _list_paths(kind: str, paths: Iterable[str]) -> str:
+    every = list(dict.fromkeys(paths))
     more = f" and {len(every) - _MAX_LISTED} more" if len(every) > _MAX_LISTED else ""
     return f"{kind}: {', '.join(every[:_MAX_LISTED])}{more}" if every else ""

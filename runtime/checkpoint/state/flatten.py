@@ -42,13 +42,13 @@ class FlatState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """This rank's part of each tensor by key path, joined with '.'. A tensor with several paths is here once, under
         the first. Computed on demand: an unchanged state is staged and loaded without it."""
-        return {name: one for found in self.named_tensors for name, one in zip(found.names, found.tensors, strict=True)}
+        return {name: one for group in self.named_tensors for name, one in zip(group.names, group.tensors, strict=True)}
 
     @cached_property
     def live(self) -> dict[str, torch.Tensor]:
         """The tensors as the state has them, where these differ from this rank's parts (DTensors)."""
-        others = [found for found in self.named_tensors if found.live is not found.tensors]
-        return {name: one for found in others for name, one in zip(found.names, found.live, strict=True)}
+        others = [group for group in self.named_tensors if group.live is not group.tensors]
+        return {name: one for group in others for name, one in zip(group.names, group.live, strict=True)}
 
     def parts(self) -> dict[str, TensorPart]:
         """The part of the whole that this rank holds, for each sharded tensor by name."""
@@ -121,10 +121,10 @@ def _encode(value: Any, path: str, tree: FlatState, unchanged: set[str]) -> Any:
 
 def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, unchanged: set[str]) -> Any:
     traversal = tree.traversal
-    if known := traversal.match_group(path, value):
+    if group_match := traversal.match_group(path, value):
         unchanged.add(path)
-        group, found = known
-        tree.named_tensors.append(found)
+        group, tensor_group = group_match
+        tree.named_tensors.append(tensor_group)
         return group.json
     before = len(tree.name_by_path)
     inner = {key: _encode(item, _join(path, key), tree, unchanged) for key, item in value.items()}
@@ -193,10 +193,10 @@ def name_by_path(value: Any, path: str = "", traversal: TraversalCache | None = 
         items = value["items"]
     else:
         items = value.items()
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for key, item in items:
-        found.update(name_by_path(item, _join(path, key), traversal))
-    return found
+        names.update(name_by_path(item, _join(path, key), traversal))
+    return names
 
 
 def tensor_names(value: Any) -> set[str]:
@@ -233,7 +233,7 @@ def prepare_state(state: Any, path: str = "") -> None:
                 prepare_state(item, _join(path, key))
 
 
-def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> Any:
+def restore_values(live: Any, saved_value: Any, tree: FlatState, path: str = "") -> Any:
     """Set every value of `live` that is not a tensor from the JSON `saved`.
 
     `tree` is the flat form of the whole state; its tensors hold the restored values already. An object whose
@@ -242,18 +242,18 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
     Returns what replaces `live`: `live` itself if it could be changed in place.
     """
     inner = unwrap(live)
-    if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_other_values(saved)):
+    if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_other_values(saved_value)):
         return live
     if isinstance(inner, Stateful):
-        load_state(inner, _merge_live(saved, tree, path))
+        load_state(inner, _merge_live(saved_value, tree, path))
         return live
-    if isinstance(inner, dict) and isinstance(saved, msgspec.Raw):
+    if isinstance(inner, dict) and isinstance(saved_value, msgspec.Raw):
         return live
-    if isinstance(inner, dict) and isinstance(saved, dict) and saved.get(SIGN) in (None, "dict"):
-        for key, item in saved["items"] if SIGN in saved else saved.items():
+    if isinstance(inner, dict) and isinstance(saved_value, dict) and saved_value.get(SIGN) in (None, "dict"):
+        for key, item in saved_value["items"] if SIGN in saved_value else saved_value.items():
             inner[key] = restore_values(inner.get(key), item, tree, _join(path, key))
         return live
-    items = saved["items"] if isinstance(saved, dict) and saved.get(SIGN) == "tuple" else saved
+    items = saved_value["items"] if isinstance(saved_value, dict) and saved_value.get(SIGN) == "tuple" else saved_value
     if isinstance(inner, list | tuple) and isinstance(items, list) and len(inner) == len(items):
         pairs = enumerate(zip(inner, items, strict=True))
         both = [restore_values(old, item, tree, _join(path, index)) for index, (old, item) in pairs]
@@ -261,12 +261,12 @@ def restore_values(live: Any, saved: Any, tree: FlatState, path: str = "") -> An
             return tuple(both)
         inner[:] = both
         return live
-    return _merge_live(saved, tree, path)
+    return _merge_live(saved_value, tree, path)
 
 
-def _merge_live(saved: Any, tree: FlatState, path: str) -> Any:
+def _merge_live(saved_value: Any, tree: FlatState, path: str) -> Any:
     """`saved`, which stands at `path`, with the live tensor at each of its paths."""
-    return decode(_name_by_own_path(saved, path), tree.live_tensor)
+    return decode(_name_by_own_path(saved_value, path), tree.live_tensor)
 
 
 def _name_by_own_path(value: Any, path: str) -> Any:

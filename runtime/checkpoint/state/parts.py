@@ -144,20 +144,20 @@ def _local_shard(tensor: Any) -> Any:
     return shards[0] if shards else None
 
 
-def cover(wanted: Box, shards: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
+def cover(needed_box: Box, shards: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
     """Choose for each element of `wanted` the first holder that has it. Returns (holder, region) pairs, and the regions
     that no holder has."""
-    overlaps, missing = [], [] if wanted.is_empty else [wanted]
+    overlaps, missing = [], [] if needed_box.is_empty else [needed_box]
     for owner, box in shards:
-        left = []
+        parts_left = []
         for part in missing:
             common = part.intersect(box)
             if common is None:
-                left.append(part)
+                parts_left.append(part)
             else:
                 overlaps.append((owner, common))
-                left.extend(part.subtract(common))
-        missing = left
+                parts_left.extend(part.subtract(common))
+        missing = parts_left
         if not missing:
             break
     return overlaps, missing

@@ -48,16 +48,18 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
 
     Raises StateError for an optimizer whose state does not start from zeros.
     """
-    wanted = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
-    if optimizer.state or not any(wanted):
+    own_groups = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+    if optimizer.state or not any(own_groups):
         return
     _check_starts_from_zero(optimizer, path)
-    groups = [[(p, _stand_in(p)) for p in parameters] for parameters in wanted]
+    groups = [[(p, _stand_in(p)) for p in parameters] for parameters in own_groups]
     with _swap_parameters(optimizer, [[one for _, one in pairs] for pairs in groups]):
         type(optimizer).step(optimizer)
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
-        if (kept := optimizer.state.pop(stand_in, None)) is not None:
-            optimizer.state[parameter] = {name: _zero_like(value, stand_in, parameter) for name, value in kept.items()}
+        if (optimizer_entry := optimizer.state.pop(stand_in, None)) is not None:
+            optimizer.state[parameter] = {
+                name: _zero_like(value, stand_in, parameter) for name, value in optimizer_entry.items()
+            }
 
 
 def _stand_in(parameter: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Group:
         """The tensors with `is_first`, or None if any tensor differs. Requires as many tensors as before."""
         tensors, live = listed.tensors, listed.live
         if _addresses(tensors) != self.addresses or any(
-            fingerprint(tensors[n]) != seen for n, seen in self.duplicates.items()
+            fingerprint(tensors[n]) != duplicate_fingerprint for n, duplicate_fingerprint in self.duplicates.items()
         ):
             return None
         if self.duplicates:
@@ -90,26 +90,26 @@ class TraversalCache:
 
     def name_tensor(self, path: str, tensor: torch.Tensor) -> str:
         """The name of the tensor at that path: its first path."""
-        seen = fingerprint(tensor)
+        tensor_fingerprint = fingerprint(tensor)
         if self.fresh:
-            name = self._names.setdefault(seen, path) if tensor.numel() else path
-            self.lone_tensors[path] = seen, name
+            name = self._names.setdefault(tensor_fingerprint, path) if tensor.numel() else path
+            self.lone_tensors[path] = tensor_fingerprint, name
             return name
-        known = self.lone_tensors.get(path)
-        if known is None or known[0] != seen:
+        tensor_entry = self.lone_tensors.get(path)
+        if tensor_entry is None or tensor_entry[0] != tensor_fingerprint:
             raise ChangedError
-        return known[1]
+        return tensor_entry[1]
 
     def match_group(self, path: str, value: dict[Any, Any]) -> tuple[Group, NamedTensors] | None:
         """The group at that path with its current tensors; None if there is none. Raises ChangedError."""
-        known = self.groups.get(path)
-        if known is None:
+        group = self.groups.get(path)
+        if group is None:
             return None
         listed = _list_tensors(value)
-        firsts = known.match(listed) if listed is not None and listed.keys == known.keys else None
+        firsts = group.match(listed) if listed is not None and listed.keys == group.keys else None
         if firsts is None:
             raise ChangedError
-        return known, firsts
+        return group, firsts
 
     def remember(self, path: str, value: dict[Any, Any], encoded: Any, name_by_path: dict[str, str]) -> Any:
         """Record the dict at `path` as a group if it holds only tensors, which `name_by_path` names. Returns its
@@ -160,8 +160,8 @@ def pause_gc() -> Iterator[None]:
 
 def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Identifies a tensor: equal fingerprints mean the same memory viewed in the same way."""
-    seen = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
-    return (*seen, tensor.is_conj(), tensor.is_neg())
+    tensor_fingerprint = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (*tensor_fingerprint, tensor.is_conj(), tensor.is_neg())
 
 
 def _addresses(tensors: list[torch.Tensor]) -> list[int]:

@@ -58,16 +58,16 @@ def manifest_key(job: str, place: CheckpointId) -> str:
 
 def parse_folder(folder: str) -> CheckpointId | None:
     """The checkpoint of a folder with that key or name; None if the name is not exactly as `folder_name` spells it."""
-    found = _FOLDER.fullmatch(folder.rpartition("/")[2])
-    place = (int(found[1]), int(found[2])) if found else None
+    match = _FOLDER.fullmatch(folder.rpartition("/")[2])
+    place = (int(match[1]), int(match[2])) if match else None
     return place if place and folder_name(place) == folder.rpartition("/")[2] else None
 
 
 def group_by_checkpoint(entries: Iterable[Entry]) -> dict[str, CheckpointFolder]:
     """Folder key -> checkpoint, for these objects, in the order of the entries. Other objects are left out."""
-    found: dict[str, CheckpointFolder] = {}
+    folders: dict[str, CheckpointFolder] = {}
     for entry in entries:
         folder, _, name = entry.key.rpartition("/")
         if parse_folder(folder):
-            found.setdefault(folder, CheckpointFolder(folder, {})).objects[name] = entry
-    return found
+            folders.setdefault(folder, CheckpointFolder(folder, {})).objects[name] = entry
+    return folders

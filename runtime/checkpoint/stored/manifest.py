@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
 from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, folder_name, parse_folder
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
@@ -68,8 +68,10 @@ _versioned = msgspec.json.Decoder(_Versioned).decode
 
 def make_commit(job: str, world_size: int, shards: Iterable[Holding], is_certified: bool = False) -> Commit:
     """The commit of these, which are all shards of one (round, iteration)."""
-    every = sorted(shards, key=lambda held: held.shard)
-    objects = tuple(Object(held.key, held.shard, held.shards, held.size, held.digest) for held in every)
+    every = sorted(shards, key=lambda holding: holding.shard)
+    objects = tuple(
+        Object(holding.key, holding.shard, holding.shards, holding.size, holding.digest) for holding in every
+    )
     return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects, is_certified)
 
 
@@ -100,18 +102,18 @@ def read_commit(store: Store, folder: str) -> Commit:
     NoSuchKey if it is not committed; StoreError; RestoreError as `read_listed_commit` does."""
     below = f"{folder}/" if folder else ""
     entries = [entry for entry in store.list(below) if "/" not in entry.key.removeprefix(below)]
-    found = CheckpointFolder(folder, {entry.key.removeprefix(below): entry for entry in entries})
-    if not found.committed:
+    checkpoint = CheckpointFolder(folder, {entry.key.removeprefix(below): entry for entry in entries})
+    if not checkpoint.committed:
         raise NoSuchKey(f"{below}{MANIFEST}")
-    return read_listed_commit(store, found)
+    return read_listed_commit(store, checkpoint)
 
 
-def read_listed_commit(store: Store, found: CheckpointFolder) -> Commit:
+def read_listed_commit(store: Store, folder: CheckpointFolder) -> Commit:
     """The commit of a listed checkpoint; its shards are not read. Raises DamagedError, NewerError, or UnreachableError
     if the store lists the manifest but does not return it."""
-    key = f"{found.key}/{MANIFEST}" if found.key else MANIFEST
-    if found.objects[MANIFEST].size > MAX_BYTES:
-        raise DamagedError(f"its manifest is damaged: {found.objects[MANIFEST].size} bytes")
+    key = f"{folder.key}/{MANIFEST}" if folder.key else MANIFEST
+    if folder.objects[MANIFEST].size > MAX_BYTES:
+        raise DamagedError(f"its manifest is damaged: {folder.objects[MANIFEST].size} bytes")
     try:
         commit = parse_manifest(store.get(key))
     except NoSuchKey:
@@ -119,11 +121,11 @@ def read_listed_commit(store: Store, found: CheckpointFolder) -> Commit:
     except StoreError as error:
         raise UnreachableError(f"its manifest cannot be read: {error}") from None
     place = (commit.round, commit.iteration)
-    if parse_folder(found.key) not in (None, place):
+    if parse_folder(folder.key) not in (None, place):
         raise DamagedError(f"its manifest is of {folder_name(place)}: it was moved or renamed")
     for one in commit.objects:
         name = one.key.rpartition("/")[2]
-        entry = found.objects.get(name)
+        entry = folder.objects.get(name)
         if entry is None:
             raise DamagedError(f"{name} is gone")
         if entry.size != one.size:

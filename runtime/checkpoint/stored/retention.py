@@ -49,14 +49,17 @@ def keys_to_delete(
     store: Store, job: str, policy: RetentionPolicy, now: float | None = None
 ) -> dict[CheckpointId, list[str]]:
     """The keys of the surplus checkpoints, in the order of their deletion. Blocking. Raises StoreError."""
-    found = objects_by_checkpoint(store.list(checkpoints_prefix(job)))
-    gone = surplus(found, policy, time.time() if now is None else now)
-    return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
+    checkpoints = objects_by_checkpoint(store.list(checkpoints_prefix(job)))
+    surplus_keys = surplus(checkpoints, policy, time.time() if now is None else now)
+    return {
+        place: sorted(checkpoints[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}"))
+        for place in surplus_keys
+    }
 
 
-def delete_checkpoints(store: Store, gone: Mapping[CheckpointId, Iterable[str]]) -> None:
+def delete_checkpoints(store: Store, surplus_keys: Mapping[CheckpointId, Iterable[str]]) -> None:
     """Delete these; no worker will start from them any more. Blocking. Raises StoreError."""
-    for place, keys in gone.items():
+    for place, keys in surplus_keys.items():
         for key in keys:
             store.delete(key)
             faults.point("retention.after_delete", iteration=place[1])
@@ -64,18 +67,18 @@ def delete_checkpoints(store: Store, gone: Mapping[CheckpointId, Iterable[str]])
 
 def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, StoredObjects]:
     """The objects of each (round, iteration) below one job's checkpoints."""
-    found: dict[CheckpointId, StoredObjects] = {}
+    checkpoints: dict[CheckpointId, StoredObjects] = {}
     for key, folder in group_by_checkpoint(entries).items():
         objects = folder.objects.values()
         if place := parse_folder(key):
             newest = max(entry.modified for entry in objects)
-            found[place] = StoredObjects([entry.key for entry in objects], folder.committed, newest)
-    return found
+            checkpoints[place] = StoredObjects([entry.key for entry in objects], folder.committed, newest)
+    return checkpoints
 
 
-def surplus(found: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
+def surplus(checkpoints: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
     """The checkpoints to delete, the oldest first. Young debris stays, as a writer may still be at work on it."""
-    committed = sorted(place for place, one in found.items() if one.committed and place not in policy.passed_over)
+    committed = sorted(place for place, one in checkpoints.items() if one.committed and place not in policy.passed_over)
     if not committed:
         return []
     stays = {
@@ -86,7 +89,7 @@ def surplus(found: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, n
     }
     return sorted(
         place
-        for place, one in found.items()
+        for place, one in checkpoints.items()
         if place < committed[-1] and place not in stays and (one.committed or one.modified < now - DEBRIS_S)
     )
 

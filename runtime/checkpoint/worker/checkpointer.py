@@ -26,7 +26,7 @@ from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves,
 from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.worker_link import (
     Acquire,
     Announce,
@@ -62,24 +62,25 @@ class Checkpointer:
         self,
         state: dict[str, Any],
         *,
-        link: Link | None = None,
+        keeper: Link | StandaloneKeeper | None = None,
         rank: int = 0,
         local_rank: int = 0,
-        alone: StandaloneKeeper | None = None,
         ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
         copies: Callable[[torch.device], DeviceCopies | None] = copies_from,
     ) -> None:
         """Announce to the agent how much shared memory `state` needs.
 
-        `alone` keeps checkpoints if there is no agent. `ahead` is the result of `map_segment_ahead`. `copies`: those
-        from a device that can run beside training. Raises StateError (a value that cannot be checkpointed, with its key
-        path), LinkError (no room in shared memory).
+        `keeper`: the node's agent; without one, what writes to the store by itself; None: nothing is kept. `ahead` is
+        the result of `map_segment_ahead`. `copies`: those from a device that can run beside training. Raises StateError
+        (a value that cannot be checkpointed, with its key path), LinkError (no room in shared memory).
         """
         self.stall_s = 0.0
         """How long the last `save` blocked training."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
+        alone = keeper if isinstance(keeper, StandaloneKeeper) else None
+        link = keeper if not isinstance(keeper, StandaloneKeeper) else None
         self._link, self._alone, self._ahead, self._clock, self._copies = link, alone, ahead, clock, copies
         self._overlapped: OverlappedSaves | None = None
         self._commit_link: Link | None = None
@@ -116,8 +117,10 @@ class Checkpointer:
         has no room for it.
         """
         if self._link is None:
-            found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
-            self._saved = self.restored = found or 0
+            restored = (
+                self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
+            )
+            self._saved = self.restored = restored or 0
             return self._saved
         self._link.tell(Fetch())
         live = self._flatten(state)  # While the agent answers.
@@ -213,9 +216,9 @@ class Checkpointer:
     def _map_segment(self, path: Path) -> SegmentFile:
         """A segment of this rank, of another local rank, or of an earlier size. Reuses an existing mapping, whose pages
         are mapped already."""
-        for known in (self._segment, self._ahead):
-            if known is not None and known.path == path and known.is_current():
-                return known
+        for mapped_segment in (self._segment, self._ahead):
+            if mapped_segment is not None and mapped_segment.path == path and mapped_segment.is_current():
+                return mapped_segment
         return SegmentFile.open(path)
 
     def _announce(self, tree: FlatState, text: bytes) -> None:

@@ -82,9 +82,9 @@ class DcpReader(StorageReader):
         gather(self._shards, [self._wanted_tensor(item, tensor) for item, tensor in tensors])
         for item, tensor in tensors:
             planner.commit_tensor(item, tensor)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     def _path(self, key: str) -> str:
         return f"{self._inside}.{key}"

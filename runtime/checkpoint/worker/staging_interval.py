@@ -49,8 +49,8 @@ class StagingInterval:
     def _decide(self, elapsed: float) -> bool:
         cost = self._stalled / max(self._staged, 1)
         iteration = max((elapsed - self._stalled) / self._saves, 1e-9)
-        wanted = self._largest(cost * (1 - self.overhead) / (self.overhead * iteration))
-        every = 1 << math.ceil(math.log2(max(1.0, wanted)))
+        needed_interval = self._largest(cost * (1 - self.overhead) / (self.overhead * iteration))
+        every = 1 << math.ceil(math.log2(max(1.0, needed_interval)))
         self._saves = self._staged = 0
         self._stalled, self._began = 0.0, None
         changed, self.every = every != self.every, every

@@ -43,7 +43,7 @@ from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, 
 from everstep.runtime.checkpoint.worker.own_slots import OwnSlots
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.messages import Flaw, Holding
+from everstep.runtime.protocol.holdings import Flaw, Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 T = TypeVar("T")
@@ -116,16 +116,16 @@ class StandaloneKeeper:
         Raises on all ranks alike: StoreError; RestoreError if the state is of another kind; UnreachableError if some
         checkpoint may be whole but none could be read.
         """
-        if (found := self._restore_from_slot(load)) is not None:
-            return found
+        if (restored := self._restore_from_slot(load)) is not None:
+            return restored
         passed: dict[CheckpointId, RestoreError | None] = {}
         while (place := self._agree(lambda: self._newest_committed(passed))) != (0, 0):
             folder = checkpoint_folder(self._job, place)
-            found, error = self._try_load(folder, load)
+            restored, error = self._try_load(folder, load)
             verdict = self._largest(_verdict(error))
             if verdict == _LOADED:
                 self._policy = self._policy._replace(started_from=place)
-                return found
+                return restored
             if verdict == _UNFIT:
                 raise error or RestoreError(f"{folder}: another rank cannot load it; see its error")
             passed[place] = error
@@ -149,7 +149,7 @@ class StandaloneKeeper:
         source = Holding(record.round, record.iteration, size=record.size)
         try:
             seal(data)
-            found = load(Sources((source,), partial(read_bytes, data)))
+            restored = load(Sources((source,), partial(read_bytes, data)))
         except RestoreError as error:
             if error.flaw is None:
                 raise
@@ -159,7 +159,7 @@ class StandaloneKeeper:
             f"everstep: continues from iteration {record.iteration}, which an earlier process left in memory",
             file=sys.stderr,
         )
-        return found
+        return restored
 
     def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
         """The result of `load`, or the error."""

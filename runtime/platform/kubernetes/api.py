@@ -60,12 +60,12 @@ class KubeError(OSError):
     """The API refused, or did not answer. One line: what, where, why."""
 
     def __init__(
-        self, text: str, status: int = 0, after_s: float = 0.0, *, said: str = "", kind: str = "", sent: bool = True
+        self, text: str, status: int = 0, after_s: float = 0.0, *, reason: str = "", kind: str = "", sent: bool = True
     ) -> None:
         super().__init__(" ".join(text.split()))
         self.status = status
         """The answer's status; 0: there was no answer."""
-        self.said = said or text
+        self.said = reason or text
         """The message without where."""
         self.kind = kind
         """The kind that a Status object names, such as `namespaces`; "": the answer named none."""
@@ -237,8 +237,8 @@ class KubeApi:
                     if message.type is aiohttp.WSMsgType.BINARY and message.data:
                         channels[message.data[0]] = channels.get(message.data[0], b"") + message.data[1:]
         except aiohttp.WSServerHandshakeError as error:
-            said = f"exec in pod {pod}: {error.message}"
-            raise KubeError(f"{self._access.url}: {said} ({error.status})", error.status, said=said) from None
+            reason = f"exec in pod {pod}: {error.message}"
+            raise KubeError(f"{self._access.url}: {reason} ({error.status})", error.status, reason=reason) from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._no_answer(error) from None
         status = json.loads(channels.get(_STATUS_CHANNEL, b"{}") or b"{}")
@@ -300,8 +300,8 @@ class KubeApi:
 
     def _no_answer(self, error: Exception) -> KubeError:
         was_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-        said = _connection_trouble(error)
-        return KubeError(f"{self._access.url}: {said}", said=said, sent=was_sent)
+        reason = _connection_trouble(error)
+        return KubeError(f"{self._access.url}: {reason}", reason=reason, sent=was_sent)
 
     async def _check_answer(self, request: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
         """Raises KubeError for an answer from 400 on; `passing` if the request was allowed until just now."""
@@ -374,7 +374,7 @@ async def _refusal(answer: aiohttp.ClientResponse, where: str) -> KubeError:
         message, kind = text[:200] or answer.reason or "no reason given", ""
     wish = answer.headers.get("Retry-After", "")
     after_s = float(wish) if wish.isdigit() else 0.0
-    return KubeError(f"{where}: {message} ({answer.status})", answer.status, after_s, said=message, kind=kind)
+    return KubeError(f"{where}: {message} ({answer.status})", answer.status, after_s, reason=message, kind=kind)
 
 
 async def _lines(answer: aiohttp.ClientResponse, rest_too: bool = False) -> AsyncIterator[bytes]:

@@ -42,7 +42,7 @@ def token_variable(job: str) -> dict[str, Any]:
     return {**token_reference(job), "name": TRAINING_TOKEN}
 
 
-def is_suitable(pod: Pod, wanted: Pod, request: NodeRequest, now: float) -> bool:
+def is_suitable(pod: Pod, pod_wish: Pod, request: NodeRequest, now: float) -> bool:
     """Whether the held pod is on a machine that the node may have, and has all that the wanted pod would have."""
     metadata, spec = pod["metadata"], pod["spec"]
     host = spec.get("nodeName") or ""
@@ -52,20 +52,20 @@ def is_suitable(pod: Pod, wanted: Pod, request: NodeRequest, now: float) -> bool
         return False
     if not host or host in request.avoid_hosts or request.host not in ("", host) or request.not_on == host:
         return False
-    return _is_same(spec, wanted["spec"], request)
+    return _is_same(spec, pod_wish["spec"], request)
 
 
-def _is_same(spec: Pod, wanted: Pod, request: NodeRequest) -> bool:
-    if wanted.get("schedulingGates") or any(wanted.get(key) not in (None, spec.get(key)) for key in SAME_FIELDS):
+def _is_same(spec: Pod, pod_wish: Pod, request: NodeRequest) -> bool:
+    if pod_wish.get("schedulingGates") or any(pod_wish.get(key) not in (None, spec.get(key)) for key in SAME_FIELDS):
         return False
-    if any(one not in (spec.get("tolerations") or ()) for one in wanted.get("tolerations") or ()):
+    if any(one not in (spec.get("tolerations") or ()) for one in pod_wish.get("tolerations") or ()):
         return False
-    has, wants = spec["containers"][0], wanted["containers"][0]
+    has, wants = spec["containers"][0], pod_wish["containers"][0]
     return (
         has.get("image") == wants.get("image")
         and _variables(has).items() >= _variables(wants, {*request.environment, THREADS}).items()
         and _has_enough(_amounts(has), _amounts(wants))
-        and _shared_memory(spec) >= _shared_memory(wanted)
+        and _shared_memory(spec) >= _shared_memory(pod_wish)
     )
 
 
@@ -107,9 +107,9 @@ def _shared_memory(spec: Pod) -> float:
     return quantity(limit) if limit else 0
 
 
-def adoption(pod: Pod, wanted: Pod) -> dict[str, Any]:
+def adoption(pod: Pod, pod_wish: Pod) -> dict[str, Any]:
     """The patch that makes the held pod a node: the wanted pod's labels and annotations, and no longer held."""
-    labels, annotations = wanted["metadata"]["labels"], wanted["metadata"]["annotations"]
+    labels, annotations = pod_wish["metadata"]["labels"], pod_wish["metadata"]["annotations"]
     return {
         "metadata": {
             "uid": pod["metadata"]["uid"],
@@ -119,10 +119,10 @@ def adoption(pod: Pod, wanted: Pod) -> dict[str, Any]:
     }
 
 
-def start_of(pod: Pod, wanted: Pod, request: NodeRequest) -> NodeStart:
+def start_of(pod: Pod, pod_wish: Pod, request: NodeRequest) -> NodeStart:
     """What the adopted pod is to run: the request, on the machine that the pod is on."""
     arguments = list(request.arguments)
     if not request.host and "--host" in arguments:
         arguments[arguments.index("--host") + 1] = pod["spec"]["nodeName"]
-    threads = _variables(wanted["spec"]["containers"][0]).get(THREADS)
+    threads = _variables(pod_wish["spec"]["containers"][0]).get(THREADS)
     return NodeStart(tuple(arguments), {**request.environment, **({THREADS: threads} if threads else {})})

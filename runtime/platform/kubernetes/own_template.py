@@ -17,7 +17,7 @@ def with_own_template(spec: Mapping[str, Any], own: Mapping[str, Any]) -> dict[s
     first, *others = spec["containers"]
     container = {name: value for name, value in container_of(own).items() if name in CONTAINER and name not in _AGENTS}
     more = {name: value for name, value in (own.get("spec") or {}).items() if name in SPEC}
-    changed = {**_merged(spec, more), "containers": [_merged(first, container), *others]}
+    changed = {**_merge_container(spec, more), "containers": [_merge_container(first, container), *others]}
     mounted = {mount["name"] for one in changed["containers"] for mount in one.get("volumeMounts") or ()}
     return {**changed, "volumes": [one for one in changed.get("volumes") or () if one["name"] in mounted]}
 
@@ -32,9 +32,9 @@ def with_own_metadata(pod: Pod, own: Mapping[str, Any]) -> Pod:
     return {**pod, "metadata": {**pod["metadata"], **both}}
 
 
-def _merged(below: _Entry, above: _Entry) -> dict[str, Any]:
-    given = {name: key for name, key in _BY_NAME.items() if name in above}
-    lists = {name: _by_key(below.get(name) or (), above[name] or (), key) for name, key in given.items()}
+def _merge_container(below: _Entry, above: _Entry) -> dict[str, Any]:
+    keys_by_list = {name: key for name, key in _BY_NAME.items() if name in above}
+    lists = {name: _by_key(below.get(name) or (), above[name] or (), key) for name, key in keys_by_list.items()}
     return {**below, **above, **lists}
 
 

@@ -47,14 +47,14 @@ FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
 
 
-async def shared_token(api: KubeApi, job: str, owner: Owner, given: str = "") -> str:
+async def shared_token(api: KubeApi, job: str, owner: Owner, token_in_flags: str = "") -> str:
     """The job's token: `given`, if the job's Secret was there when this pod started; else a new one, in a Secret that
     the Workflow owns.
 
     It is never read through the API: the step's account may create Secrets, and read none. Raises KubeError.
     """
-    if given:
-        return given
+    if token_in_flags:
+        return token_in_flags
     token = secrets.token_urlsafe(32)
     try:
         await api.retry(lambda: api.create("secrets", secret_of(job, owner, token)))
@@ -176,7 +176,7 @@ class KubernetesPlatform:
                 ) from None
         return self._known.on_created(pod)
 
-    async def _take_held(self, request: NodeRequest, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    async def _take_held(self, request: NodeRequest, pod_wish: dict[str, Any]) -> dict[str, Any] | None:
         """Make a checked pod that waits for this job the node, if one is as the wanted pod. Raises OSError."""
         leave_start = self._rules.leave_start
         if leave_start is None or self._rules.ends_at is not None:  # A pod's deadline is given when it is created.
@@ -184,18 +184,18 @@ class KubernetesPlatform:
         async with self._taking:
             if self._held is None:
                 self._held, _ = await self._api.retry(lambda: self._api.list("pods", held_selector(self._job)))
-            for pod in [one for one in self._held if is_suitable(one, wanted, request, time.time())]:
+            for pod in [one for one in self._held if is_suitable(one, pod_wish, request, time.time())]:
                 self._held.remove(pod)
                 name = pod["metadata"]["name"]
                 try:
                     await self._api.retry(
-                        lambda name=name, pod=pod: self._api.patch("pods", name, adoption(pod, wanted))
+                        lambda name=name, pod=pod: self._api.patch("pods", name, adoption(pod, pod_wish))
                     )
                 except KubeError as error:
                     if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                         self._say(f"{name}, which was checked, is not taken: {error}")
                     continue
-                await leave_start(name, start_of(pod, wanted, request))
+                await leave_start(name, start_of(pod, pod_wish, request))
                 self._say(f"{request.name} is the pod that was checked on {pod['spec']['nodeName']}")
                 return await self._api.retry(lambda name=name: self._api.get("pods", name))
         return None

@@ -122,14 +122,14 @@ def template_of(step: Pod) -> dict[str, Any]:
         for one in main.get("volumeMounts") or ()
         if not one["mountPath"].startswith((*ARGO_MOUNTS, "/var/run/secrets/kubernetes.io"))
     ]
-    named = {one["name"] for one in mounts}
+    mounted_names = {one["name"] for one in mounts}
     container = {
         "name": AGENT_CONTAINER,
         **{key: main[key] for key in KEPT_CONTAINER_FIELDS if key in main},
         "env": [one for one in main.get("env") or () if not one["name"].startswith("ARGO_")],
         "volumeMounts": mounts,
     }
-    volumes = [one for one in spec.get("volumes") or () if one["name"] in named]
+    volumes = [one for one in spec.get("volumes") or () if one["name"] in mounted_names]
     return copy.deepcopy(
         {**{key: spec[key] for key in KEPT_FIELDS if key in spec}, "containers": [container], "volumes": volumes}
     )
@@ -177,8 +177,8 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
     if threads := _threads(request, first["resources"]):
-        given = {one["name"] for one in first["env"]}
-        first["env"] += [{"name": THREADS, "value": threads}] if THREADS not in given else []
+        variables_set = {one["name"] for one in first["env"]}
+        first["env"] += [{"name": THREADS, "value": threads}] if THREADS not in variables_set else []
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -234,10 +234,15 @@ def _resources(request: NodeRequest, template_resources: Mapping[str, Any]) -> d
     return {"requests": requests, "limits": limits}
 
 
-def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _shared_memory(
+    spec: Mapping[str, Any], resources_of_containers: Mapping[str, Any], agent: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The volumes, with /dev/shm scaled as the node's memory is: it counts as memory and holds the staged state."""
     volumes: list[dict[str, Any]] = list(spec.get("volumes") or ())
-    before, now = (float(quantity((one.get("limits") or {}).get("memory", 0))) for one in (given, agent["resources"]))
+    before, now = (
+        float(quantity((one.get("limits") or {}).get("memory", 0)))
+        for one in (resources_of_containers, agent["resources"])
+    )
     name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
     if not before or now <= before:
         return volumes
@@ -266,21 +271,21 @@ def _apart(spec: Mapping[str, Any], request: NodeRequest, job: str) -> dict[str,
         return {"affinity": {**affinity, "nodeAffinity": _with_wish(affinity.get("nodeAffinity"), wish)}}
     wish = {"weight": 50, "podAffinityTerm": {"labelSelector": others, "topologyKey": ZONE_LABEL}}
     spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": others}
-    given = list(spec.get("topologySpreadConstraints") or ())
-    own = [] if any(one["topologyKey"] == HOST_LABEL for one in given) else [spread]
+    constraints = list(spec.get("topologySpreadConstraints") or ())
+    own = [] if any(one["topologyKey"] == HOST_LABEL for one in constraints) else [spread]
     affinity["podAntiAffinity"] = _with_wish(affinity.get("podAntiAffinity"), wish)
     if 0 < len(request.prefer_hosts) <= MOST_PREFERRED:
         term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "In", "values": list(request.prefer_hosts)}]}
         affinity["nodeAffinity"] = _with_wish(affinity.get("nodeAffinity"), {"weight": 20, "preference": term})
     return {
         "affinity": affinity,
-        "topologySpreadConstraints": [*given, *own],
+        "topologySpreadConstraints": [*constraints, *own],
     }
 
 
-def _with_wish(given: Mapping[str, Any] | None, wish: Mapping[str, Any]) -> dict[str, Any]:
+def _with_wish(affinity_terms: Mapping[str, Any] | None, wish: Mapping[str, Any]) -> dict[str, Any]:
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    return {**(given or {}), preferred: [*((given or {}).get(preferred) or ()), wish]}
+    return {**(affinity_terms or {}), preferred: [*((affinity_terms or {}).get(preferred) or ()), wish]}
 
 
 def _host_terms(request: NodeRequest) -> list[dict[str, Any]]:

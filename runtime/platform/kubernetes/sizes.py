@@ -75,7 +75,7 @@ async def watch_sizes(
 
     An unreadable ConfigMap is reported once; a deleted one changes nothing. Raises KubeError for a refusal.
     """
-    name, known, last_problem = object_name(job), {}, ""
+    name, sizes_by_role, last_problem = object_name(job), {}, ""
     while True:
         try:
             config_map = parse_sizes(await api.retry(lambda: api.get("configmaps", name)))
@@ -89,7 +89,7 @@ async def watch_sizes(
                 last_problem = text
                 say(text)
         for role, nodes in config_map.items():
-            if known.get(role) != nodes:
-                known[role] = nodes
+            if sizes_by_role.get(role) != nodes:
+                sizes_by_role[role] = nodes
                 yield role, nodes
         await wait(LOOK_AGAIN_S)

@@ -103,14 +103,14 @@ def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
         packed.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
 
 
-def pack_zip(place: Path, to: Path, named: str) -> None:
+def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
     """Pack a file, as `named` or by its own name, or the files of a folder. Raises OSError, ValueError.
 
     A link is packed as the file that it leads to in that folder. Other links and special files are empty members.
     """
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
         if place.is_file():
-            packed.write(place, named or place.name)
+            packed.write(place, name_in_zip or place.name)
             return
         root = place.resolve()
         for folder, below, names in os.walk(place):
@@ -162,10 +162,10 @@ def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
             packed.members.clear()  # tarfile would keep them all in memory.
             budget.count_member()
             _extract(packed, member, out, budget)
-        found = _unwrap_single(out)
-        for link in _links(found):
-            _check_link(link, found)  # A later member may have changed where it leads.
-    return found
+        top_folder = _unwrap_single(out)
+        for link in _links(top_folder):
+            _check_link(link, top_folder)  # A later member may have changed where it leads.
+    return top_folder
 
 
 def unzip(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:

@@ -158,12 +158,12 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
         return True
     key = str((entry.get("s3") or {}).get("key") or "")
     try:
-        kept = artifact_path(repository, key) if key else None
+        copy_path = artifact_path(repository, key) if key else None
     except ArtifactError as error:
         raise ArtifactError(f"artifact {entry['name']} failed to load: failed to get file: {error}") from None
-    if kept is None or not kept.exists():
+    if copy_path is None or not copy_path.exists():
         return False
-    archives.copy_plain(kept, to)
+    archives.copy_plain(copy_path, to)
     _chmod(to, 0o600, files_only=True)
     return True
 

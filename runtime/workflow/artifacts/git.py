@@ -38,8 +38,10 @@ def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending
         revision = str(git.get("revision") or "")
         if revision:
             ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
-            known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
-            at = next(known, "")
+            commits = (
+                one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True)
+            )
+            at = next(commits, "")
             if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):
                 raise RemoteError("failed to get resolve revision: reference not found")
             run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
@@ -86,15 +88,15 @@ class _Commands:
 
 def _git_environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
     """Variables with the credentials, so that none appears in a command line."""
-    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     user, password = secret_value(git, "usernameSecret", library), secret_value(git, "passwordSecret", library)
     place = urllib.parse.urlsplit(str(git["repo"]))
     if user or password:
-        found["GIT_CONFIG_COUNT"] = "1"
-        found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
-        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {basic_auth(user, password)}"
+        variables["GIT_CONFIG_COUNT"] = "1"
+        variables["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
+        variables["GIT_CONFIG_VALUE_0"] = f"Authorization: {basic_auth(user, password)}"
     if git.get("insecureSkipTLS"):
-        found["GIT_SSL_NO_VERIFY"] = "1"
+        variables["GIT_SSL_NO_VERIFY"] = "1"
     ssh = ["ssh", "-o", "BatchMode=yes"]
     if key := secret_value(git, "sshPrivateKeySecret", library):
         path = keys / "key"
@@ -103,4 +105,4 @@ def _git_environment(git: Mapping[str, Any], library: Library, keys: Path) -> di
         ssh += ["-i", str(path), "-o", "IdentitiesOnly=yes"]
     if git.get("insecureIgnoreHostKey"):
         ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
-    return {**found, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else found
+    return {**variables, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else variables

@@ -34,7 +34,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
     root = os.path.realpath(folder)
     if len(os.fsencode(root)) + sum(lengths) + len(lengths) > LONGEST:
         raise BadPathError(f"{name[:80]!r} is not a valid path: it is longer than {LONGEST} bytes")
-    found = os.path.realpath(os.path.join(root, *parts))
-    if not found.startswith(root.rstrip("/") + "/"):
+    real_path = os.path.realpath(os.path.join(root, *parts))
+    if not real_path.startswith(root.rstrip("/") + "/"):
         raise BadPathError(f"{name!r} leads out of its folder by a link")
-    return Path(found)
+    return Path(real_path)

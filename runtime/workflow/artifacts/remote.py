@@ -90,10 +90,10 @@ def _build_request(http: Mapping[str, Any], library: Library) -> web.Request:
     """The request for a location, with its authentication."""
     auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
     if names := auth.get("basicAuth"):
-        known = basic_auth(
+        authorization = basic_auth(
             secret_value(names, "usernameSecret", library), secret_value(names, "passwordSecret", library)
         )
-        headers.append(("Authorization", known))
+        headers.append(("Authorization", authorization))
     if auth.get("oauth2"):
         headers.append(("Authorization", f"Bearer {_fetch_token(auth['oauth2'], library)}"))
     headers += [(str(one["name"]), str(one.get("value") or "")) for one in list_at(http, "headers")]
@@ -129,12 +129,12 @@ def _fetch_token(artifact: Mapping[str, Any], library: Library) -> str:
         with web.open_request(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:
                 raise RemoteError(f"the token endpoint answers {answer.status} {answer.reason}")
-            found = json.loads(answer.body(TOKEN_BYTES))
+            reply = json.loads(answer.body(TOKEN_BYTES))
     except web.WebError as error:
         raise RemoteError(f"no token: {error}") from None
     except (ValueError, RecursionError):
         raise RemoteError("the token endpoint did not send JSON") from None
-    token = found.get("access_token") if isinstance(found, dict) else None
+    token = reply.get("access_token") if isinstance(reply, dict) else None
     if not token:
         raise RemoteError("the token endpoint sent no access_token")
     return str(token)

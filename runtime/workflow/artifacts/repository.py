@@ -120,10 +120,11 @@ class Repository:
             variables.pop("AWS_SESSION_TOKEN", None)
         if at.get("endpoint"):
             endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
-            known = next((variables[name] for name in ENDPOINTS if variables.get(name)), "")
-            if not own_keys and not (known and _is_same_server(endpoint, known)):
+            endpoint_in_use = next((variables[name] for name in ENDPOINTS if variables.get(name)), "")
+            if not own_keys and not (endpoint_in_use and _is_same_server(endpoint, endpoint_in_use)):
                 raise StoreError(
-                    f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
+                    f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for "
+                    f"{endpoint_in_use or 'no endpoint'}; "
                     "give it accessKeySecret and secretKeySecret"
                 )
             variables["MINIO_ENDPOINT"] = endpoint

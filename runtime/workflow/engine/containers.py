@@ -32,13 +32,13 @@ def pod_containers(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]
     else:
         main = [{**(template.get("container") or template.get("script") or {}), "name": "main"}]
     own = [mount for one in main for mount in list_at(one, "volumeMounts")]
-    found = {"main": main}
+    containers = {"main": main}
     for kind, field in (("init", "initContainers"), ("sidecars", "sidecars")):
-        found[kind] = [
+        containers[kind] = [
             {**one, "volumeMounts": [*list_at(one, "volumeMounts"), *(own if one.get("mirrorVolumeMounts") else [])]}
             for one in list_at(template, field)
         ]
-    return found
+    return containers
 
 
 def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -48,20 +48,20 @@ def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
     place = probe.get("httpGet") or probe.get("tcpSocket")
     if not template.get("daemon") or not place:
         return None
-    named = {str(one.get("name")): one.get("containerPort") for one in list_at(container, "ports")}
-    port = str(named.get(str(place.get("port")), place.get("port")))
+    ports_by_name = {str(one.get("name")): one.get("containerPort") for one in list_at(container, "ports")}
+    port = str(ports_by_name.get(str(place.get("port")), place.get("port")))
     kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
     # A name that no port has: nothing listens there, and the daemon is never ready.
     return {**probe, kind: {**place, "port": int(port) if port.isdecimal() else 0}}
 
 
-def verdict(template: Mapping[str, Any], ended: list[ContainerExit]) -> tuple[str, str]:
+def verdict(template: Mapping[str, Any], container_exits: list[ContainerExit]) -> tuple[str, str]:
     """(phase, message) of the pod by its containers. The phase is empty when no container failed."""
     init = {str(one.get("name")) for one in list_at(template, "initContainers")}
-    for one in ended:
+    for one in container_exits:
         if one.name in init and one.code:
             return "Failed", f"{one.name}: Error (exit code {one.code})"
-    main = [one for one in ended if one.name not in init]
+    main = [one for one in container_exits if one.name not in init]
     if template.get("containerSet"):
         bad = [one for one in main if one.code and not one.blamed]
     else:

@@ -39,10 +39,10 @@ class DagRun:
         self._needs = {name: {need for need, _ in needs(text)} for name, text in self._depends.items()}
         self._ancestors = Ancestry(self._needs)
         self._followers: dict[str, list[str]] = {name: [] for name in self._tasks}
-        for name, wanted in self._needs.items():
-            for need in wanted:
+        for name, needed_tasks in self._needs.items():
+            for need in needed_tasks:
                 self._followers[need].append(name)
-        self._missing = {name: len(wanted) for name, wanted in self._needs.items()}
+        self._missing = {name: len(needed_tasks) for name, needed_tasks in self._needs.items()}
         self._own = {f"{node.name}.{name}": name for name in self._tasks}
         self._targets = str(node.spec["dag"].get("target") or "").split()
         if not self._targets:
@@ -104,10 +104,10 @@ class DagRun:
         return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title, reference=reference)
 
     def _attach(self, name: str) -> None:
-        wanted = self._needs[name]
+        needs = self._needs[name]
         child = f"{self._node.name}.{name}"
-        if wanted:
-            node_graph.attach(self._engine, (f"{self._node.name}.{need}" for need in sorted(wanted)), child)
+        if needs:
+            node_graph.attach(self._engine, (f"{self._node.name}.{need}" for need in sorted(needs)), child)
         else:
             self._node.children.append(child)
 
@@ -139,8 +139,8 @@ class DagRun:
         """The task with its tags replaced; its arguments are dropped when `when` already evaluates to false."""
         when = substitute(str(task.get("when") or ""), scope, strict=True)
         body = {key: value for key, value in task.items() if key not in ("hooks", "arguments", "when", "inline")}
-        kept = {key: task[key] for key in ("hooks", "inline") if key in task}
-        body = {**substitute(body, scope, strict=not is_loop(task)), **kept, "when": when}
+        unresolved = {key: task[key] for key in ("hooks", "inline") if key in task}
+        body = {**substitute(body, scope, strict=not is_loop(task)), **unresolved, "when": when}
         if when and not is_loop(task) and "{{" not in when and not should_run(when):
             return {**body, "arguments": {}, "left out": True}
         body["arguments"] = resolve_arguments(task, scope)
@@ -153,10 +153,10 @@ class DagRun:
     def _resolve_artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
-        known = {**input_artifacts(self._node.spec), **self._engine.variables.artifacts}
+        artifacts = {**input_artifacts(self._node.spec), **self._engine.variables.artifacts}
         for other in self._readable_tasks(str(task["name"]), artifact_names_read(task)):
-            known |= node_artifacts(f"tasks.{other}", self._engine.state.nodes[f"{self._node.name}.{other}"])
-        return resolve_artifacts(task, scope, known)
+            artifacts |= node_artifacts(f"tasks.{other}", self._engine.state.nodes[f"{self._node.name}.{other}"])
+        return resolve_artifacts(task, scope, artifacts)
 
     def _call_task(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
         """Call a task's template, once or for one item of its loop."""
@@ -213,10 +213,10 @@ class DagRun:
 
     def _readable_tasks(self, own: str, read: Collection[str]) -> Collection[str]:
         """The ancestors of a task that are named in `read`."""
-        found = tasks_read("tasks", read, self._tasks)
-        if found is self._tasks:
+        tasks = tasks_read("tasks", read, self._tasks)
+        if tasks is self._tasks:
             return self._ancestors.ancestors(own)
-        return [other for other in found if self._ancestors.is_ancestor(own, other)]
+        return [other for other in tasks if self._ancestors.is_ancestor(own, other)]
 
     def _task_scope(self, name: str) -> Scope:
         """What other tasks may read of a task; empty before it has a node."""
@@ -224,14 +224,14 @@ class DagRun:
         if node is None:
             return {}
         prefix = f"tasks.{name}"
-        found = node_scope(
+        scope = node_scope(
             prefix, node, self._engine.state.name, self._engine.state.declared_outputs(self._tasks[name], self._node)
         )
         if node.type is NodeType.TASK_GROUP:
             if name not in self._lists:
                 self._lists[name] = loop_outputs(prefix, (self._engine.state.nodes[child] for child in node.children))
-            found |= self._lists[name]
-        return found
+            scope |= self._lists[name]
+        return scope
 
     def _finish_if_done(self, now: float) -> None:
         if self._open or self._node.phase.fulfilled:
@@ -239,15 +239,15 @@ class DagRun:
         engine, node = self._engine, self._node
         try:
             scope = {**engine.variables.global_scope(now), **template_scope(node.spec)}
-            known: dict[str, dict[str, Any]] = {}
+            artifacts_by_name: dict[str, dict[str, Any]] = {}
             phase = self._phase()
-            given = node.spec.get("outputs") or {}
-            for name in self._tasks if given else [n for n in self._tasks if self._is_loop(n)]:
+            declared_outputs = node.spec.get("outputs") or {}
+            for name in self._tasks if declared_outputs else [n for n in self._tasks if self._is_loop(n)]:
                 scope |= self._task_scope(name)
                 if (child := engine.state.nodes.get(f"{node.name}.{name}")) is not None:
-                    known |= node_artifacts(f"tasks.{name}", child)
-            if not phase.bad and given:
-                node.outputs = outputs.template_outputs(node.spec, scope, known)
+                    artifacts_by_name |= node_artifacts(f"tasks.{name}", child)
+            if not phase.bad and declared_outputs:
+                node.outputs = outputs.template_outputs(node.spec, scope, artifacts_by_name)
         except ExpressionError as error:
             engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
             return
@@ -271,15 +271,15 @@ class DagRun:
         """The DAG's phase by its targets: with failFast the first bad one by name decides, without it the last."""
         names = {f"{self._node.name}.{target}": target for target in self._targets}
         phases = node_graph.branch_phases(self._engine.state.nodes, self._node, set(names))
-        found = Phase.SUCCEEDED
+        outcome = Phase.SUCCEEDED
         for name, target in names.items():
             phase = phases.get(name, Phase.SUCCEEDED)
             goes_on = self._tasks[target].get("continueOn") or {}
             if phase.bad and not goes_on.get("error" if phase is Phase.ERROR else "failed"):
-                found = phase
+                outcome = phase
                 if self._node.spec["dag"].get("failFast", True):
                     break
-        return found
+        return outcome
 
 
 class LoopRun:

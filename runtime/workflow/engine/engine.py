@@ -65,10 +65,12 @@ class Engine:
         self.root.begin(self.state.began)
 
     def _resume(self, event: RunResumed) -> None:
-        known = self.state
+        state_before = self.state
         self.state = RunState(
-            known.name, known.uid, known.created, known.manifest.with_parameters(event.parameters), event.time,
-            known.lives + 1, node_completion.reusable_nodes(self, {*event.again}),
+            state_before.name, state_before.uid, state_before.created,
+            state_before.manifest.with_parameters(event.parameters),
+            event.time,
+            state_before.lives + 1, node_completion.reusable_nodes(self, {*event.again}),
         )  # fmt: skip
         self._begin_life()
 
@@ -197,8 +199,10 @@ class Engine:
 
     def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
         """Ask for the end of a running pod. The first reason given is kept."""
-        known = self.state.kills.get(node.name)
-        self.state.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
+        kill_before = self.state.kills.get(node.name)
+        self.state.kills[node.name] = (
+            kill_before._replace(at_once=at_once) if kill_before else Kill(message, keeps_code, at_once)
+        )
 
     def notify_owner(self, name: str) -> None:
         """Have the owner of a node look at it again."""

@@ -135,9 +135,9 @@ class EventLog:
         """Write one event and make it durable. Raises OSError, such as a full disk; then the log is unchanged."""
         line = memoryview(_encode(event) + b"\n")
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
+            bytes_written = 0
+            while bytes_written < len(line):
+                bytes_written += os.write(self._file, line[bytes_written:])
             os.fdatasync(self._file)
         except OSError:
             self._truncate_tail()

@@ -42,17 +42,17 @@ class GateResult(NamedTuple):
 
 def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) -> list[Lock]:
     """The locks of a template or workflow. Raises ExpressionError for a semaphore without a limit."""
-    found = []
+    locks = []
     for one in list_at(holder, "synchronization", "mutexes"):
-        found.append(Lock(f"{one.get('namespace') or namespace}/Mutex/{one.get('name')}", 1))
+        locks.append(Lock(f"{one.get('namespace') or namespace}/Mutex/{one.get('name')}", 1))
     for one in list_at(holder, "synchronization", "semaphores"):
         reference = one.get("configMapKeyRef") or {}
         name = f"{one.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
         try:
-            found.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
+            locks.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
         except (MissingObjectError, ValueError) as error:
             raise ExpressionError(f"failed to initialize semaphore {name} with limit") from error
-    return found
+    return locks
 
 
 def declared_memo(template: Mapping[str, Any]) -> Memo | None:

@@ -78,17 +78,17 @@ class HookRun:
             except ExpressionError as error:
                 self._hook_owner.fail(str(error), now)
                 return False
-        found = (self._engine.state.nodes.get(name) for name in self._started.values())
-        return all(one is not None and one.phase.fulfilled for one in found)
+        hook_nodes = (self._engine.state.nodes.get(name) for name in self._started.values())
+        return all(one is not None and one.phase.fulfilled for one in hook_nodes)
 
     def _start(self, node: Node, suffix: str, hook: Mapping[str, Any], scope: Scope, now: float) -> None:
         if not node.outputs.is_empty:
             # Argo takes the exit code of a hook's task only from the outputs.
-            known = {
+            hook_scope = {
                 key: value for key, value in output_scope(self._prefix, node).items() if not key.endswith(".exitCode")
             }
             scope = {key: value for key, value in scope.items() if key != f"{self._prefix}.exitCode"}
-            hook = {**hook, "arguments": substitute(hook.get("arguments") or {}, {**scope, **known})}
+            hook = {**hook, "arguments": substitute(hook.get("arguments") or {}, {**scope, **hook_scope})}
         name = f"{node.name}.{suffix}"
         call = Call(
             name, f"{self._call.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,

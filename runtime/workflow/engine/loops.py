@@ -62,16 +62,20 @@ def _loop_items(task: Mapping[str, Any], room: int) -> list[Any]:
     if task.get("withParam") is not None:
         text = str(task["withParam"])
         try:
-            found = read_json(text, exact=True)
+            loop_values = read_json(text, exact=True)
         except ExpressionError as error:
             raise ExpressionError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
-        if found is not None and not isinstance(found, list):
-            kind = "object" if isinstance(found, dict) else {str: "string", bool: "bool"}.get(type(found), "number")
+        if loop_values is not None and not isinstance(loop_values, list):
+            kind = (
+                "object"
+                if isinstance(loop_values, dict)
+                else {str: "string", bool: "bool"}.get(type(loop_values), "number")
+            )
             raise ExpressionError(
                 f"withParam value could not be parsed as a JSON list: {text}: json: cannot unmarshal {kind} into Go "
                 "value of type []v1alpha1.Item"
             )
-        return found or []
+        return loop_values or []
     return _sequence_items(task["withSequence"], room)
 
 

@@ -95,8 +95,8 @@ def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None
             node, pod if engine.state.shutdown else TOO_LATE, at_once=at_once and engine.state.shutdown == "Terminate"
         )
     else:
-        named = here if node.type is NodeType.SUSPEND else pod
-        engine.set_phase(node, Phase.FAILED, now, named if engine.state.shutdown else TOO_LATE)
+        message = here if node.type is NodeType.SUSPEND else pod
+        engine.set_phase(node, Phase.FAILED, now, message if engine.state.shutdown else TOO_LATE)
 
 
 def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
@@ -231,8 +231,8 @@ def _pod_outputs(node: Node, event: PodEnded) -> Outputs:
         return Outputs()
     parameters: list[dict[str, Any]] = []
     for entry in list_at(node.spec, "outputs", "parameters"):
-        known = entry["name"] in event.parameters
-        parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
+        has_value = entry["name"] in event.parameters
+        parameters.append({**entry, "value": event.parameters[entry["name"]]} if has_value else dict(entry))
     artifacts = [
         _with_location(entry, event.artifacts[entry["name"]])
         for entry in list_at(node.spec, "outputs", "artifacts")
@@ -258,16 +258,16 @@ def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
         more = [one for one in engine.state.nodes[name].children if one not in anew]
         anew.update(more)
         queue += more
-    found = dict(engine.state.kept)
+    reusable = dict(engine.state.kept)
     for node in engine.state.nodes.values():
         exits = node.name.startswith(f"{engine.state.name}.onExit")
         if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not exits:
-            kept, above = node.phase is Phase.SUCCEEDED, engine.state.nodes.get(node.owner)
-            while above is not None and not kept:
-                kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
+            is_kept, above = node.phase is Phase.SUCCEEDED, engine.state.nodes.get(node.owner)
+            while above is not None and not is_kept:
+                is_kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
                 above = engine.state.nodes.get(above.owner)
-            if kept and node.phase.fulfilled:
-                found[node.name] = node
-        elif node.type is NodeType.CONTAINER and node.owner in found:
-            found[node.name] = node
-    return {name: node for name, node in found.items() if name not in anew}
+            if is_kept and node.phase.fulfilled:
+                reusable[node.name] = node
+        elif node.type is NodeType.CONTAINER and node.owner in reusable:
+            reusable[node.name] = node
+    return {name: node for name, node in reusable.items() if name not in anew}

@@ -80,13 +80,13 @@ class NodeFactory:
         """Wait for the template's locks, if it declares any."""
         engine = self._engine
         try:
-            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
+            locks = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
-        if wanted and not call.scope.get("retries"):
+        if locks and not call.scope.get("retries"):
             engine.wait_for_gate(
-                Gate(call.name, locks=wanted, then=lambda _, at: self._look_up_memo(call, kind, spec, at))
+                Gate(call.name, locks=locks, then=lambda _, at: self._look_up_memo(call, kind, spec, at))
             )
         else:
             self._look_up_memo(call, kind, spec, now)
@@ -100,19 +100,19 @@ class NodeFactory:
             return
         if memo and not call.scope.get("retries"):
 
-            def then(found: GateResult, at: float) -> None:
-                self._proceed(call, kind, spec, at, memo, found)
+            def then(gate: GateResult, at: float) -> None:
+                self._proceed(call, kind, spec, at, memo, gate)
 
             self._engine.wait_for_gate(Gate(call.name, memo=memo, then=then))
         else:
             self._proceed(call, kind, spec, now)
 
     def _proceed(self, call: Call, kind: str, spec: dict[str, Any], now: float, memo: Memo | None = None,
-                 found: GateResult | None = None) -> None:  # fmt: skip
-        if memo and found and found.hit:
+                 gate: GateResult | None = None) -> None:  # fmt: skip
+        if memo and gate and gate.hit:
             node = self._add_node(call, TYPES.get(kind, NodeType.POD), Phase.RUNNING, spec, now)
             node.memo, node.memo_hit = (memo.cache, memo.key), True
-            node.outputs = Outputs(found.parameters, found.artifacts, found.result, "0" if kind in PODS else "")
+            node.outputs = Outputs(gate.parameters, gate.artifacts, gate.result, "0" if kind in PODS else "")
             self._engine.set_phase(node, Phase.SUCCEEDED, now)
             return
         strategy = spec.get("retryStrategy", self._engine.state.manifest.spec.get("retryStrategy"))
@@ -129,11 +129,11 @@ class NodeFactory:
 
     def _make_node(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         engine = self._engine
-        kept = engine.state.kept.get(call.name)
-        if kept is not None and kind in (*PROCESSES, "suspend"):
-            self._restore_node(kept)
+        kept_node = engine.state.kept.get(call.name)
+        if kept_node is not None and kind in (*PROCESSES, "suspend"):
+            self._restore_node(kept_node)
             self._engine.notify_owner(call.name)
-            self._engine.limits.on_node_end(kept)
+            self._engine.limits.on_node_end(kept_node)
             return
         phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
         node = self._add_node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
@@ -154,18 +154,24 @@ class NodeFactory:
 
     def _apply_patches(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
         """The template of a pod with the workflow's podSpecPatch over it, and its own over that."""
-        known = {**self._engine.variables.global_scope(now), "pod.name": self._engine.variables.pod_name(call)}
+        patch_scope = {**self._engine.variables.global_scope(now), "pod.name": self._engine.variables.pod_name(call)}
         for patch in filter(None, (self._engine.state.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
-            spec = apply_patch(spec, str(substitute(substitute(patch, known), {**known, **template_scope(spec)})))
+            spec = apply_patch(
+                spec, str(substitute(substitute(patch, patch_scope), {**patch_scope, **template_scope(spec)}))
+            )
         return spec
 
     def _restore_node(self, node: Node) -> None:
         """Take over a node that ended in an earlier life, with its containers; other children are attached anew."""
         queue = [node]
         for one in queue:
-            below = [found for name in one.children if (found := self._engine.state.kept.get(name))]
-            below = [found for found in below if found.type is NodeType.CONTAINER and found.owner == node.name]
-            one.children = [found.name for found in below]
+            below = [kept_child for name in one.children if (kept_child := self._engine.state.kept.get(name))]
+            below = [
+                kept_child
+                for kept_child in below
+                if kept_child.type is NodeType.CONTAINER and kept_child.owner == node.name
+            ]
+            one.children = [child.name for child in below]
             self._engine.state.nodes[one.name] = one
             queue += below
 

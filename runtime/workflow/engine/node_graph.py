@@ -30,21 +30,21 @@ def attach(engine: Scheduler, above: Iterable[str], name: str) -> None:
 
 def branch_phases(nodes: Mapping[str, Node], boundary: Node, targets: set[str]) -> dict[str, Phase]:
     """The phase that counts for each target: an omitted node inherits its parents' phase, a failed one first."""
-    found: dict[str, Phase] = {}
-    seen: set[tuple[str, Phase]] = set()
+    phases: dict[str, Phase] = {}
+    visited: set[tuple[str, Phase]] = set()
     queue = [(child, Phase.SUCCEEDED) for child in boundary.children]
     for name, branch in queue:
-        if (name, branch) in seen:
+        if (name, branch) in visited:
             continue
-        seen.add((name, branch))
+        visited.add((name, branch))
         node = nodes[name]
         phase = branch if node.phase is Phase.OMITTED else node.phase
-        if name in targets and not found.get(name, Phase.SUCCEEDED).bad:
-            found[name] = phase
+        if name in targets and not phases.get(name, Phase.SUCCEEDED).bad:
+            phases[name] = phase
         children = node.children
         if node.type in (NodeType.RETRY, NodeType.TASK_GROUP) and node.children:
             children = [below for child in node.children for below in nodes[child].children]
             if node.type is NodeType.RETRY:
                 children = nodes[node.children[-1]].children
         queue += [(child, phase) for child in children]
-    return found
+    return phases

@@ -142,10 +142,10 @@ def node_id(workflow: str, name: str) -> str:
 
 def fnv32a(text: str) -> int:
     """FNV-1a, 32 bits (Fowler, Noll, Vo)."""
-    found = 0x811C9DC5
+    hash_value = 0x811C9DC5
     for byte in text.encode():
-        found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return found
+        hash_value = (hash_value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return hash_value
 
 
 def pod_name(workflow: str, name: str, template: str) -> str:

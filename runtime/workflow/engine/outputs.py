@@ -14,17 +14,17 @@ from everstep.runtime.workflow.manifest.fields import list_at
 
 def template_outputs(template: Mapping[str, Any], scope: Scope, artifacts: Artifacts) -> Outputs:
     """The outputs of a template whose tasks have succeeded. Raises ExpressionError in Argo's words."""
-    found = Outputs([], [])
+    outputs = Outputs([], [])
     for entry in list_at(template, "outputs", "parameters"):
         value = _parameter_value(entry.get("valueFrom") or {}, scope) if entry.get("value") is None else entry["value"]
-        found.parameters.append({**entry, "value": parameter_text(value)} if value is not None else dict(entry))
+        outputs.parameters.append({**entry, "value": parameter_text(value)} if value is not None else dict(entry))
     for entry in list_at(template, "outputs", "artifacts"):
         source = find_artifact(entry, scope, artifacts)
         if source is not None:
-            found.artifacts.append({**source, "name": entry["name"], **_own_fields(entry)})
+            outputs.artifacts.append({**source, "name": entry["name"], **_own_fields(entry)})
         elif not entry.get("optional"):
             raise ExpressionError(f"unable to resolve outputs.artifacts.{entry['name']}: {entry.get('from')}")
-    return found
+    return outputs
 
 
 def _own_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def _own_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _parameter_value(source: Mapping[str, Any], scope: Scope) -> Any:
     try:
         if source.get("expression") is not None:
-            found = evaluate(str(source["expression"]), scope, FUNCTIONS)
-            return found if isinstance(found, str) else go_text(found)
+            result = evaluate(str(source["expression"]), scope, FUNCTIONS)
+            return result if isinstance(result, str) else go_text(result)
         value = _resolve_reference(str(source.get("parameter") or ""), scope)
     except ExpressionError:
         if source.get("default") is None:
@@ -46,11 +46,11 @@ def _parameter_value(source: Mapping[str, Any], scope: Scope) -> Any:
 
 def _resolve_reference(text: str, scope: Scope) -> Any:
     """The value of a reference: one tag and nothing else."""
-    found = tags(text)
-    if len(found) == 1 and text.strip() == f"{{{{{found[0]}}}}}":
-        if found[0].startswith("="):
-            raise ExpressionError(f'Unable to compile: "{found[0][1:].strip()}"')
-        name = found[0].strip()
+    tag_names = tags(text)
+    if len(tag_names) == 1 and text.strip() == f"{{{{{tag_names[0]}}}}}":
+        if tag_names[0].startswith("="):
+            raise ExpressionError(f'Unable to compile: "{tag_names[0][1:].strip()}"')
+        name = tag_names[0].strip()
         if name in scope:
             return scope[name]
         raise ExpressionError(f'Unable to resolve: "{text}"')

@@ -114,9 +114,9 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
     if not last.phase.bad:
         return Decision(None, last.phase, last.message)
     try:
-        at, refused = _next_attempt(strategy.get("backoff") or {}, attempts)
-        if refused:
-            return Decision(None, last.phase, refused)
+        at, refusal = _next_attempt(strategy.get("backoff") or {}, attempts)
+        if refusal:
+            return Decision(None, last.phase, refusal)
         policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
         # Nothing here is a transient error of Kubernetes.
         if policy == "OnTransientError" or (policy, last.phase) in (

@@ -16,42 +16,42 @@ Scope = dict[str, Any]
 
 def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] | None) -> Scope:
     """Everything that others may read of a node. `declared`: the outputs that its template declares."""
-    found: Scope = {
+    scope: Scope = {
         f"{prefix}.id": node_id(workflow, node.name),
         f"{prefix}.status": node.phase.value,
         f"{prefix}.startedAt": argo_time(node.started),
         f"{prefix}.hostNodeName": "localhost",
     }
     if node.pid or node.daemoned:
-        found[f"{prefix}.ip"] = "127.0.0.1"
+        scope[f"{prefix}.ip"] = "127.0.0.1"
     if node.finished:
-        found[f"{prefix}.finishedAt"] = argo_time(node.finished)
+        scope[f"{prefix}.finishedAt"] = argo_time(node.finished)
     if node.phase in (Phase.SKIPPED, Phase.OMITTED):
         for entry in list_at(declared, "parameters"):
             default = (entry.get("valueFrom") or {}).get("default")
-            found[f"{prefix}.outputs.parameters.{entry['name']}"] = None if default is None else parameter_text(default)
-        return found
-    found |= output_scope(prefix, node)
-    return found
+            scope[f"{prefix}.outputs.parameters.{entry['name']}"] = None if default is None else parameter_text(default)
+        return scope
+    scope |= output_scope(prefix, node)
+    return scope
 
 
 def output_scope(prefix: str, node: Node) -> Scope:
     """The result, exit code and parameters of a node."""
-    found: Scope = {f"{prefix}.outputs.parameters.{name}": value for name, value in node.outputs.values().items()}
+    scope: Scope = {f"{prefix}.outputs.parameters.{name}": value for name, value in node.outputs.values().items()}
     if node.outputs.result is not None:
-        found[f"{prefix}.outputs.result"] = node.outputs.result
+        scope[f"{prefix}.outputs.result"] = node.outputs.result
     if node.outputs.exit_code:
-        found[f"{prefix}.exitCode"] = node.outputs.exit_code
-    return found
+        scope[f"{prefix}.exitCode"] = node.outputs.exit_code
+    return scope
 
 
-def tasks_read(kind: str, read: Collection[str], known: Collection[str]) -> Collection[str]:
+def tasks_read(kind: str, read: Collection[str], all_tasks: Collection[str]) -> Collection[str]:
     """The known tasks or steps that the names in `read` refer to; all of them if a name is of no known one.
 
     It keeps a task's scope as small as what the task reads.
     """
-    found = {name.split(".")[1] for name in read if name.startswith(f"{kind}.")}
-    return found if kind not in read and all(one in known for one in found) else known
+    task_names = {name.split(".")[1] for name in read if name.startswith(f"{kind}.")}
+    return task_names if kind not in read and all(one in all_tasks for one in task_names) else all_tasks
 
 
 def node_artifacts(prefix: str, node: Node) -> dict[str, dict[str, Any]]:
@@ -86,10 +86,10 @@ def loop_outputs(prefix: str, children: Iterable[Node]) -> Scope:
             results.append(read_json(node.outputs.result, exact=True))
     if not some:
         return {}
-    found: Scope = {f"{prefix}.outputs.result": go_json(results), f"{prefix}.outputs.parameters": go_json(every)}
+    scope: Scope = {f"{prefix}.outputs.result": go_json(results), f"{prefix}.outputs.parameters": go_json(every)}
     for name, texts in by_name.items():
-        found[f"{prefix}.outputs.parameters.{name}"] = _json_list(texts)
-    return found
+        scope[f"{prefix}.outputs.parameters.{name}"] = _json_list(texts)
+    return scope
 
 
 def _json_list(texts: list[str]) -> str:

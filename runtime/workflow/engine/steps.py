@@ -155,10 +155,10 @@ class GroupRun:
     def _resolve_step(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
         scope = self._steps.scope(names_read(step), now)
         body = {key: value for key, value in step.items() if key not in ("hooks", "arguments", "when", "inline")}
-        kept = {key: step[key] for key in ("hooks", "inline") if key in step}
+        unresolved = {key: step[key] for key in ("hooks", "inline") if key in step}
         try:
             when = substitute(str(step.get("when") or ""), scope, strict=True)
-            body = {**substitute(body, scope, strict=not is_loop(step)), **kept, "when": when}
+            body = {**substitute(body, scope, strict=not is_loop(step)), **unresolved, "when": when}
             if when and "{{" not in when and not should_run(when):
                 return {**body, "arguments": {}}
             body["arguments"] = resolve_arguments(step, scope)

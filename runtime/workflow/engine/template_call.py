@@ -62,13 +62,13 @@ def prepare_template(call: Call, globals_: Scope, library: Library) -> dict[str,
     parameters = [_fill_parameter(entry, call.arguments, globals_, library) for entry in list_at(inputs, "parameters")]
     artifacts = [_fill_artifact(entry, call.arguments) for entry in list_at(inputs, "artifacts")]
     template["inputs"] = {key: value for key, value in (("parameters", parameters), ("artifacts", artifacts)) if value}
-    known = {**globals_, **call.scope}
-    template = substitute(template, known)
-    template = substitute(template, {**known, **template_scope(template)})
+    full_scope = {**globals_, **call.scope}
+    template = substitute(template, full_scope)
+    template = substitute(template, {**full_scope, **template_scope(template)})
     if kind_of(template) in LEAVES and tags(template):
         # Argo substitutes once more when it makes the pod: tags that an input brought in are replaced, too.
-        again = substitute(template, known)
-        template = {**substitute(again, {**known, **template_scope(again)}), "inputs": template["inputs"]}
+        again = substitute(template, full_scope)
+        template = {**substitute(again, {**full_scope, **template_scope(again)}), "inputs": template["inputs"]}
     return template
 
 
@@ -132,10 +132,14 @@ def _fill_artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
     name = str(entry["name"])
     argument = next((one for one in list_at(arguments, "artifacts") if one.get("name") == name), None)
     if argument is not None:
-        kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
+        fields_kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
         if not argument.get("from producer") and "archive" in entry:
-            kept["archive"] = entry["archive"]
-        return {**{key: value for key, value in argument.items() if key != "from producer"}, **kept, "name": name}
+            fields_kept["archive"] = entry["archive"]
+        return {
+            **{key: value for key, value in argument.items() if key != "from producer"},
+            **fields_kept,
+            "name": name,
+        }
     if any(entry.get(place) for place in LOCATIONS) or entry.get("optional"):
         return dict(entry)
     raise ExpressionError(f"inputs.artifacts.{name} was not supplied")
@@ -163,17 +167,17 @@ def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     return {"parameters": parameters, "artifacts": list_at(arguments, "artifacts")}
 
 
-def resolve_artifacts(task: Mapping[str, Any], scope: Scope, known: Artifacts) -> list[dict[str, Any]]:
+def resolve_artifacts(task: Mapping[str, Any], scope: Scope, artifacts_at_hand: Artifacts) -> list[dict[str, Any]]:
     """A task's artifact arguments: what `from` and `fromExpression` name, or a location of their own.
 
     Raises ExpressionError when a required artifact does not exist.
     """
-    found = []
+    artifacts = []
     for entry in list_at(task.get("arguments"), "artifacts"):
         if not entry.get("from") and not entry.get("fromExpression"):
-            found.append(substitute(entry, scope, strict=True))
+            artifacts.append(substitute(entry, scope, strict=True))
             continue
-        source = find_artifact(entry, scope, known)
+        source = find_artifact(entry, scope, artifacts_at_hand)
         if source is None:
             if entry.get("optional"):
                 continue
@@ -181,32 +185,32 @@ def resolve_artifacts(task: Mapping[str, Any], scope: Scope, known: Artifacts) -
         path = substitute(str(entry.get("subPath") or ""), scope, strict=True)
         if path and source.get("s3"):
             source["s3"] = {**source["s3"], "key": f"{source['s3']['key'].rstrip('/')}/{path}"}
-        found.append({**source, "name": entry["name"], "from producer": True})
-    return found
+        artifacts.append({**source, "name": entry["name"], "from producer": True})
+    return artifacts
 
 
 def artifact_names_read(task: Mapping[str, Any]) -> set[str]:
     """The dotted names that a task's artifact arguments read."""
     entries = list_at(task.get("arguments"), "artifacts")
-    found = names_read(entries)
+    names_in_entries = names_read(entries)
     for entry in entries:
-        found.add(_artifact_reference(entry, {}))
+        names_in_entries.add(_artifact_reference(entry, {}))
         if entry.get("fromExpression"):
             with suppress(ExpressionError):
-                found |= dotted_paths(str(entry["fromExpression"]))
-    return found
+                names_in_entries |= dotted_paths(str(entry["fromExpression"]))
+    return names_in_entries
 
 
-def find_artifact(entry: Mapping[str, Any], scope: Scope, known: Artifacts) -> dict[str, Any] | None:
+def find_artifact(entry: Mapping[str, Any], scope: Scope, artifacts_at_hand: Artifacts) -> dict[str, Any] | None:
     """The artifact that `from` or `fromExpression` names; None when it does not exist. Raises ExpressionError."""
     if entry.get("fromExpression"):
-        environment = {**scope, **{name: {ARTIFACT_MARK: name} for name in known}}
-        chosen = evaluate(str(entry["fromExpression"]), environment, FUNCTIONS)
-        name = chosen.get(ARTIFACT_MARK, "") if isinstance(chosen, dict) else ""
+        environment = {**scope, **{name: {ARTIFACT_MARK: name} for name in artifacts_at_hand}}
+        chosen_artifact = evaluate(str(entry["fromExpression"]), environment, FUNCTIONS)
+        name = chosen_artifact.get(ARTIFACT_MARK, "") if isinstance(chosen_artifact, dict) else ""
     else:
         name = _artifact_reference(entry, scope)
-    found = known.get(name)
-    return {key: value for key, value in found.items() if key not in UNSHARED} if found is not None else None
+    artifact = artifacts_at_hand.get(name)
+    return {key: value for key, value in artifact.items() if key not in UNSHARED} if artifact is not None else None
 
 
 def _artifact_reference(entry: Mapping[str, Any], scope: Scope) -> str:
@@ -216,9 +220,9 @@ def _artifact_reference(entry: Mapping[str, Any], scope: Scope) -> str:
 def _is_only_absent(value: Any, scope: Scope) -> bool:
     if not isinstance(value, str) or not value.startswith("{{") or value.startswith("{{="):
         return False
-    found = tags(value)
-    name = found[0].strip() if found else ""
-    return len(found) == 1 and value == f"{{{{{found[0]}}}}}" and name in scope and scope[name] is None
+    tag_names = tags(value)
+    name = tag_names[0].strip() if tag_names else ""
+    return len(tag_names) == 1 and value == f"{{{{{tag_names[0]}}}}}" and name in scope and scope[name] is None
 
 
 def first_unset(value: Any, prefix: str) -> str:

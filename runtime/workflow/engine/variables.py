@@ -43,7 +43,7 @@ class Variables:
         engine = self._engine
         manifest, metadata = engine.state.manifest, engine.state.manifest.raw.get("metadata") or {}
         spec = manifest.spec
-        found: Scope = {
+        scope: Scope = {
             "workflow.name": engine.state.name, "workflow.uid": engine.state.uid,
             "workflow.namespace": str(metadata.get("namespace") or "default"),
             "workflow.mainEntrypoint": str(spec.get("entrypoint") or ""),
@@ -53,41 +53,41 @@ class Variables:
             "workflow.creationTimestamp.s": str(int(engine.state.created)), "workflow.creationTimestamp.L": ".000",
         }  # fmt: skip
         created = datetime.fromtimestamp(int(engine.state.created), UTC)
-        found |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
+        scope |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
         if spec.get("priority") is not None:
-            found["workflow.priority"] = str(spec["priority"])
+            scope["workflow.priority"] = str(spec["priority"])
         more = spec.get("workflowMetadata") or {}
         for kind in ("labels", "annotations"):
             own = label_of_reference(manifest.raw.get("spec")) if kind == "labels" else {}
             values = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
-            found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
-            found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
-        found |= self._parameter_scope(list_at(spec, "arguments", "parameters"), found)
-        return found | self._evaluate_labels(more.get("labelsFrom") or {}, found)
+            scope[f"workflow.{kind}"] = scope[f"workflow.{kind}.json"] = go_json(values)
+            scope |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
+        scope |= self._parameter_scope(list_at(spec, "arguments", "parameters"), scope)
+        return scope | self._evaluate_labels(more.get("labelsFrom") or {}, scope)
 
-    def _evaluate_labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
+    def _evaluate_labels(self, label_sources: Mapping[str, Any], scope: Scope) -> Scope:
         """Evaluate the labels of the workflow that expressions give."""
-        found: Scope = {}
-        for name, source in wanted.items():
+        labels: Scope = {}
+        for name, source in label_sources.items():
             text = str(source.get("expression"))
             try:
-                value = evaluate(text, known, FUNCTIONS)
+                value = evaluate(text, scope, FUNCTIONS)
             except ExpressionError as error:
                 self.wrong = f'failed to evaluate label "{name}" expression "{text}": {error}'
                 continue
             if not isinstance(value, str):
                 self.wrong = f'failed to evaluate label "{name}" expression "{text}": must be a string'
             else:
-                self.labels[name] = found[f"workflow.labels.{name}"] = value
-        return found
+                self.labels[name] = labels[f"workflow.labels.{name}"] = value
+        return labels
 
-    def _parameter_scope(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
-        filled, found = [], Scope()
+    def _parameter_scope(self, entries: list[Mapping[str, Any]], source_scope: Scope) -> Scope:
+        filled, scope = [], Scope()
         for entry in entries:
             value, source = entry.get("value"), entry.get("valueFrom") or {}
             if value is None and source.get("configMapKeyRef"):
                 try:
-                    value = config_map_value("", source, known, self._engine.state.manifest.library)
+                    value = config_map_value("", source, source_scope, self._engine.state.manifest.library)
                 except ExpressionError as error:
                     reference, why = source["configMapKeyRef"], str(error).partition("from ConfigMap: ")[2]
                     self.wrong = (
@@ -95,9 +95,9 @@ class Variables:
                         f"configmap with name {reference.get('name')} and key {reference.get('key')}: {why}"
                     )
             filled.append({**entry, "value": parameter_text(value)})
-            found[f"workflow.parameters.{entry['name']}"] = parameter_text(value)
-        found["workflow.parameters"] = found["workflow.parameters.json"] = parameters_json(filled)
-        return found
+            scope[f"workflow.parameters.{entry['name']}"] = parameter_text(value)
+        scope["workflow.parameters"] = scope["workflow.parameters.json"] = parameters_json(filled)
+        return scope
 
     @property
     def namespace(self) -> str:
@@ -110,12 +110,12 @@ class Variables:
 
     def arguments(self) -> dict[str, Any]:
         """The workflow's arguments, as the entrypoint gets them."""
-        given = self._engine.state.manifest.spec.get("arguments") or {}
+        arguments_of_entry = self._engine.state.manifest.spec.get("arguments") or {}
         parameters = [
             {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
-            for entry in list_at(given, "parameters")
+            for entry in list_at(arguments_of_entry, "parameters")
         ]
-        return {"parameters": parameters, "artifacts": list_at(given, "artifacts")}
+        return {"parameters": parameters, "artifacts": list_at(arguments_of_entry, "artifacts")}
 
     def pod_name(self, call: Call) -> str:
         """Name of the pod that a call would make."""

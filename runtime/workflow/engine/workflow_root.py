@@ -51,12 +51,12 @@ class Root:
         if spec.get("activeDeadlineSeconds") is not None:
             engine.set_timer(engine.state.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
         try:
-            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
+            locks = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
             self.finish(Phase.FAILED, f"Failed to acquire the synchronization lock. {error}", now)
             return
-        if wanted:
-            engine.wait_for_gate(Gate("", locks=wanted, then=lambda _, at: self._start_unless_suspended(at)))
+        if locks:
+            engine.wait_for_gate(Gate("", locks=locks, then=lambda _, at: self._start_unless_suspended(at)))
         else:
             self._start_unless_suspended(now)
 

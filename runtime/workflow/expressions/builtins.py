@@ -65,11 +65,11 @@ def _numbers(values: tuple[Any, ...]) -> list[Any]:
 
 
 def _median(*values: Any) -> float:
-    found = sorted(_numbers(values))
-    middle = len(found) // 2
-    if not found:
+    ordered = sorted(_numbers(values))
+    middle = len(ordered) // 2
+    if not ordered:
         return 0.0
-    return float(found[middle]) if len(found) % 2 else (found[middle - 1] + found[middle]) / 2
+    return float(ordered[middle]) if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _round(value: float) -> float:
@@ -95,10 +95,10 @@ def _join(parts: list[Any], glue: str = "") -> str:
 
 def unique_values(values: list[Any]) -> list[Any]:
     """Each once, where it is first."""
-    found: dict[Any, Any] = {}
+    unique: dict[Any, Any] = {}
     for value in values:
-        found.setdefault(unique_key(value), value)
-    return list(found.values())
+        unique.setdefault(unique_key(value), value)
+    return list(unique.values())
 
 
 def _flatten(values: Iterable[Any]) -> list[Any]:
@@ -229,14 +229,14 @@ Predicate = Callable[..., Any]
 
 def _matching_indexes(over: list[Any], predicate: Predicate | None) -> list[int]:
     """Indexes of the items for which the predicate holds; raises ExpressionError where it is no boolean."""
-    found = []
+    indexes = []
     for index, item in enumerate(over):
         holds = predicate(item, index) if predicate else item
         if not isinstance(holds, bool):
             raise ExpressionError(f"predicate should return boolean (got {go_type(holds)})")
         if holds:
-            found.append(index)
-    return found
+            indexes.append(index)
+    return indexes
 
 
 def _map(over: list[Any], predicate: Predicate | None) -> list[Any]:
@@ -251,10 +251,10 @@ def _reduce(over: list[Any], predicate: Predicate | None, *start: Any) -> Any:
 
 
 def _group_by(over: list[Any], predicate: Predicate | None) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for key, item in zip(_map(over, predicate), over, strict=True):
-        found.setdefault(key, []).append(item)
-    return found
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _sort_by(over: list[Any], predicate: Predicate | None, order: str = "asc") -> list[Any]:

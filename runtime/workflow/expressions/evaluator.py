@@ -55,23 +55,23 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
         for place, name in names:
             if name not in expanded and name not in functions:
                 raise UnknownNameError(point_at(f"unknown name {name}", text, place))
-        found = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).evaluate(tree, None)
-        meter.weigh(found)
-    return found
+        value = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).evaluate(tree, None)
+        meter.weigh(value)
+    return value
 
 
 def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> bool:
     """A condition, as Argo's hooks and retries judge it. Raises ExpressionError in its words."""
     try:
-        found = evaluate(text, environment, functions)
+        value = evaluate(text, environment, functions)
     except (ExpressionSyntaxError, UnknownNameError):
         raise
     except ExpressionError as error:
         raise ExpressionError(f"unable to evaluate expression '{text}': {error}") from None
-    if not isinstance(found, bool):
-        printed = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
+    if not isinstance(value, bool):
+        printed = value if isinstance(value, str) else f"%!s({go_type(value)}={go_text(value)})"
         raise ExpressionError(f"unable to cast expression result '{printed}' to bool")
-    return found
+    return value
 
 
 def expand_names(environment: Mapping[str, Any]) -> ExpandedScope:
@@ -126,10 +126,10 @@ class _Evaluation:
         return self.evaluate(c[1], pointer)
 
     def _boolean(self, node: Any, pointer: PredicateItem | None) -> bool:
-        found = self.evaluate(node, pointer)
-        if not isinstance(found, bool):
-            raise self._fail(f"interface conversion: interface {{}} is {go_type(found)}, not bool", node)
-        return found
+        value = self.evaluate(node, pointer)
+        if not isinstance(value, bool):
+            raise self._fail(f"interface conversion: interface {{}} is {go_type(value)}, not bool", node)
+        return value
 
     def _either(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> bool:
         return any(self._boolean(child, pointer) for child in c[::2])
@@ -145,17 +145,17 @@ class _Evaluation:
         return self.evaluate(c[2], pointer) if first is None else first
 
     def _sign(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
-        found = self.evaluate(c[1], pointer)
-        if not is_number(found):
-            raise self._fail(f"invalid operation: {c[0]} {go_type(found)}", node)
-        return -found if c[0] == "-" else found
+        value = self.evaluate(c[1], pointer)
+        if not is_number(value):
+            raise self._fail(f"invalid operation: {c[0]} {go_type(value)}", node)
+        return -value if c[0] == "-" else value
 
     def _binary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         """One operator, or several of one rank, from the left."""
-        found = self.evaluate(c[0], pointer)
+        value = self.evaluate(c[0], pointer)
         for operator, right in zip(c[1::2], c[2::2], strict=True):
-            found = self._operate(found, operator, self.evaluate(right, pointer))
-        return found
+            value = self._operate(value, operator, self.evaluate(right, pointer))
+        return value
 
     def _operate(self, a: Any, operator: Token, b: Any) -> Any:
         self._meter.weigh(a)
@@ -239,14 +239,14 @@ class _Evaluation:
         for argument in arguments if name not in CONSTANT_TIME else ():
             self._meter.weigh(argument)
         try:
-            found = function(*arguments)
+            value = function(*arguments)
         except ExpressionError as error:
             raise self._fail(str(error), place) from None
         except (TypeError, ValueError, AttributeError, IndexError, KeyError, ArithmeticError) as error:
             raise self._fail(f"{name}: {error}", place) from None
-        if isinstance(found, str | list | dict):
-            self._meter.spend(len(found) // CHARACTERS_A_STEP)
-        return found
+        if isinstance(value, str | list | dict):
+            self._meter.spend(len(value) // CHARACTERS_A_STEP)
+        return value
 
     def _argument_values(self, arguments: Any, pointer: PredicateItem | None) -> list[Any]:
         if arguments is None:
@@ -299,7 +299,7 @@ class _Evaluation:
         return self._argument_values(c[1], pointer)
 
     def _mapping(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> dict[Any, Any]:
-        found = {}
+        mapping = {}
         for pair in c:
             if isinstance(pair, Tree):
                 key: Any = pair.children[0]
@@ -310,5 +310,5 @@ class _Evaluation:
                     name = unquote(str(key)) if key.type == "STRING" else str(key)
                 if not isinstance(name, str):
                     raise self._fail(f"interface conversion: interface {{}} is {go_type(name)}, not string", node)
-                found[name] = self.evaluate(value, pointer)
-        return found
+                mapping[name] = self.evaluate(value, pointer)
+        return mapping

@@ -124,13 +124,13 @@ class _Lexer(Lexer):
 
 
 def _tokenize(source: str) -> list[Token]:
-    found: list[Token] = []
+    tokens: list[Token] = []
     position = 0
     while position < len(source):
         if source[position] == "#":
             pointer = _POINTER.match(source, position)
             assert pointer is not None
-            found.append(Token("HASH", pointer.group(), start_pos=position))
+            tokens.append(Token("HASH", pointer.group(), start_pos=position))
             position = pointer.end()
             continue
         match = _TOKEN.match(source, position)
@@ -151,10 +151,10 @@ def _tokenize(source: str) -> list[Token]:
         elif kind == "WORD":
             called = text in PREDICATE_FUNCTIONS and _CALLED.match(source, position)
             kind = "PREDICATED" if called else WORDS.get(text, "NAME")
-        found.append(Token(kind, text, start_pos=match.start()))
-        if len(found) > MAX_TOKENS:
+        tokens.append(Token(kind, text, start_pos=match.start()))
+        if len(tokens) > MAX_TOKENS:
             raise ExpressionSyntaxError(TOO_LONG)
-    return found
+    return tokens
 
 
 def _unreadable_message(source: str, position: int) -> str:
@@ -183,11 +183,11 @@ def parse(source: str) -> Tree[Token]:
     what this process has read before.
     """
     with use_meter() as meter:
-        found = _parse_cached(source) if len(source) <= MAX_CACHED else _parse_uncached(source)
-        meter.spend_reading(source, found.steps)
-    if found.tree is None:
-        raise ExpressionSyntaxError(found.wrong)
-    return found.tree
+        parsed_entry = _parse_cached(source) if len(source) <= MAX_CACHED else _parse_uncached(source)
+        meter.spend_reading(source, parsed_entry.steps)
+    if parsed_entry.tree is None:
+        raise ExpressionSyntaxError(parsed_entry.wrong)
+    return parsed_entry.tree
 
 
 def _parse_uncached(source: str) -> ParseResult:

@@ -57,7 +57,7 @@ def _cached_paths(text: str) -> frozenset[str]:
 
 
 def _tree_paths(tree: Any) -> frozenset[str]:
-    found: set[str] = set()
+    paths: set[str] = set()
 
     def path(node: Any) -> str | None:
         if not isinstance(node, Tree):
@@ -75,13 +75,13 @@ def _tree_paths(tree: Any) -> frozenset[str]:
         if isinstance(node, Tree):
             whole = path(node)
             if whole is not None:
-                found.add(whole)
+                paths.add(whole)
             inner = node.children if whole is None or node.data == "index" else []
             for child in inner[1:] if node.data == "call" else inner:
                 walk(child)
 
     walk(tree)
-    return frozenset(found)
+    return frozenset(paths)
 
 
 def node_position(node: Any) -> int:

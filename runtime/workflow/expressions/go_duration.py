@@ -37,16 +37,16 @@ def parse_duration(text: str) -> int:
 
 def format_duration(nanoseconds: int) -> str:
     """Duration.String: `1h0m1.5s`; below a second in the largest unit of which there is one."""
-    sign, left = "-" if nanoseconds < 0 else "", abs(nanoseconds)
-    if not left:
+    sign, rest = "-" if nanoseconds < 0 else "", abs(nanoseconds)
+    if not rest:
         return "0s"
-    if left < SECOND:
-        unit = next(name for name in ("ms", "µs", "ns") if left >= _UNITS[name])
-        return f"{sign}{_decimal(left, _UNITS[unit])}{unit}"
-    hours, minutes = left // HOUR, left % HOUR // MINUTE
-    found = f"{hours}h" if hours else ""
-    found += f"{minutes}m" if hours or minutes else ""
-    return f"{sign}{found}{_decimal(left % MINUTE, SECOND)}s"
+    if rest < SECOND:
+        unit = next(name for name in ("ms", "µs", "ns") if rest >= _UNITS[name])
+        return f"{sign}{_decimal(rest, _UNITS[unit])}{unit}"
+    hours, minutes = rest // HOUR, rest % HOUR // MINUTE
+    text = f"{hours}h" if hours else ""
+    text += f"{minutes}m" if hours or minutes else ""
+    return f"{sign}{text}{_decimal(rest % MINUTE, SECOND)}s"
 
 
 def _decimal(count: int, unit: int) -> str:

@@ -105,7 +105,7 @@ class _Lexer(Lexer):
 
 
 def _tokenize(text: str) -> list[Token]:
-    found: list[Token] = []
+    tokens: list[Token] = []
     place, before = 0, "UNKNOWN"
     while True:
         while place < len(text) and text[place].isspace():
@@ -114,13 +114,13 @@ def _tokenize(text: str) -> list[Token]:
             break
         token, place = _read_token(text, place, before)
         before = _token_kind(token)
-        found.append(token)
-        if len(found) > MAX_TOKENS:
+        tokens.append(token)
+        if len(tokens) > MAX_TOKENS:
             raise ExpressionError(f"the expression has more than {MAX_TOKENS} tokens")
-    _check_order(found)
+    _check_order(tokens)
     with use_meter() as meter:
-        meter.spend(TOKEN * len(found))
-    return found
+        meter.spend(TOKEN * len(tokens))
+    return tokens
 
 
 def _token_kind(token: Token) -> str:
@@ -259,8 +259,8 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
         return _parse_number(token)
 
     def text(self, token: Token) -> Any:
-        found = _date_seconds(token) if token.type == "STRING" else None
-        return str(token) if found is None else found
+        seconds = _date_seconds(token) if token.type == "STRING" else None
+        return str(token) if seconds is None else seconds
 
     def boolean(self, token: Token) -> bool:
         return token == "true"

@@ -35,8 +35,8 @@ def read_json(text: str, exact: bool = False, floats: bool = False) -> Any:
     whole, real = (Number, Number) if exact else (float if floats else _parse_int, float)
     try:
         with use_meter():
-            found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=_refuse_constant)
-            return _replace_lone_surrogates(found) if _HALF.search(text) else found
+            value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=_refuse_constant)
+            return _replace_lone_surrogates(value) if _HALF.search(text) else value
     except json.JSONDecodeError as error:
         raise ExpressionError(_go_message(text, error)) from None
 
@@ -85,9 +85,9 @@ def _go_message(text: str, error: json.JSONDecodeError) -> str:
     rest = rest.lstrip()
     for literal in ("true", "false", "null"):
         if rest[0] == literal[0]:
-            for wanted, found in zip(literal, rest, strict=False):
-                if wanted != found:
-                    had, due = _quote_character(found), _quote_character(wanted)
+            for expected, actual in zip(literal, rest, strict=False):
+                if expected != actual:
+                    had, due = _quote_character(actual), _quote_character(expected)
                     return f"invalid character {had} in literal {literal} (expecting {due})"
             return "unexpected end of JSON input"
     if error.msg == "Extra data":

@@ -28,7 +28,7 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _follow_path(document: Any, path: str, meter: Meter) -> Any:
-    found, several, position = [document], False, 1
+    matches, several, position = [document], False, 1
     while position < len(path):
         step = _STEP.match(path, position)
         if step is None:
@@ -36,26 +36,26 @@ def _follow_path(document: Any, path: str, meter: Meter) -> Any:
         position = step.end()
         several = several or bool(step["deep"] or step["star"] or step["any"] or step["slice"])
         if step["deep"]:
-            for value in found:
+            for value in matches:
                 meter.weigh(value)
-            found = [below for value in found for below in _descendants(value)]
-        found = [below for value in found for below in _children(value, step)]
-        meter.spend(len(found))
+            matches = [below for value in matches for below in _descendants(value)]
+        matches = [below for value in matches for below in _children(value, step)]
+        meter.spend(len(matches))
     if several:
-        return found
-    if not found:
+        return matches
+    if not matches:
         raise ExpressionError(f"key not found by JSONPath '{path}'")
-    return found[0]
+    return matches[0]
 
 
 def _descendants(value: Any) -> Iterator[Any]:
     """It, and all below it, from the top."""
-    left = [value]
-    while left:
-        value = left.pop()
+    pending = [value]
+    while pending:
+        value = pending.pop()
         yield value
         below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left += reversed(list(below))
+        pending += reversed(list(below))
 
 
 def _children(value: Any, step: re.Match[str]) -> list[Any]:

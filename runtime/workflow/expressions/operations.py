@@ -20,8 +20,8 @@ def is_number(value: Any) -> bool:
 def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def operate(a: Any, b: Any) -> Any:
         if is_number(a) and is_number(b):
-            found = operation(a, b)
-            return wrap_int64(found) if isinstance(found, int) else found
+            result = operation(a, b)
+            return wrap_int64(result) if isinstance(result, int) else result
         raise NoSuchOperationError
 
     return operate

@@ -112,9 +112,9 @@ def _group_text(match: Any, name: "re.Match[str]") -> str:
     """What `$name` stands for (Go's regexp, Expand): a group that is not there is empty."""
     if name[3]:
         return "$"
-    wanted = name[1] or name[2]
+    group_name = name[1] or name[2]
     try:
-        return _text(match.group(int(wanted) if wanted.isdigit() else wanted) or b"")
+        return _text(match.group(int(group_name) if group_name.isdigit() else group_name) or b"")
     except (IndexError, KeyError):
         return ""
 

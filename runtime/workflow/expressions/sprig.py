@@ -33,10 +33,10 @@ def _fail(message: str) -> Any:
 def to_int(value: Any) -> int:
     """cast.ToInt64: what is no number of 64 bits is 0; texts are Go's literals (`010` is 8)."""
     try:
-        found = int(_OCTAL.sub(r"\g<1>0o", value), 0) if isinstance(value, str) else int(value)
+        number = int(_OCTAL.sub(r"\g<1>0o", value), 0) if isinstance(value, str) else int(value)
     except (ValueError, TypeError, OverflowError):
         return 0
-    return found if INT_MIN <= found <= INT_MAX else 0
+    return number if INT_MIN <= number <= INT_MAX else 0
 
 
 def to_float(value: Any) -> float:
@@ -149,8 +149,8 @@ def _without(values: list[Any], out: set[Any]) -> list[Any]:
 
 
 def _dict(*pairs: Any) -> dict[str, Any]:
-    found = {go_text(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=False)}
-    return {**found, go_text(pairs[-1]): ""} if len(pairs) % 2 else found
+    entries_by_key = {go_text(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=False)}
+    return {**entries_by_key, go_text(pairs[-1]): ""} if len(pairs) % 2 else entries_by_key
 
 
 def _merge(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
@@ -195,20 +195,20 @@ def _type(value: Any) -> str:
 
 def _integers(operation: Callable[[int, int], int]) -> Callable[..., Int64]:
     def fold(first: Any, *rest: Any) -> Int64:
-        found = to_int(first)
+        total = to_int(first)
         for value in rest:
-            found = wrap_int64(operation(found, to_int(value)))
-        return Int64(found)
+            total = wrap_int64(operation(total, to_int(value)))
+        return Int64(total)
 
     return fold
 
 
 def _floats(operation: Callable[[float, float], float]) -> Callable[..., float]:
     def fold(first: Any, *rest: Any) -> float:
-        found = to_float(first)
+        total = to_float(first)
         for value in rest:
-            found = operation(found, to_float(value))
-        return found
+            total = operation(total, to_float(value))
+        return total
 
     return fold
 
@@ -222,8 +222,8 @@ def _quotient(a: int, b: int) -> int:
 def _duration(value: Any) -> str:
     """Of whole seconds: a text or an int64; anything else is none. Too many of them go round, as in Go."""
     count = value if isinstance(value, Int64) else 0
-    if isinstance(value, str) and (found := re.fullmatch(r"([+-]?)0*([0-9]*)", value)):
-        count = max(INT_MIN, min(INT_MAX, int(f"{found[1]}{found[2][:20] or 0}")))
+    if isinstance(value, str) and (match := re.fullmatch(r"([+-]?)0*([0-9]*)", value)):
+        count = max(INT_MIN, min(INT_MAX, int(f"{match[1]}{match[2][:20] or 0}")))
     return go_duration.format_duration(wrap_int64(count * go_duration.SECOND))
 
 

@@ -96,9 +96,9 @@ class _Pass:
                 return tag
             if self._expanded is None:
                 self._expanded = expand_names(self._scope)
-            found = evaluate(expression, self._expanded, FUNCTIONS)
-            if found is not None:
-                return found if isinstance(found, str) else go_json(found)
+            value = evaluate(expression, self._expanded, FUNCTIONS)
+            if value is not None:
+                return value if isinstance(value, str) else go_json(value)
         except UnknownNameError:
             return tag
         except ExpressionError as error:
@@ -129,9 +129,9 @@ def without_tags(text: str, instead: str = "") -> str:
 
 def tags(value: Any) -> list[str]:
     """The simple tags and expressions (with their `=`) that are left in a text, or in lists and mappings of texts."""
-    found: list[str] = []
-    for_each_text(value, lambda text: found.extend(text[begin + 2 : end - 2] for begin, end in _tag_spans(text)))
-    return found
+    names: list[str] = []
+    for_each_text(value, lambda text: names.extend(text[begin + 2 : end - 2] for begin, end in _tag_spans(text)))
+    return names
 
 
 def for_each_text(value: Any, visit: Callable[[str], None]) -> None:
@@ -149,16 +149,16 @@ def for_each_text(value: Any, visit: Callable[[str], None]) -> None:
 
 def names_read(value: Any) -> set[str]:
     """The dotted names that all tags of a value read, with brackets written as dots."""
-    found: set[str] = set()
+    names: set[str] = set()
     for tag in tags(value):
         if tag.startswith("="):
             try:
-                found |= dotted_paths(tag[1:])
+                names |= dotted_paths(tag[1:])
             except ExpressionError:
                 continue
         else:
-            found.add(tag.rpartition("{{")[2].strip())
-    return found
+            names.add(tag.rpartition("{{")[2].strip())
+    return names
 
 
 def _quotable_text(value: Any, name: str) -> str:

@@ -43,52 +43,54 @@ class _Constraint(NamedTuple):
 
 def allows(constraints: str, version: str) -> bool:
     """Whether the version satisfies the constraints. Raises ExpressionError for malformed texts."""
-    found = _VERSION.fullmatch(version.strip())
-    if not found:
+    match = _VERSION.fullmatch(version.strip())
+    if not match:
         raise ExpressionError("invalid semantic version")
-    have = Version(int(found[1]), int(found[2] or 0), int(found[3] or 0), found[4] or "")
+    have = Version(int(match[1]), int(match[2] or 0), int(match[3] or 0), match[4] or "")
     alternatives = [_parse_constraints(part) for part in constraints[: _LONGEST + 1].split("||")]
     return any(all(_holds(one, have) for one in some) for some in alternatives)
 
 
 def _parse_constraints(text: str) -> list[_Constraint]:
     rest = _RANGE.sub(r">=\1,<=\6", text).strip()
-    found: list[_Constraint] = []
+    constraints: list[_Constraint] = []
     while rest:
         match = _ONE.match(rest)
         if not match or len(text) > _LONGEST or rest.endswith(","):
             raise ExpressionError(f"improper constraint: {text[:_LONGEST]}")
         rest = rest[match.end() :]
         numbers = [part for part in match.groups()[1:4] if part and part not in "xX*"]
-        given = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
-        major, minor, patch = (*map(int, numbers[:given]), 0, 0, 0)[:3]
+        precision = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
+        major, minor, patch = (*map(int, numbers[:precision]), 0, 0, 0)[:3]
         operator = match[1] or "="
-        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), given))
-    if not found:
+        constraints.append(
+            _Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), precision)
+        )
+    if not constraints:
         raise ExpressionError(f"improper constraint: {text}")
-    return found
+    return constraints
 
 
 def _holds(constraint: _Constraint, have: Version) -> bool:
     """Whether a version satisfies a constraint. A pre-release satisfies only constraints that name a pre-release."""
-    operator, wanted, given = constraint
-    if have.prerelease and not wanted.prerelease:
+    operator, bound, precision = constraint
+    if have.prerelease and not bound.prerelease:
         return False
-    mine, theirs = (have[:given], wanted[:given]) if given < 3 else (have.order, wanted.order)
-    since = have.order >= wanted.order
-    kept = _caret_count(wanted, given) if operator == "^" else min(given, 2)
+    mine, theirs = (have[:precision], bound[:precision]) if precision < 3 else (have.order, bound.order)
+    since = have.order >= bound.order
+    compared_parts = _caret_count(bound, precision) if operator == "^" else min(precision, 2)
     return {
         "=": mine == theirs,
         "!=": mine != theirs,
         ">": mine > theirs,
-        "<": have.order < wanted.order,
+        "<": have.order < bound.order,
         ">=": since,
         "<=": mine <= theirs,
-        "~": since and have[:kept] == wanted[:kept],
-        "^": since and have[:kept] == wanted[:kept],
+        "~": since and have[:compared_parts] == bound[:compared_parts],
+        "^": since and have[:compared_parts] == bound[:compared_parts],
     }[operator]
 
 
-def _caret_count(wanted: Version, parts: int) -> int:
+def _caret_count(bound: Version, parts: int) -> int:
     """How many numbers `^` keeps: up to the first that is not 0."""
-    return min(next((at + 1 for at, number in enumerate(wanted[:3]) if number), 3), parts)
+    return min(next((at + 1 for at, number in enumerate(bound[:3]) if number), 3), parts)

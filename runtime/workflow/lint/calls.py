@@ -32,20 +32,20 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
                 yield "inline", False, Problem((*called.where, "inline"), message)
     for _, hook, where in hooks(spec):
         template = called_template(hook, spec, library)
-        known = {str(one.get("name")): None for one in list_at(spec, "templates")}
+        template_names = {str(one.get("name")): None for one in list_at(spec, "templates")}
         if template is None:
-            wanted = str(hook.get("template"))
-            message = f"there is no template {wanted!r}{nearest_hint(wanted, known)}"
+            template_name = str(hook.get("template"))
+            message = f"there is no template {template_name!r}{nearest_hint(template_name, template_names)}"
             yield "hook", True, Problem((*where, "template"), message)
             continue
-        given = {one.get("name") for one in list_at(hook.get("arguments"), "parameters")}
+        parameter_names = {one.get("name") for one in list_at(hook.get("arguments"), "parameters")}
         if where[1] == "hooks":
-            given |= {one.get("name") for one in list_at(spec, "arguments", "parameters")}
+            parameter_names |= {one.get("name") for one in list_at(spec, "arguments", "parameters")}
         for one in list_at(template, "inputs", "parameters"):
             if (
                 one.get("value", one.get("default")) is None
                 and not one.get("valueFrom")
-                and one.get("name") not in given
+                and one.get("name") not in parameter_names
             ):
                 yield "hook", True, Problem(where, f"inputs.parameters.{one.get('name')} was not supplied")
     for index, entry in enumerate(list_at(spec, "arguments", "parameters")):
@@ -60,14 +60,15 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
 
 def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
     for kind in ("parameters", "artifacts"):
-        wanted = {str(one.get("name")): one for one in list_at(template, "inputs", kind)}
+        inputs_by_name = {str(one.get("name")): one for one in list_at(template, "inputs", kind)}
         for index, entry in enumerate(list_at(called.task.get("arguments"), kind)):
             here, name = (*called.where, "arguments", kind, index), str(entry.get("name"))
-            if name not in wanted:
-                message = f"{template.get('name') or 'the template'} has no input {name!r}{nearest_hint(name, wanted)}"
+            if name not in inputs_by_name:
+                title = template.get("name") or "the template"
+                message = f"{title} has no input {name!r}{nearest_hint(name, inputs_by_name)}"
                 yield "argument", False, Problem((*here, "name"), message)
                 continue
-            value, enum = entry.get("value"), wanted[name].get("enum")
+            value, enum = entry.get("value"), inputs_by_name[name].get("enum")
             if isinstance(value, Mapping | list):
                 message = "a map or list arrives as an empty string; write it as JSON in quotes"
                 yield "argument", False, Problem((*here, "value"), message)
@@ -84,15 +85,15 @@ def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:
         if not any(verb in form for verb in "dxXobc"):
             here = (*called.where, "withSequence", "format")
             yield "items", False, Problem(here, f"{form!r} is not a format for a whole number; use one such as %03d")
-    given = task.get("withParam")
-    if given is not None and "{{" in str(given):
+    items_parameter = task.get("withParam")
+    if items_parameter is not None and "{{" in str(items_parameter):
         return
     if not any(task.get(kind) is not None for kind in ("withItems", "withParam", "withSequence")) or "{{" in str(
         sequence
     ):
         return
-    items = task.get("withItems") if given is None else _json_list(given)
-    if given is None and any("{{" in json.dumps(item) for item in items or []):
+    items = task.get("withItems") if items_parameter is None else _json_list(items_parameter)
+    if items_parameter is None and any("{{" in json.dumps(item) for item in items or []):
         return
     own = {key: task.get(key) for key in ("name", "withItems", "withParam", "withSequence")}
     try:

@@ -66,8 +66,8 @@ def _schedule_mistake(text: str) -> str:
             return f"has no duration after @every: {error}"
         return ""
     if words and words[0].startswith("@"):
-        known = words[0] in DESCRIPTORS and len(words) == 1
-        return "" if known else f"is not one of {', '.join(DESCRIPTORS)}, @every 1h30m"
+        is_descriptor = words[0] in DESCRIPTORS and len(words) == 1
+        return "" if is_descriptor else f"is not one of {', '.join(DESCRIPTORS)}, @every 1h30m"
     if len(words) != len(_FIELDS):
         return f"has {len(words)} fields; write five: {', '.join(_FIELDS)}"
     for (name, bounds), word in zip(_FIELDS.items(), words, strict=True):
@@ -77,12 +77,12 @@ def _schedule_mistake(text: str) -> str:
 
 
 def _is_range(text: str, least: int, most: int, names: Mapping[str, int]) -> bool:
-    found = _RANGE.fullmatch(text)
-    if found is None or (found["step"] is not None and int(found["step"]) == 0):
+    match = _RANGE.fullmatch(text)
+    if match is None or (match["step"] is not None and int(match["step"]) == 0):
         return False
-    if found["any"]:
+    if match["any"]:
         return True
     ends = [
-        names.get(end.lower(), int(end) if end.isdecimal() else -1) for end in (found["first"], found["last"]) if end
+        names.get(end.lower(), int(end) if end.isdecimal() else -1) for end in (match["first"], match["last"]) if end
     ]
     return all(least <= end <= most for end in ends) and ends == sorted(ends)

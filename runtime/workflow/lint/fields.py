@@ -160,11 +160,11 @@ def _patch_findings(template: Mapping[str, Any], patch: str, where: Where) -> It
     except (ExpressionError, ReadError):
         yield "patch", True, Problem(where, "is not a patch of a pod; give YAML with containers, volumes...")
         return
-    known = ("containers", "initContainers", "volumes")
+    pod_fields = ("containers", "initContainers", "volumes")
     for key in pod:
         if key in ("env", "command", "args", "image", "resources", "volumeMounts"):
             yield "patch", False, Problem(where, f"{key} is a field of a container: put it below containers")
-    for field in known[:2]:
+    for field in pod_fields[:2]:
         for problem in type_problems(pod.get(field) or [], "[Script]"):
             if problem.message.startswith("there is no such field"):
                 yield "patch", False, Problem(where, f"{field}: {problem.where[-1]}: {problem.message}")
@@ -220,12 +220,12 @@ def _artifact_findings(at: TemplateAt) -> Iterator[RawFinding]:
 
 def _key_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     """Keys of input artifacts that nothing here writes."""
-    written = [str((entry.get("s3") or {}).get("key") or "") for at in templates(spec)
+    key_texts = [str((entry.get("s3") or {}).get("key") or "") for at in templates(spec)
                for entry in list_at(at.template, "outputs", "artifacts")]  # fmt: skip
     for at in templates(spec):
         for index, entry in enumerate(list_at(at.template, "inputs", "artifacts")):
             key = str((entry.get("s3") or {}).get("key") or "")
-            if key and "{{" not in key and not any("{{" in one or key.startswith(one) for one in written if one):
+            if key and "{{" not in key and not any("{{" in one or key.startswith(one) for one in key_texts if one):
                 here = (*at.where, "inputs", "artifacts", index, "s3", "key")
                 yield (
                     "artifact",
@@ -279,15 +279,15 @@ def _enum_findings(at: TemplateAt) -> Iterator[RawFinding]:
 
 def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     for holder, where in [(spec, ("spec",)), *((at.template, at.where) for at in templates(spec))]:
-        seen: set[str] = set()
+        volume_names: set[str] = set()
         for index, volume in enumerate(list_at(holder, "volumes")):
-            if volume.get("name") in seen:
+            if volume.get("name") in volume_names:
                 yield (
                     "duplicate",
                     False,
                     Problem((*where, "volumes", index, "name"), f"{volume['name']!r} appears twice"),
                 )
-            seen.add(str(volume.get("name")))
+            volume_names.add(str(volume.get("name")))
     exported: dict[str, str] = {}
     for at in templates(spec):
         for index, entry in enumerate(list_at(at.template, "outputs", "parameters")):

@@ -72,8 +72,8 @@ def findings(document: Document, library: Library, others: Mapping[str, Document
 def _findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     kind = document.value.get("kind") if isinstance(document.value, Mapping) else None
     if kind in WORKFLOW_TEMPLATES:
-        found = _findings(replace(document, value=_as_workflow(document.value)), library, others)
-        return [one for one in found if one.code != "unused" and not one.message.startswith(validate.NO_ENTRYPOINT)]
+        findings = _findings(replace(document, value=_as_workflow(document.value)), library, others)
+        return [one for one in findings if one.code != "unused" and not one.message.startswith(validate.NO_ENTRYPOINT)]
     if kind == "CronWorkflow":
         return _cron_findings(document, library, others)
     if kind and kind != parse.KIND:
@@ -89,26 +89,28 @@ def _cron_findings(document: Document, library: Library, others: Mapping[str, Do
     workflow = {"apiVersion": document.value.get("apiVersion"), "kind": parse.KIND, "metadata": {}, "spec": inside}
     prefix = ("spec", "workflowSpec")
     lines = {("spec", *path[2:]): line for path, line in document.lines.items() if path[:2] == prefix}
-    found = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
-    found = [one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in found]
+    findings = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
+    findings = [
+        one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in findings
+    ]
     message = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
-    return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, True), *own, *found]
+    return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, True), *own, *findings]
 
 
 def _workflow_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     source = document.value
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for one in parse.problems(source, library):
         holder = others.get(one.of)
-        found.append(_to_finding(holder or document, one._replace(of="") if holder else one, INVALID, True))
-    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; keep one", document.file)
+        findings.append(_to_finding(holder or document, one._replace(of="") if holder else one, INVALID, True))
+    findings += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; keep one", document.file)
               for where, line in document.repeated]  # fmt: skip
-    wrong = any(one.code == INVALID for one in found)
+    wrong = any(one.code == INVALID for one in findings)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
         for code, error, problem in _raw_findings(source, library):
-            if not any(one.where == problem.where and one.message == problem.message for one in found):
-                found.append(_to_finding(document, problem, code, error))
-    return sorted(found, key=lambda one: (one.line, not one.error))
+            if not any(one.where == problem.where and one.message == problem.message for one in findings):
+                findings.append(_to_finding(document, problem, code, error))
+    return sorted(findings, key=lambda one: (one.line, not one.error))
 
 
 def _to_finding(document: Document, problem: Problem, code: str, error: bool) -> Finding:
@@ -123,18 +125,18 @@ def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
     spec = template.get("spec")
     if not isinstance(spec, Mapping):
         return {**template, "kind": parse.KIND}
-    given = mapping_at(spec, "arguments")
+    arguments_of_spec = mapping_at(spec, "arguments")
     entries = [
         one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": SUPPLIED, **one}
-        for one in list_at(given, "parameters")
+        for one in list_at(arguments_of_spec, "parameters")
     ]
     prefix = "workflow.parameters."
     read = {name.removeprefix(prefix) for name in names_read(spec.get("templates")) if name.startswith(prefix)}
     more = sorted(read - {str(one.get("name")) for one in entries if isinstance(one, Mapping)} - {"json"})
     entries += [{"name": name, "valueFrom": SUPPLIED} for name in more]
-    arguments = {"arguments": {**given, "parameters": entries}} if entries else {}
-    known = {one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)}
-    entry = {"entrypoint": ""} if spec.get("entrypoint") in known else {}
+    arguments = {"arguments": {**arguments_of_spec, "parameters": entries}} if entries else {}
+    template_names = {one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)}
+    entry = {"entrypoint": ""} if spec.get("entrypoint") in template_names else {}
     return {**template, "kind": parse.KIND, "spec": {**spec, **entry, **arguments}}
 
 
@@ -154,12 +156,12 @@ def _raw_findings(source: Mapping[str, Any], library: Library) -> Iterator[tuple
         yield from some
 
 
-def as_json(found: list[Finding]) -> list[dict[str, Any]]:
+def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
     """For programs."""
     return [
         {"file": one.file, "line": one.line, "path": dotted_path(one.where), "code": one.code,
          "severity": "error" if one.error else "warning", "target": one.target or "both", "message": one.message}
-        for one in found
+        for one in findings
     ]  # fmt: skip
 
 
@@ -167,7 +169,7 @@ def _sarif_location(one: Finding) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": one.line}}}
 
 
-def as_sarif(found: list[Finding]) -> dict[str, Any]:
+def as_sarif(findings: list[Finding]) -> dict[str, Any]:
     """For code hosts (SARIF 2.1.0)."""
     results = [
         {
@@ -176,9 +178,9 @@ def as_sarif(found: list[Finding]) -> dict[str, Any]:
             "message": {"text": f"{dotted_path(one.where)}: {one.message}"},
             "locations": [_sarif_location(one)],
         }
-        for one in found
+        for one in findings
     ]
-    rules = [{"id": code} for code in sorted({one.code for one in found})]
+    rules = [{"id": code} for code in sorted({one.code for one in findings})]
     driver = {"name": "everstep workflow lint", "rules": rules}
     return {
         "version": "2.1.0",

@@ -48,11 +48,11 @@ RETRY_SCOPE = {"retries": "0", "lastRetry.exitCode": "1", "lastRetry.status": "F
 
 def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every text of the workflow."""
-    known = {f"workflow.parameters.{e.get('name')}": parameter_text(e.get("value"))
+    workflow_scope = {f"workflow.parameters.{e.get('name')}": parameter_text(e.get("value"))
              for e in list_at(spec, "arguments", "parameters") if e.get("value") is not None}  # fmt: skip
     for at in templates(spec):
         entry = at.template.get("name") == spec.get("entrypoint")
-        scope = {**known, **_known_inputs(at.template, entry)}
+        scope = {**workflow_scope, **_known_inputs(at.template, entry)}
         yield from _template_findings(at, scope, spec)
         for called in tasks(at):
             yield from _task_findings(called, scope, spec, library)
@@ -62,12 +62,12 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
 
 def _known_inputs(template: Mapping[str, Any], entry: bool) -> dict[str, str]:
     """Inputs whose value is known before a run: of the entrypoint, which is called with nothing else."""
-    found: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for one in list_at(template, "inputs", "parameters"):
         value = one.get("value", one.get("default"))
         if entry and value is not None:
-            found[f"inputs.parameters.{one.get('name')}"] = parameter_text(value)
-    return found
+            inputs[f"inputs.parameters.{one.get('name')}"] = parameter_text(value)
+    return inputs
 
 
 def _template_findings(at: TemplateAt, scope: Mapping[str, str], spec: Mapping[str, Any]) -> Iterator[RawFinding]:
@@ -143,11 +143,14 @@ def _expression_findings(
         return
     if "?" in text:
         return
-    wanted = {f"inputs.parameters.{one.get('name')}" for one in list_at(at.template, "inputs", "parameters")}
-    given = {f"workflow.parameters.{one.get('name')}" for one in list_at(spec, "arguments", "parameters")}
+    input_names = {f"inputs.parameters.{one.get('name')}" for one in list_at(at.template, "inputs", "parameters")}
+    workflow_parameters = {f"workflow.parameters.{one.get('name')}" for one in list_at(spec, "arguments", "parameters")}
     for path in sorted(read):
-        for prefix, known in (("inputs.parameters.", wanted), ("workflow.parameters.", given)):
-            if path.startswith(prefix) and path not in known and path != f"{prefix}json":
+        for prefix, declared_names in (
+            ("inputs.parameters.", input_names),
+            ("workflow.parameters.", workflow_parameters),
+        ):
+            if path.startswith(prefix) and path not in declared_names and path != f"{prefix}json":
                 yield (
                     "expression",
                     False,
@@ -174,13 +177,13 @@ def _condition_findings(text: str, where: Where) -> Iterator[RawFinding]:
     if "{{" in text:
         return
     try:
-        found = evaluate(text, RETRY_SCOPE, FUNCTIONS)
+        value = evaluate(text, RETRY_SCOPE, FUNCTIONS)
     except (ExpressionSyntaxError, UnknownNameError) as error:
         yield "expression", True, Problem(where, _first_line(error))
         return
     except ExpressionError:
         return
-    if not isinstance(found, bool):
+    if not isinstance(value, bool):
         yield "expression", True, Problem(where, "is not a condition: its value is not a boolean")
     elif _compares_text(parse(text)):
         yield "expression", True, Problem(where, "compares a text with a number; write asInt(lastRetry.exitCode)")
@@ -224,13 +227,13 @@ def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: boo
     for name in _BARE.findall(without_tags(text)):
         yield "when", False, Problem(where, f"{name} is a word; a tag has braces: {{{{{name}}}}}")
     try:
-        known = str(substitute(text, scope))
+        condition = str(substitute(text, scope))
     except ExpressionError:
         return  # the expression in it is told by itself
     try:
-        should_run(without_tags(known, "x"))
+        should_run(without_tags(condition, "x"))
     except ExpressionError as wrong:
-        if not tags(known) or "Invalid 'when'" in str(wrong):
+        if not tags(condition) or "Invalid 'when'" in str(wrong):
             mend = "; put quotes around what may be empty or have spaces" if "Invalid" in str(wrong) else ""
             yield "when", error, Problem(where, f"{_first_line(wrong)}{mend}")
 

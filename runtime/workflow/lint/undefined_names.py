@@ -63,14 +63,14 @@ def findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
 
 def _inline_script(container: Mapping[str, Any], where: Where) -> _Script | None:
     variables = {str(one.get("name")) for one in list_at(container, "env")}
-    known = None if container.get("envFrom") else variables
+    variables_set = None if container.get("envFrom") else variables
     command = [str(word) for word in list_at(container, "command")]
     if container.get("source") and command:
-        return _Script(command[0], str(container["source"]), (*where, "source"), known)
+        return _Script(command[0], str(container["source"]), (*where, "source"), variables_set)
     args = [str(word) for word in list_at(container, "args")]
     words = [*command, *args]
     if len(words) > 2 and re.fullmatch(r"-[a-z]*c", words[1]):
-        return _Script(words[0], words[2], (*where, "args" if len(command) < 3 else "command"), known)
+        return _Script(words[0], words[2], (*where, "args" if len(command) < 3 else "command"), variables_set)
     return None
 
 
@@ -118,26 +118,26 @@ def _undefined_shell_names(source: str, variables: set[str]) -> list[tuple[str, 
     text = _expanded_text(TAG.sub(PLACEHOLDER, _HEREDOC.sub(lambda match: "\n" * match[0].count("\n"), source)))
     if _OPAQUE.search(source):
         return []
-    known = {name for match in _SET.finditer(source) for name in match.groups() if name} | variables
-    known |= {word for match in _SETTER.finditer(source) for word in re.findall(r"[A-Za-z_]\w*", match[1])}
-    found: dict[str, int] = {}
+    variables_set = {name for match in _SET.finditer(source) for name in match.groups() if name} | variables
+    variables_set |= {word for match in _SETTER.finditer(source) for word in re.findall(r"[A-Za-z_]\w*", match[1])}
+    lines_by_name: dict[str, int] = {}
     for match in _READ.finditer(text):
         name = match[1] or match[3]
-        if not name or name in known or PLACEHOLDER in name or match["more"] in (":", "-", "+", "=", "?"):
+        if not name or name in variables_set or PLACEHOLDER in name or match["more"] in (":", "-", "+", "=", "?"):
             continue
-        if any(letter.islower() for letter in name) or get_close_matches(name, known, 1, 0.8):
-            found.setdefault(name, text.count("\n", 0, match.start()) + 1)
-    return list(found.items())
+        if any(letter.islower() for letter in name) or get_close_matches(name, variables_set, 1, 0.8):
+            lines_by_name.setdefault(name, text.count("\n", 0, match.start()) + 1)
+    return list(lines_by_name.items())
 
 
 def _expanded_text(source: str) -> str:
     """The script without what the shell does not expand: single quotes, comments, escaped characters."""
-    kept: list[str] = []
+    kept_text: list[str] = []
     quote, index = "", 0
     while index < len(source):
         one = source[index]
         if one == "\\" and quote != "'":
-            kept.append("\n" if source[index + 1 : index + 2] == "\n" else "")
+            kept_text.append("\n" if source[index + 1 : index + 2] == "\n" else "")
             index += 2
             continue
         if quote == "'":
@@ -151,6 +151,6 @@ def _expanded_text(source: str) -> str:
             end = source.find("\n", index)
             index = len(source) if end < 0 else end
             continue
-        kept.append(one)
+        kept_text.append(one)
         index += 1
-    return "".join(kept)
+    return "".join(kept_text)

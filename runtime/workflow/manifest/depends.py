@@ -45,18 +45,18 @@ def is_satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
     """Whether the condition holds. `states`: the true states of each task that it names. Raises DependsError."""
     if _PLAIN.fullmatch(text):
         return all(any(states[name].get(state) for state in GOOD_STATES) for name, _ in needs(text))
-    written = _NEED.sub(_expr_need, text)
+    expression = _NEED.sub(_expr_need, text)
     environment: dict[str, Any] = {}
-    for name, known in states.items():
+    for name, states_of_node in states.items():
         for state in STATES:
-            environment[f"{_expr_name(name)}.{state}"] = known.get(state, False)
+            environment[f"{_expr_name(name)}.{state}"] = states_of_node.get(state, False)
     try:
-        found = evaluate(written, environment)
+        value = evaluate(expression, environment)
     except ExpressionError as error:
-        raise DependsError(f"unable to evaluate expression '{written}': {error}") from None
-    if not isinstance(found, bool):
-        raise DependsError(f"unable to cast expression result '{found}' to bool")
-    return found
+        raise DependsError(f"unable to evaluate expression '{expression}': {error}") from None
+    if not isinstance(value, bool):
+        raise DependsError(f"unable to cast expression result '{value}' to bool")
+    return value
 
 
 def _expr_name(name: str) -> str:
@@ -85,10 +85,10 @@ class Ancestry:
 
     def _walk_up(self, name: str) -> Iterator[str]:
         """The ancestors of a task, nearest first."""
-        seen, queue = {name}, [name]
+        visited, queue = {name}, [name]
         for one in queue:
             for need in self._waits.get(one, ()):
-                if need in self._waits and need not in seen:
-                    seen.add(need)
+                if need in self._waits and need not in visited:
+                    visited.add(need)
                     queue.append(need)
                     yield need

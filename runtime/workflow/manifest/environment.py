@@ -27,20 +27,20 @@ class ContainerCommand(NamedTuple):
 
 def container_command(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> ContainerCommand:
     """The command and variables of a container; `facts`: what fieldRef reads. Raises MissingObjectError."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for source in list_at(container, "envFrom"):
         prefix = str(source.get("prefix") or "")
         for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if source.get(field):
                 values = library.values(kind, source[field])
-                found |= {f"{prefix}{key}": value for key, value in values.items()}
+                variables |= {f"{prefix}{key}": value for key, value in values.items()}
     for variable in list_at(container, "env"):
         value = _variable_value(variable, container, library, facts)
         if value is not None:
-            found[str(variable["name"])] = expand_references(value, found)
+            variables[str(variable["name"])] = expand_references(value, variables)
     command = list_at(container, "command") or library.entry_point(str(container.get("image") or ""))
     words = [*command, *list_at(container, "args")]
-    return ContainerCommand([expand_references(str(word), found) for word in words], found)
+    return ContainerCommand([expand_references(str(word), variables) for word in words], variables)
 
 
 def _variable_value(
@@ -58,24 +58,24 @@ def _variable_value(
     return str(variable.get("value") or "")
 
 
-def expand_references(text: str, known: Mapping[str, str]) -> str:
+def expand_references(text: str, variables: Mapping[str, str]) -> str:
     """`$(NAME)` replaced where the name is known; `$$` is a dollar."""
-    return _REFERENCE.sub(lambda m: "$" if m[1] == "$" else known.get(m[2], m[0]), text)
+    return _REFERENCE.sub(lambda m: "$" if m[1] == "$" else variables.get(m[2], m[0]), text)
 
 
 def pod_facts(
     name: str, namespace: str, account: str, uid: str, labels: Mapping[str, Any], annotations: Mapping[str, Any]
 ) -> dict[str, str]:
     """What fieldRef can read of a pod on this machine."""
-    found = {
+    facts = {
         "metadata.name": name, "metadata.namespace": namespace, "metadata.uid": uid, "spec.nodeName": "localhost",
         "spec.serviceAccountName": account, "status.podIP": "127.0.0.1", "status.hostIP": "127.0.0.1",
     }  # fmt: skip
     for kind, values in (("labels", labels), ("annotations", annotations)):
-        found |= {f"metadata.{kind}['{key}']": str(value) for key, value in values.items()}
+        facts |= {f"metadata.{kind}['{key}']": str(value) for key, value in values.items()}
         # Only a volume can show all of them.
-        found[f"metadata.{kind}"] = "\n".join(f"{key}={json.dumps(str(values[key]))}" for key in sorted(values))
-    return found
+        facts[f"metadata.{kind}"] = "\n".join(f"{key}={json.dumps(str(values[key]))}" for key in sorted(values))
+    return facts
 
 
 def is_known_field(path: str) -> bool:
@@ -92,14 +92,14 @@ def resource_value(reference: Mapping[str, Any], container: Mapping[str, Any]) -
     """
     kind, _, name = str(reference.get("resource")).partition(".")
     resources = container.get("resources") or {}
-    given = (resources.get(kind) or {}).get(name)
-    if given is None and kind == "requests":
-        given = (resources.get("limits") or {}).get(name)
-    if given is None:
+    amount = (resources.get(kind) or {}).get(name)
+    if amount is None and kind == "requests":
+        amount = (resources.get("limits") or {}).get(name)
+    if amount is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        given = 0 if kind == "requests" else {"cpu": os.cpu_count() or 1, "memory": memory}.get(name, 0)
+        amount = 0 if kind == "requests" else {"cpu": os.cpu_count() or 1, "memory": memory}.get(name, 0)
     divisor = quantity(reference.get("divisor") or 1) or 1
-    return str(math.ceil(quantity(given) / divisor))
+    return str(math.ceil(quantity(amount) / divisor))
 
 
 def problems(container: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:

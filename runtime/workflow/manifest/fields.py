@@ -113,7 +113,7 @@ def _has_location(artifact: Mapping[str, Any]) -> bool:
 
 def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str], rule: str) -> Iterator[Problem]:
     """Problems of names: missing, malformed or repeated."""
-    seen: set[str] = set()
+    names_seen: set[str] = set()
     for index, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, Mapping) else None
         here = (*where, index)
@@ -121,9 +121,9 @@ def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str]
             yield Problem(here, "needs a name")
         elif not pattern.fullmatch(str(name)):
             yield Problem((*here, "name"), f"{name!r} is not a valid name here; {rule}")
-        elif name in seen:
+        elif name in names_seen:
             yield Problem((*here, "name"), f"{name!r} appears twice")
-        seen.add(str(name))
+        names_seen.add(str(name))
 
 
 def task_name_problems(entries: Sequence[Any], where: Where) -> Iterator[Problem]:
@@ -139,9 +139,9 @@ def template_name_problems(templates: Sequence[Any], where: Where) -> Iterator[P
 def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Problems of one template by itself."""
     kind = kind_of(template)
-    found = [one for one in KINDS if template.get(one) is not None]
-    if len(found) > 1:
-        yield Problem(where, f"has {' and '.join(found)}; a template is one of them")
+    kinds = [one for one in KINDS if template.get(one) is not None]
+    if len(kinds) > 1:
+        yield Problem(where, f"has {' and '.join(kinds)}; a template is one of them")
     if not kind:
         yield Problem(where, f"has no type; give it one of {', '.join(KINDS)}")
         return
@@ -176,13 +176,13 @@ def _input_problems(template: Mapping[str, Any], kind: str, where: Where) -> Ite
     for index, entry in enumerate(list_at(inputs, "parameters")):
         if "enum" in entry and entry["enum"] is not None and not entry["enum"]:
             yield Problem((*where, "inputs", "parameters", index, "enum"), "is empty; list the allowed values")
-    taken: dict[str, str] = {}
+    places_taken: dict[str, str] = {}
     for index, entry in enumerate(list_at(inputs, "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
         yield from _artifact_path_problems(entry, kind, here)
-        if kind == "container" and path and path in taken:
-            yield Problem((*here, "path"), f"{path} is already the path of {taken[path]}")
-        taken[path] = str(entry.get("name"))
+        if kind == "container" and path and path in places_taken:
+            yield Problem((*here, "path"), f"{path} is already the path of {places_taken[path]}")
+        places_taken[path] = str(entry.get("name"))
 
 
 def _artifact_path_problems(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
@@ -296,12 +296,12 @@ def _metric_problems(template: Mapping[str, Any], where: Where) -> Iterator[Prob
 def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     if not container.get("image"):
         yield Problem(where, "needs an image")
-    taken: set[str] = set()
+    places_taken: set[str] = set()
     for index, mount in enumerate(list_at(container, "volumeMounts")):
         path = str(mount.get("mountPath") or "")
-        if path in taken:
+        if path in places_taken:
             yield Problem((*where, "volumeMounts", index, "mountPath"), f"{path} appears twice")
-        taken.add(path)
+        places_taken.add(path)
 
 
 def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
@@ -325,24 +325,24 @@ def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterat
         for other in one.get("dependencies") or []:
             if other not in names:
                 yield Problem((*here, index, "dependencies"), f"there is no container {other}")
-    if left := cyclic_names(needs):
-        yield Problem(here, f"{', '.join(sorted(left))} wait for each other")
+    if cycle := cyclic_names(needs):
+        yield Problem(here, f"{', '.join(sorted(cycle))} wait for each other")
 
 
 def cyclic_names(needs: Mapping[str, set[str]]) -> set[str]:
     """Names that can never begin, as they wait for each other. A need that is not a key counts as done."""
-    waiting = {name: {need for need in wanted if need in needs} for name, wanted in needs.items()}
+    waiting = {name: {need for need in pending_needs if need in needs} for name, pending_needs in needs.items()}
     followers: dict[str, list[str]] = {name: [] for name in needs}
-    for name, wanted in waiting.items():
-        for need in wanted:
+    for name, pending_needs in waiting.items():
+        for need in pending_needs:
             followers[need].append(name)
-    ready = [name for name, wanted in waiting.items() if not wanted]
-    left = set(needs)
+    ready = [name for name, pending_needs in waiting.items() if not pending_needs]
+    cycle = set(needs)
     while ready:
         name = ready.pop()
-        left.discard(name)
+        cycle.discard(name)
         for follower in followers[name]:
             waiting[follower].discard(name)
             if not waiting[follower]:
                 ready.append(follower)
-    return left
+    return cycle

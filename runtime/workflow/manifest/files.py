@@ -61,16 +61,16 @@ def load_each(
     documents, others = _read_documents(files), _read_documents(with_)
     if not documents:
         raise ManifestError(f"{', '.join(map(str, files))}: there is no Workflow{NOTHING_THERE}")
-    known = [one for one in documents if _kind(one) in KINDS]
-    _check_objects([*known, *others])
+    own_objects = [one for one in documents if _kind(one) in KINDS]
+    _check_objects([*own_objects, *others])
     linted = [one for one in documents if _kind(one) not in ("ConfigMap", "Secret")]
-    return [_with_objects(one, [*known, *others], images) for one in linted]
+    return [_with_objects(one, [*own_objects, *others], images) for one in linted]
 
 
 def _with_objects(document: Document, every: Iterable[Document], images: Mapping[str, Sequence[str]]) -> LoadedWorkflow:
     beside = [one for one in every if _kind(one) != "Workflow"]
-    named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
-    return LoadedWorkflow(document, Library.from_objects((one.value for one in beside), images), named)
+    objects_by_name = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
+    return LoadedWorkflow(document, Library.from_objects((one.value for one in beside), images), objects_by_name)
 
 
 def _read_documents(files: Iterable[Path]) -> list[Document]:

@@ -55,16 +55,16 @@ class Library:
         cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> "Library":
         """A library of these objects; of two with one name, the later counts."""
-        named = {(str(one.get("kind")), str(mapping_at(one, "metadata").get("name"))): one for one in objects}
-        return cls(named, images)
+        objects_by_name = {(str(one.get("kind")), str(mapping_at(one, "metadata").get("name"))): one for one in objects}
+        return cls(objects_by_name, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
         """The spec of a WorkflowTemplate. Raises MissingObjectError."""
         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
-        found = self.objects.get((kind, str(reference.get("name"))))
-        if found is None:
+        definition = self.objects.get((kind, str(reference.get("name"))))
+        if definition is None:
             raise AbsentObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
-        return found.get("spec") or {}
+        return definition.get("spec") or {}
 
     def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """The templates of a templateRef's WorkflowTemplate, by name; none when it is missing."""
@@ -80,9 +80,11 @@ class Library:
         for template in spec.get("templates") or []:
             if template.get("name") == reference.get("template"):
                 return template
-        known = {str(template.get("name")): None for template in spec.get("templates") or []}
-        wanted = str(reference.get("template"))
-        raise MissingObjectError(f"{reference.get('name')!r} has no template {wanted!r}{nearest_hint(wanted, known)}")
+        template_names = {str(template.get("name")): None for template in spec.get("templates") or []}
+        template_name = str(reference.get("template"))
+        raise MissingObjectError(
+            f"{reference.get('name')!r} has no template {template_name!r}{nearest_hint(template_name, template_names)}"
+        )
 
     def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
         """The value of a key of a ConfigMap or Secret; None when optional and missing. Raises MissingObjectError."""
@@ -96,22 +98,24 @@ class Library:
 
     def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
         """All values of a ConfigMap or Secret; none when optional and missing. Raises MissingObjectError."""
-        found = self.objects.get((kind, str(reference.get("name"))))
-        if found is None:
+        definition = self.objects.get((kind, str(reference.get("name"))))
+        if definition is None:
             if reference.get("optional"):
                 return {}
             raise AbsentObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
-        if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
+        if not isinstance(definition.get("data") or {}, Mapping) or not isinstance(
+            definition.get("stringData") or {}, Mapping
+        ):
             raise MissingObjectError(f"{kind} {reference.get('name')!r} has data that is not a map")
-        values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
+        values = {str(key): str(value) for key, value in (definition.get("data") or {}).items()}
         if kind == "Secret":
             values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}
-            values |= {str(key): str(value) for key, value in (found.get("stringData") or {}).items()}
+            values |= {str(key): str(value) for key, value in (definition.get("stringData") or {}).items()}
         return values
 
     def referred_templates(self, value: Any) -> dict[str, Mapping[str, Any]]:
         """The WorkflowTemplates to which a value refers, directly or through others, by kind and name."""
-        found: dict[str, Mapping[str, Any]] = {}
+        templates: dict[str, Mapping[str, Any]] = {}
         open_ = [value]
         while open_:
             one = open_.pop()
@@ -122,24 +126,24 @@ class Library:
                         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
                         place = f"{kind} {reference.get('name')}"
                         there = self.objects.get((kind, str(reference.get("name"))))
-                        if there is not None and place not in found:
-                            found[place] = there
+                        if there is not None and place not in templates:
+                            templates[place] = there
                             open_.append(there)
                 open_ += one.values()
             elif isinstance(one, list):
                 open_ += one
-        return found
+        return templates
 
     def parameter(self, name: str, key: str) -> str:
         """A value for a parameter from a ConfigMap that is labelled as one. Raises MissingObjectError."""
-        found = self.objects.get(("ConfigMap", name)) or {}
-        labels = mapping_at(found, "metadata", "labels")
+        definition = self.objects.get(("ConfigMap", name)) or {}
+        labels = mapping_at(definition, "metadata", "labels")
         if labels.get(TYPE_LABEL) != "Parameter":
-            raise (MissingObjectError if found else AbsentObjectError)(
+            raise (MissingObjectError if definition else AbsentObjectError)(
                 f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
                 "detectable by the controller"
             )
-        values = mapping_at(found, "data")
+        values = mapping_at(definition, "data")
         if key not in values:
             raise MissingObjectError(f"ConfigMap '{name}' does not have the key '{key}'")
         return str(values[key])
@@ -149,12 +153,12 @@ class Library:
         if spec.get("artifactRepositoryRef") is None:
             return {}
         name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)
-        found = self.objects.get(("ConfigMap", name)) or {}
-        annotations = mapping_at(found, "metadata", "annotations")
+        definition = self.objects.get(("ConfigMap", name)) or {}
+        annotations = mapping_at(definition, "metadata", "annotations")
         key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
-        text = (found.get("data") or {}).get(key)
+        text = (definition.get("data") or {}).get(key)
         if text is None:
-            raise (MissingObjectError if found else AbsentObjectError)(
+            raise (MissingObjectError if definition else AbsentObjectError)(
                 "failed to resolve artifact repository: failed to find any artifact repository for artifact "
                 f'repository ref "{name}#{key}"'
             )
@@ -196,8 +200,8 @@ def _merge_named(below: Any, above: Any) -> Any:
         return {**below, **{key: _merge_named(below.get(key), value) for key, value in above.items()}}
     both = isinstance(below, list) and isinstance(above, list)
     if both and all(isinstance(one, Mapping) and "name" in one for one in [*below, *above]):
-        named = {one["name"]: one for one in above}
-        return [*(_merge_named(one, named.pop(one["name"], {})) for one in below), *named.values()]
+        entries_above = {one["name"]: one for one in above}
+        return [*(_merge_named(one, entries_above.pop(one["name"], {})) for one in below), *entries_above.values()]
     return below if above is None else above
 
 
@@ -210,9 +214,9 @@ def _merge_specs(below: Any, above: Any, field: str) -> Any:
             return {**below, **above}
         return {**below, **{key: _merge_specs(below.get(key), value, key) for key, value in above.items()}}
     if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
-        named = {one.get("name"): one for one in below}
-        own = [_merge_specs(named.pop(one.get("name"), None), one, "") for one in above]
-        return [*own, *named.values()]
+        entries_below = {one.get("name"): one for one in below}
+        own = [_merge_specs(entries_below.pop(one.get("name"), None), one, "") for one in above]
+        return [*own, *entries_below.values()]
     return above
 
 
@@ -221,8 +225,8 @@ def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict
     merged: dict[str, list[Any]] = {}
     for kind in ("parameters", "artifacts"):
         own = above.get(kind) or []
-        known = {entry.get("name") for entry in own}
-        both = [*own, *(entry for entry in below.get(kind) or [] if entry.get("name") not in known)]
+        own_names = {entry.get("name") for entry in own}
+        both = [*own, *(entry for entry in below.get(kind) or [] if entry.get("name") not in own_names)]
         if both:
             merged[kind] = both
     return merged

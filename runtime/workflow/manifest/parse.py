@@ -72,20 +72,20 @@ class Manifest:
         reference = task.get("templateRef")
         if reference:
             home = f"{'cluster/' if reference.get('clusterScope') else ''}{reference.get('name')}"
-            known = self._home_templates(home)
-            if str(reference.get("template")) not in known:
+            home_templates = self._home_templates(home)
+            if str(reference.get("template")) not in home_templates:
                 name = f"{reference.get('name')}.{reference.get('template')}"
                 raise ExpressionError(f"template reference {name} not found")
-            found = known[str(reference.get("template"))]
+            template = home_templates[str(reference.get("template"))]
         elif task.get("inline"):
-            found = task["inline"]
+            template = task["inline"]
         else:
-            known = self._home_templates(home)
-            if str(task.get("template")) not in known:
+            home_templates = self._home_templates(home)
+            if str(task.get("template")) not in home_templates:
                 raise ExpressionError(f"template {task.get('template')} not found")
-            found = known[str(task.get("template"))]
+            template = home_templates[str(task.get("template"))]
         defaults = self.spec.get("templateDefaults")
-        return (with_defaults(found, defaults) if defaults else found), home
+        return (with_defaults(template, defaults) if defaults else template), home
 
     def _home_templates(self, home: str) -> Mapping[str, Mapping[str, Any]]:
         """Templates by name."""
@@ -107,9 +107,9 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
         except ReadError as error:
             raise ManifestError(str(error)) from None
     with use_meter():
-        found = tuple(problems(source, library))
-    if found:
-        raise ManifestError(found[0].text, found)
+        all_problems = tuple(problems(source, library))
+    if all_problems:
+        raise ManifestError(all_problems[0].text, all_problems)
     assert isinstance(source, Mapping)
     spec = library.merged_spec(source.get("spec") or {}) or {}
     return Manifest(source, spec, library, {str(one["name"]): one for one in list_at(spec, "templates")})
@@ -124,11 +124,11 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
     if not version.startswith(GROUP) or kind != KIND:
         yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can run")
         return
-    found = list(schema.problems(source))
+    all_problems = list(schema.problems(source))
     for place, referred in library.referred_templates(source).items():
-        found += [one._replace(of=place) for one in schema.problems(referred)]
-    beyond = [one for one in found if one.only == "here"]
-    mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
+        all_problems += [one._replace(of=place) for one in schema.problems(referred)]
+    beyond = [one for one in all_problems if one.only == "here"]
+    mistakes = [one for one in all_problems if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
     if all(one.only for one in mistakes):
         spec = source.get("spec") or {}
@@ -209,23 +209,23 @@ def parameter_names(source: Any, library: Library) -> set[str]:
 
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
     """The workflow with parameters and an entrypoint from the command line."""
-    given = source.get("spec") or {}
-    own = given.get("arguments") or {} if isinstance(given, Mapping) else None
+    source_spec = source.get("spec") or {}
+    own = source_spec.get("arguments") or {} if isinstance(source_spec, Mapping) else None
     declared = (own.get("parameters") or []) if isinstance(own, Mapping) else None
     if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
         return dict(source)  # It cannot be run; `parse` reports it.
-    spec = dict(given)
+    spec = dict(source_spec)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:
         arguments = dict(own or {})
-        left = dict(values)
+        values_left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:
-            if isinstance(entry.get("name"), str) and entry["name"] in left:
+            if isinstance(entry.get("name"), str) and entry["name"] in values_left:
                 entry = {key: value for key, value in entry.items() if key != "valueFrom"}
-                entry["value"] = left.pop(entry["name"])
+                entry["value"] = values_left.pop(entry["name"])
             parameters.append(entry)
-        parameters += [{"name": name, "value": value} for name, value in left.items()]
+        parameters += [{"name": name, "value": value} for name, value in values_left.items()]
         spec["arguments"] = {**arguments, "parameters": parameters}
     return {**source, "spec": spec}

@@ -15,10 +15,10 @@ BY_NAME = ("containers", "initContainers", "env", "volumes", "volumeMounts", "po
 def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
     """The template with the patch over its containers and volumes. Raises ExpressionError."""
     try:
-        found = [one.value for one in read_text(patch)]
+        documents = [one.value for one in read_text(patch)]
     except ReadError:
         raise ExpressionError(PATCH_ERROR) from None
-    pod = found[0] if found else {}
+    pod = documents[0] if documents else {}
     if not isinstance(pod, Mapping):
         raise ExpressionError(PATCH_ERROR)
     kind = "script" if template.get("script") else "container"
@@ -30,14 +30,14 @@ def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
     }
     changed = {}
     for field, kind_of_field in (("containers", "[Script]"), ("initContainers", "[Container]"), ("volumes", "[any]")):
-        given = pod.get(field) or []
+        containers = pod.get(field) or []
         unknown = "there is no such field"
-        if not isinstance(given, list) or any(
+        if not isinstance(containers, list) or any(
             not one.message.startswith((unknown, schema.UNSUPPORTED))
-            for one in schema.type_problems(given, kind_of_field)
+            for one in schema.type_problems(containers, kind_of_field)
         ):
             raise ExpressionError(PATCH_ERROR)
-        changed[field] = _merge_lists(own[field], given, "name")
+        changed[field] = _merge_lists(own[field], containers, "name")
     first, *sidecars = changed["containers"]
     result = {**template, kind: {key: value for key, value in first.items() if key != "name" or "name" in main}}
     for field, value in (
@@ -59,6 +59,6 @@ def _merge(below: Any, above: Any, field: str) -> Any:
 
 
 def _merge_lists(below: list[Any], above: list[Any], by: str) -> list[Any]:
-    named = {one.get(by): one for one in above}
-    both = [_merge(one, named.pop(one.get(by)), "") if one.get(by) in named else one for one in below]
-    return [*both, *named.values()]
+    entries_above = {one.get(by): one for one in above}
+    both = [_merge(one, entries_above.pop(one.get(by)), "") if one.get(by) in entries_above else one for one in below]
+    return [*both, *entries_above.values()]

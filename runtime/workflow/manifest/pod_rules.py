@@ -40,12 +40,12 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
     for key, value in mapping_at(template, "metadata", "labels").items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is not a valid label value")
-    taken: dict[str, str] = {}
+    places_taken: dict[str, str] = {}
     for index, entry in enumerate(list_at(template, "inputs", "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
-        if path and path in taken:
-            yield Problem((*here, "path"), f"{path} is already the path of {taken[path]}")
-        taken[path] = str(entry.get("name"))
+        if path and path in places_taken:
+            yield Problem((*here, "path"), f"{path} is already the path of {places_taken[path]}")
+        places_taken[path] = str(entry.get("name"))
         places = [place for place in ("raw", "s3", "http", "git") if entry.get(place)]
         if len(places) > 1:
             yield Problem(here, f"has {' and '.join(places)}; keep one")
@@ -78,9 +78,9 @@ def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[
 
 def _request_problems(resources: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    for name, wanted in requests.items():
-        if name in limits and quantity(wanted) > quantity(limits[name]):
-            yield Problem((*where, "requests", name), f"{wanted} is above its limit of {limits[name]}")
+    for name, amount in requests.items():
+        if name in limits and quantity(amount) > quantity(limits[name]):
+            yield Problem((*where, "requests", name), f"{amount} is above its limit of {limits[name]}")
 
 
 def quantity(text: Any) -> Decimal:
@@ -94,9 +94,9 @@ def quantity(text: Any) -> Decimal:
 def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where, container: Mapping[str, Any],
              of: Where) -> Iterator[Problem]:  # fmt: skip
     claims = {str(mapping_at(one, "metadata").get("name")) for one in list_at(spec, "volumeClaimTemplates")}
-    known = {str(one.get("name")) for one in [*list_at(spec, "volumes"), *list_at(template, "volumes")]} | claims
+    volume_names = {str(one.get("name")) for one in [*list_at(spec, "volumes"), *list_at(template, "volumes")]} | claims
     for index, mount in enumerate(list_at(container, "volumeMounts")):
-        if str(mount.get("name")) not in known:
+        if str(mount.get("name")) not in volume_names:
             yield Problem((*where, "volumeMounts", index, "name"), f"there is no volume {mount.get('name')!r}")
     for index, volume in enumerate(list_at(template, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):

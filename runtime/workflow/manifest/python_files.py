@@ -22,11 +22,11 @@ def read_python(path: Path) -> list[Document]:
     """The documents that a Python file declares. Raises ReadError: it fails, or declares nothing."""
     if not path.is_file():
         raise ReadError(f"{path}: No such file or directory")
-    found = read_text(_run_python(path, "-c", PRINT_DECLARED, str(path)), f"{path} -o yaml")
-    found = found or read_text(_run_python(path, str(path), "-o", "yaml"), f"{path} -o yaml")
-    if not found:
+    documents = read_text(_run_python(path, "-c", PRINT_DECLARED, str(path)), f"{path} -o yaml")
+    documents = documents or read_text(_run_python(path, str(path), "-o", "yaml"), f"{path} -o yaml")
+    if not documents:
         raise ReadError(f"{path}: declares no Workflow: keep one in a variable, or print it when asked for -o yaml")
-    return found
+    return documents
 
 
 def _run_python(path: Path, *command: str) -> str:

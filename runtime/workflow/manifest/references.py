@@ -41,35 +41,35 @@ def has_items(entry: Mapping[str, Any]) -> bool:
 
 def item_scope(entry: Mapping[str, Any]) -> dict[str, str]:
     """The `item` names that a task or step may read. The API server drops nulls."""
-    found: dict[str, str] = {}
+    scope: dict[str, str] = {}
     for item in entry.get("withItems") or []:
         if isinstance(item, Mapping):
-            found |= {f"item.{key}": "" for key in item if item[key] is not None}
+            scope |= {f"item.{key}": "" for key in item if item[key] is not None}
         else:
-            found["item"] = ""
+            scope["item"] = ""
         if isinstance(item, list):
-            found |= {f"item[{place}]": "" for place in range(len(item))}
+            scope |= {f"item[{place}]": "" for place in range(len(item))}
     if entry.get("withParam"):
-        found |= {"item": "", _ANY_ITEM: ""}
-    return found | ({"item": ""} if entry.get("withSequence") else {})
+        scope |= {"item": "", _ANY_ITEM: ""}
+    return scope | ({"item": ""} if entry.get("withSequence") else {})
 
 
 def output_scope(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> dict[str, str]:
     """The output names of a task or step that others may read."""
     if template is None:
         return {f"{prefix}.outputs.result": ""}
-    found: dict[str, str] = {}
+    scope: dict[str, str] = {}
     if kind_of(template) in ("container", "script", "containerSet", "http"):
-        found |= {f"{prefix}.outputs.result": "", f"{prefix}.exitCode": ""}
+        scope |= {f"{prefix}.outputs.result": "", f"{prefix}.exitCode": ""}
     if kind_of(template) == "data":
-        found[f"{prefix}.outputs.result"] = ""
+        scope[f"{prefix}.outputs.result"] = ""
     if template.get("daemon"):
-        found[f"{prefix}.ip"] = ""
+        scope[f"{prefix}.ip"] = ""
     if in_loop:
-        found[f"{prefix}.outputs.parameters"] = ""
+        scope[f"{prefix}.outputs.parameters"] = ""
     for what in ("parameters", "artifacts"):
-        found |= {f"{prefix}.outputs.{what}.{entry.get('name')}": "" for entry in list_at(template, "outputs", what)}
-    return found
+        scope |= {f"{prefix}.outputs.{what}.{entry.get('name')}": "" for entry in list_at(template, "outputs", what)}
+    return scope
 
 
 def status_scope(prefix: str) -> dict[str, str]:

@@ -238,12 +238,12 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
     if not isinstance(value, Mapping):
         yield Problem(where, f"must be a mapping, not {_describe(value)}")
         return
-    known = KINDS[kind]
+    field_types = KINDS[kind]
     for key, inner in value.items():
         here = (*where, str(key))
-        field = known.get(str(key))
+        field = field_types.get(str(key))
         if field is None:
-            yield Problem(here, f"there is no such field{nearest_hint(str(key), known)}")
+            yield Problem(here, f"there is no such field{nearest_hint(str(key), field_types)}")
         else:
             beyond = not field.mark and inner is not None
             if beyond:
@@ -254,7 +254,7 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
 
 def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
     number = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
-    wanted = {
+    expected_types = {
         "str": (isinstance(value, str), "a text"),
         "int": (number, "a whole number"),
         "bool": (isinstance(value, bool), "true or false"),
@@ -262,7 +262,7 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
         "text": (True, ""),
         "quantity": (number or isinstance(value, float | str), "a quantity"),
     }
-    fits, name = wanted[declared]
+    fits, name = expected_types[declared]
     if not fits:
         mend = "; put it in quotes" if declared == "str" and isinstance(value, bool | int | float) else ""
         yield Problem(where, f"must be {name}, not {_describe(value)}{mend}")
@@ -270,12 +270,12 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
         yield Problem(where, f"{value!r} is not a quantity; write 500m, 2 or 1Gi")
 
 
-def nearest_hint(name: str, known: Mapping[str, Any]) -> str:
+def nearest_hint(name: str, names_allowed: Mapping[str, Any]) -> str:
     """`; did you mean X?` where a known name is similar, else empty."""
-    lowered = {key.lower(): key for key in known}
+    lowered = {key.lower(): key for key in names_allowed}
     plain = name.replace("_", "").lower()
-    found = lowered.get(plain) or next(iter(get_close_matches(name, known, 1, 0.7)), None)
-    return f"; did you mean {found}?" if found else ""
+    value = lowered.get(plain) or next(iter(get_close_matches(name, names_allowed, 1, 0.7)), None)
+    return f"; did you mean {value}?" if value else ""
 
 
 def _describe(value: Any) -> str:

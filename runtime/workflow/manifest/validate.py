@@ -98,21 +98,21 @@ class _Walk:
         self._globals = self._global_scope(workflow)
 
     def _global_scope(self, workflow: Mapping[str, Any]) -> dict[str, str]:
-        known = {f"workflow.{name}": self._placeholder() for name in GLOBALS}
+        scope = {f"workflow.{name}": self._placeholder() for name in GLOBALS}
         metadata = workflow.get("metadata") or {}
         more = self._spec.get("workflowMetadata") or {}
         for kind in ("labels", "annotations"):
             own = fields.label_of_reference(workflow.get("spec")) if kind == "labels" else {}
             names = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
-            known |= {f"workflow.{kind}.{name}": str(value) for name, value in names.items()}
+            scope |= {f"workflow.{kind}.{name}": str(value) for name, value in names.items()}
         for name in more.get("labelsFrom") or {}:
-            known[f"workflow.labels.{name}"] = self._placeholder()
+            scope[f"workflow.labels.{name}"] = self._placeholder()
         for entry in list_at(self._spec, "arguments", "parameters"):
             value = entry.get("value")
-            known[f"workflow.parameters.{entry.get('name')}"] = (
+            scope[f"workflow.parameters.{entry.get('name')}"] = (
                 self._placeholder() if value is None else parameter_text(value)
             )
-        return known
+        return scope
 
     def _placeholder(self) -> str:
         return f"placeholder-{next(self._numbers)}"
@@ -126,16 +126,16 @@ class _Walk:
 
     def check(self) -> None:
         """Check the entrypoint, the exit handler, then every template that nothing called."""
-        given = self._spec.get("arguments") or {}
+        arguments = self._spec.get("arguments") or {}
         values = {
             f"parameters.{p['name']}": parameter_text(p.get("value"))
-            for p in list_at(given, "parameters")
+            for p in list_at(arguments, "parameters")
             if p.get("name")
         }
         entry = str(self._spec.get("entrypoint") or "")
         if not entry:
             self._report(("spec", "entrypoint"), NO_ENTRYPOINT)
-        names = frozenset({*values, *(f"artifacts.{one.get('name')}" for one in list_at(given, "artifacts"))})
+        names = frozenset({*values, *(f"artifacts.{one.get('name')}" for one in list_at(arguments, "artifacts"))})
         for field in ("entrypoint", "onExit"):
             name = str(self._spec.get(field) or "")
             if not name:
@@ -146,7 +146,7 @@ class _Walk:
             template = self._templates[name]
             self._check_template(TemplateUse(template, self._template_path(template), names, values, self._templates))
         for template in self._templates.values():
-            if not any(seen == id(template) for seen, _ in self._seen):
+            if not any(checked_id == id(template) for checked_id, _ in self._seen):
                 every = frozenset(
                     f"{kind}.{entry.get('name')}"
                     for kind in ("parameters", "artifacts")
@@ -162,7 +162,7 @@ class _Walk:
         template, where = call.template, call.where
         if (id(template), call.given) in self._seen:
             return
-        first = not any(seen == id(template) for seen, _ in self._seen)
+        first = not any(checked_id == id(template) for checked_id, _ in self._seen)
         self._seen.add((id(template), call.given))
         kind = kind_of(template)
         if first:
@@ -184,9 +184,9 @@ class _Walk:
         scope = {"inputs.parameters": self._placeholder(), "inputs.artifacts": self._placeholder()}
         for entry in list_at(call.template, "inputs", "parameters"):
             name = f"parameters.{entry.get('name')}"
-            known = call.values.get(name)
+            value_at_call = call.values.get(name)
             if name in call.given:
-                value = self._placeholder() if known is None else known
+                value = self._placeholder() if value_at_call is None else value_at_call
             else:
                 value = entry.get("value", entry.get("default"))
                 if value is None and entry.get("valueFrom") is None:
@@ -211,9 +211,9 @@ class _Walk:
             if "cannot finish" in str(error):
                 self._report(where, f"a value has a control character; {error}")
             return
-        known = ChainMap[str, Any](self._globals, dict[str, Any](), scope)
-        for name in unknown_tags(value, known):
-            self._report(where, f"cannot resolve {{{{{name}}}}}{nearest_hint(name, known)}")
+        scope_map = ChainMap[str, Any](self._globals, dict[str, Any](), scope)
+        for name in unknown_tags(value, scope_map):
+            self._report(where, f"cannot resolve {{{{{name}}}}}{nearest_hint(name, scope_map)}")
         for text in unclosed_tags(value):
             self._report(where, f"{{{{{text}: the tag is not closed")
 
@@ -256,9 +256,9 @@ class _Walk:
         """Go on into what a task or step calls, with stand-ins for its arguments."""
         if template is None:
             return
-        given = entry.get("arguments") or {}
+        arguments = entry.get("arguments") or {}
         names = frozenset(
-            f"{kind}.{one.get('name')}" for kind in ("parameters", "artifacts") for one in list_at(given, kind)
+            f"{kind}.{one.get('name')}" for kind in ("parameters", "artifacts") for one in list_at(arguments, kind)
         )
         inline = template is entry.get("inline")
         place = (*where, "inline") if inline else self._template_path(template) or where
@@ -328,9 +328,9 @@ class _Walk:
             self._check_hooks(step, place)
             items = self._loop_scope(step, place)
             body = {key: value for key, value in step.items() if key not in ("hooks", "inline", "withItems")}
-            known = ChainMap(items, scope)
-            self._check_tags(body, place, known, inputs)
-            self._check_inline(step, place, known, inputs)
+            scope_map = ChainMap(items, scope)
+            self._check_tags(body, place, scope_map, inputs)
+            self._check_inline(step, place, scope_map, inputs)
             self.problems += fields.argument_problems(step.get("arguments") or {}, (*place, "arguments"))
             self._check_called(step, called[str(step.get("name"))], place)
 
@@ -356,8 +356,8 @@ class _Walk:
         by_name = {str(task.get("name")): task for task in tasks}
         waits = {str(t.get("name")): {name for name, _ in needs(depends_of(t, by_name))} for t in tasks}
         self.problems += dag_rules.reference_problems(tasks, by_name, here)
-        if left := fields.cyclic_names({name: needed & by_name.keys() for name, needed in waits.items()}):
-            self._report(here, f"{', '.join(sorted(left))} wait for each other")
+        if cycle := fields.cyclic_names({name: needed & by_name.keys() for name, needed in waits.items()}):
+            self._report(here, f"{', '.join(sorted(cycle))} wait for each other")
             return
         base: dict[str, str] = dict(inputs)
         for task in tasks:
@@ -386,9 +386,13 @@ class _Walk:
         for kind in ("parameters", "artifacts"):
             for index, entry in enumerate(list_at(task, "arguments", kind)):
                 text = str(entry.get("value" if kind == "parameters" else "from") or "")
-                found = [tag.strip() for tag in tags(text)]
-                if len(found) == 1 and text.strip() == f"{{{{{tags(text)[0]}}}}}" and found[0].startswith("tasks."):
-                    other = found[0].split(".")[1]
+                tag_names = [tag.strip() for tag in tags(text)]
+                if (
+                    len(tag_names) == 1
+                    and text.strip() == f"{{{{{tags(text)[0]}}}}}"
+                    and tag_names[0].startswith("tasks.")
+                ):
+                    other = tag_names[0].split(".")[1]
                     if other in called and not ancestors.is_ancestor(own, other):
                         place = (*where, "arguments", kind, index)
                         self._report(place, f"reads {other}, which it does not depend on; add {other} to its depends")

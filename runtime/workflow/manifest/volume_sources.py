@@ -33,12 +33,12 @@ def volume_files(volume: Mapping[str, Any], pod_sources: VolumeSources) -> Itera
     sources = list_at(volume, "projected", "sources") or [volume]
     for source in sources:
         for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
-            given = source.get(field)
-            if given is None:
+            item_entries = source.get(field)
+            if item_entries is None:
                 continue
-            name = given.get(key) or given.get("name")
-            values = pod_sources.library.values(kind, {"name": name, "optional": given.get("optional")})
-            items = {str(item["key"]): str(item["path"]) for item in list_at(given, "items")}
+            name = item_entries.get(key) or item_entries.get("name")
+            values = pod_sources.library.values(kind, {"name": name, "optional": item_entries.get("optional")})
+            items = {str(item["key"]): str(item["path"]) for item in list_at(item_entries, "items")}
             for one, text in values.items():
                 if not items or one in items:
                     yield items.get(one, one), text
@@ -51,8 +51,8 @@ def _downward_value(item: Mapping[str, Any], sources: VolumeSources) -> str:
     if item.get("fieldRef"):
         return sources.facts.get(str(item["fieldRef"].get("fieldPath")), "")
     reference = item.get("resourceFieldRef") or {}
-    named = (one for one in sources.containers if one.get("name") == reference.get("containerName"))
-    return resource_value(reference, next(named, {}))
+    containers = (one for one in sources.containers if one.get("name") == reference.get("containerName"))
+    return resource_value(reference, next(containers, {}))
 
 
 def _volume_items(volume: Mapping[str, Any]) -> Iterator[Any]:

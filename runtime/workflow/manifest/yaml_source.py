@@ -75,15 +75,15 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits, which is too long")
-    found = sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
-    return found if -(1 << 63) <= found < 1 << 64 else float(found)
+    value = sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
+    return value if -(1 << 63) <= value < 1 << 64 else float(value)
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    found = float(re.sub(r"(?i)\.(?=inf|nan)", "", node.value.replace("_", "")))
-    if not math.isfinite(found):
+    value = float(re.sub(r"(?i)\.(?=inf|nan)", "", node.value.replace("_", "")))
+    if not math.isfinite(value):
         raise ValueError(f"{node.value}: JSON has no such number")
-    return found
+    return value
 
 
 _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
@@ -113,7 +113,7 @@ def read_text(text: str, file: str = "") -> list[Document]:
         raise ReadError(
             f"{file or 'the text'}: larger than {MAX_BYTES >> 20} MiB; Kubernetes accepts objects of at most 1.5 MiB"
         )
-    loader, found = None, []
+    loader, documents = None, []
     try:
         _check_nesting(text)
         loader = _Loader(text)
@@ -122,7 +122,7 @@ def read_text(text: str, file: str = "") -> list[Document]:
             _check_size(node, {})
             value = loader.construct_document(node)
             if value is not None:
-                found.append(Document(value, file, dict(_line_numbers(node, ())), list(_repeated_keys(node, ()))))
+                documents.append(Document(value, file, dict(_line_numbers(node, ())), list(_repeated_keys(node, ()))))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         why = " ".join(str(error.problem or error.context or error).split())
@@ -132,7 +132,7 @@ def read_text(text: str, file: str = "") -> list[Document]:
     finally:
         if loader is not None:
             loader.dispose()
-    return found
+    return documents
 
 
 class _BoundError(yaml.MarkedYAMLError):
@@ -170,12 +170,12 @@ def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: tuple[yaml
 
 def _repeated_keys(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys_seen: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
-            if name in seen and name != "<<":
+            if name in keys_seen and name != "<<":
                 yield (*path, name), key.start_mark.line + 1
-            seen.add(name)
+            keys_seen.add(name)
             yield from _repeated_keys(value, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):

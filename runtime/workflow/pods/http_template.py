@@ -30,12 +30,12 @@ class HttpOutcome(NamedTuple):
 
 def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
     """Write the request to a file; returns the command that sends it. Raises MissingObjectError."""
-    given = (http.get("bodyFrom") or {}).get("bytes")
+    body_bytes = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
         "method": str(http.get("method") or "GET"),
         "url": str(http.get("url") or ""),
         "headers": [(str(one["name"]), _header_value(one, library)) for one in list_at(http, "headers")],
-        "body": given or base64.b64encode(str(http.get("body") or "").encode()).decode(),
+        "body": body_bytes or base64.b64encode(str(http.get("body") or "").encode()).decode(),
         "timeout_s": int(http.get("timeoutSeconds") or TIMEOUT_S),
         "insecure": bool(http.get("insecureSkipVerify")),
     }
@@ -55,20 +55,20 @@ def _header_value(entry: Mapping[str, Any], library: Library) -> str:
 def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
     """Read the outcome that the pod of an http template reported."""
     try:
-        found = json.loads(report.read_text())
+        http_report = json.loads(report.read_text())
     except FileNotFoundError:
         return HttpOutcome(None, error="pod deleted")
-    if "error" in found:
-        return HttpOutcome(None, error=found["error"])
-    condition, body = str(http.get("successCondition") or ""), found["body"]
+    if "error" in http_report:
+        return HttpOutcome(None, error=http_report["error"])
+    condition, body = str(http.get("successCondition") or ""), http_report["body"]
     if not condition:
-        good = 200 <= found["status"] < 300
-        return HttpOutcome(body, "" if good else f"received non-2xx response code: {found['status']}")
+        good = 200 <= http_report["status"] < 300
+        return HttpOutcome(body, "" if good else f"received non-2xx response code: {http_report['status']}")
     request = {
         "method": str(http.get("method") or ""), "url": str(http.get("url") or ""), "body": str(http.get("body") or ""),
         "headers": {str(one["name"]): [str(one.get("value") or "")] for one in list_at(http, "headers")},
     }  # fmt: skip
-    response = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
+    response = {"statusCode": http_report["status"], "body": body, "headers": http_report["headers"]}
     try:
         if holds(condition, {"request": request, "response": response}):
             return HttpOutcome(body)

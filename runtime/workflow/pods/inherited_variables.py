@@ -59,8 +59,10 @@ def inherited_variables(
     """The variables that a container with that command inherits. `more`: names or patterns from `--env`."""
     patterns = [name for kind in INHERITED_GROUPS for name in kind.names]
     patterns += STORE_VARIABLES.names if is_own_step(command) else ()
-    found = {name: environment[name] for name in matching_names(environment, patterns) if name not in NEVER_INHERITED}
-    return found | {name: environment[name] for name in matching_names(environment, more)}
+    variables = {
+        name: environment[name] for name in matching_names(environment, patterns) if name not in NEVER_INHERITED
+    }
+    return variables | {name: environment[name] for name in matching_names(environment, more)}
 
 
 def is_own_step(command: Sequence[str]) -> bool:

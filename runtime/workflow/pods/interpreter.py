@@ -17,9 +17,9 @@ def interpreter_paths(private: Iterable[str]) -> list[str]:
     """Folders of this Python and its imports, and those to which links of theirs lead; never a whole `private` one."""
     prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     folders = [*prefixes, *map(_above_bin, _linked_files(sys.executable)), *filter(os.path.isdir, sys.path)]
-    found = list(dict.fromkeys(path for folder in folders for path in (folder, os.path.realpath(folder))))
-    found = [path for path in found if not any(f"{one}/".startswith(f"{path.rstrip('/')}/") for one in private)]
-    return [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
+    paths = list(dict.fromkeys(path for folder in folders for path in (folder, os.path.realpath(folder))))
+    paths = [path for path in paths if not any(f"{one}/".startswith(f"{path.rstrip('/')}/") for one in private)]
+    return [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
 
 
 def search_path(folder: Path) -> str:

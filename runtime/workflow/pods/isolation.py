@@ -49,10 +49,10 @@ class Plan(NamedTuple):
                 return Path(self.mounts[at][0] + path[len(at) :])
             if any(path == bind or path.startswith(f"{bind}/") for bind in self.binds):
                 return Path(path)
-            found = self._follow_link(path)
-            if found is None:
+            target = self._follow_link(path)
+            if target is None:
                 break
-            path = found
+            path = target
         return Path(self.root + path)
 
     def _follow_link(self, path: str) -> str | None:
@@ -67,26 +67,41 @@ class Plan(NamedTuple):
         return None
 
 
+class PodPaths(NamedTuple):
+    """What a pod's template says of paths."""
+
+    files: Iterable[str]
+    """Those that it declares: of artifacts, parameters, its working folder."""
+    mounts: Mapping[str, tuple[str, bool]]
+    """By the path in the pod: the machine's path, and whether it is read-only."""
+    words: Iterable[str]
+    """Those of its command and scripts: private folders that they name are made for it."""
+
+
 def plan_root(
-    root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
-    isolated: bool = True, made: Iterable[str] = (), private: Collection[str] = (),
-) -> Plan:  # fmt: skip
-    """Plan the root of a pod whose command has these `words` and whose template declares these `files` and `mounts`.
+    root: Path,
+    paths: PodPaths,
+    keep: Iterable[str],
+    isolated: bool = True,
+    made_folders: Iterable[str] = (),
+    private: Collection[str] = (),
+) -> Plan:
+    """Plan the root of a pod.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
-    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty;
-    then what it is told of in /tmp stays hidden, too.
+    `made_folders`: folders that are made for it all the same. `private`: folders of the machine that it has for itself,
+    empty; then what it is told of in /tmp stays hidden, too.
     """
-    declared = [os.path.normpath(path) for path in files if path.startswith("/")]
-    words = list(words)
-    named = [path for path, pattern in PRIVATE_IF_NAMED.items() if any(map(pattern.search, words))]
-    own = {_real_parent_path(path) for path in [*ALWAYS_PRIVATE, *named, *private]}
+    declared = [os.path.normpath(path) for path in paths.files if path.startswith("/")]
+    words, mounts = list(paths.words), paths.mounts
+    names_mentioned = [path for path, pattern in PRIVATE_IF_NAMED.items() if any(map(pattern.search, words))]
+    own = {_real_parent_path(path) for path in [*ALWAYS_PRIVATE, *names_mentioned, *private]}
     folders = [os.path.dirname(path) for path in declared]
     folders = [_nearest_existing(folder, own) for folder in folders] if isolated else folders
     changed = own | {
         _real_parent_path(folder)
-        for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
+        for folder in [*folders, *made_folders, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
     owners = {} if private else _mentioned_owners(words, declared)
     trusted = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
@@ -100,12 +115,12 @@ def plan_root(
 class _Planner:
     """Collects the private folders of a plan, outer ones first."""
 
-    def __init__(self, own: set[str], kept: set[str], below: Mapping[str, set[str]]) -> None:
+    def __init__(self, own: set[str], private_kept: set[str], below: Mapping[str, set[str]]) -> None:
         self.folders: list[str] = []
         self.binds: list[str] = []
         self.links: dict[str, str] = {}
         self._own = own
-        self._kept = kept
+        self._kept = private_kept
         self._below = below
 
     def add_folder(self, folder: str, empty: bool) -> None:
@@ -147,12 +162,12 @@ def _nearest_existing(folder: str, own: set[str]) -> str:
 
 def _private_entries(private: Iterable[str]) -> dict[str, set[str]]:
     """By folder on the way to private ones: its entries that are private or lead there."""
-    found: dict[str, set[str]] = {}
+    entries: dict[str, set[str]] = {}
     for path in private:
         parts = Path(path).parts[1:]
         for depth, part in enumerate(parts):
-            found.setdefault("/" + "/".join(parts[:depth]), set()).add(part)
-    return found
+            entries.setdefault("/" + "/".join(parts[:depth]), set()).add(part)
+    return entries
 
 
 def _kept_entries(folder: str, kept_paths: set[str]) -> set[str]:
@@ -166,22 +181,22 @@ def _kept_entries(folder: str, kept_paths: set[str]) -> set[str]:
 def _folder_entries(folder: str) -> dict[str, str]:
     """The kind of each entry in a folder of the machine: link, folder or file."""
     try:
-        with os.scandir(folder) as found:
-            return {e.name: "link" if e.is_symlink() else "folder" if e.is_dir() else "file" for e in found}
+        with os.scandir(folder) as entries:
+            return {e.name: "link" if e.is_symlink() else "folder" if e.is_dir() else "file" for e in entries}
     except OSError:
         return {}
 
 
 def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
     """Folders of this machine's /tmp that the words mention and the pod does not declare, with their owners' uids."""
-    found = dict[str, int]()
+    owners = dict[str, int]()
     for path in (path for word in words for path in _WORD.findall(word)):
         mine = any(one == path or one.startswith(f"{path}/") for one in declared)
         with suppress(OSError):  # It is not there.
             status = os.stat(path)
             if not mine and stat.S_ISDIR(status.st_mode):
-                found[path] = status.st_uid
-    return found
+                owners[path] = status.st_uid
+    return owners
 
 
 def rewrite_paths(text: str, moved: Mapping[str, str]) -> str:

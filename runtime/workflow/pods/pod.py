@@ -99,10 +99,10 @@ class Pod:
         command = list(container_command.command)
         environment = {**container_command.environment, MARK_VARIABLE: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
-        known = list(filter(None, folders))
+        pod_folders = list(filter(None, folders))
         folder = folders.begin(template.get("container") or template.get("script") or {}, command)
         words = [*command, *container_command.environment.values()]
-        root = self._make_root(template, words, folder, [*known, self._run_folder], mounts, sandbox)
+        root = self._make_root(template, words, folder, [*pod_folders, self._run_folder], mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = has_namespaces()
         moved = {} if isolated else self._move_folders(template, folder, root, staged)
@@ -111,7 +111,9 @@ class Pod:
             self._write_script(root, SCRIPT_PATH, source)
         command = [isolation.rewrite_paths(word, moved) for word in command]
         several = has_several_containers(template)
-        shut_in = sandbox.spawner_request(self._run_folder, self.handoff_folder, known, several) if sandbox else None
+        shut_in = (
+            sandbox.spawner_request(self._run_folder, self.handoff_folder, pod_folders, several) if sandbox else None
+        )
         return {
             "claim": str(self.claim_file), "exit": str(self.exit_file), "log": str(self.log), "command": command,
             "cwd": str(folders.launcher) if several else folder,
@@ -149,10 +151,10 @@ class Pod:
 
     def started_process(self, answer: str) -> tuple[int, int]:
         """(pid, start time) of the process that has the claim, by the runner's answer. Raises PodError."""
-        found = self.claiming_process()
-        if answer not in ("started", "late") or found is None:
+        process = self.claiming_process()
+        if answer not in ("started", "late") or process is None:
             raise PodError(answer)
-        return found
+        return process
 
     def artifact_path(self, entry: Mapping[str, Any]) -> Path:
         """Where an input artifact is put before it is bound into the pod."""
@@ -182,9 +184,9 @@ class Pod:
         absent = _missing_working_dirs(template) if has_namespaces() else []
         plan = isolation.plan_root(
             self.folder / "root",
-            _declared_paths(template, folder),
-            {**mounts, **inputs},
-            [*words, *_script_texts(template)],
+            isolation.PodPaths(
+                _declared_paths(template, folder), {**mounts, **inputs}, [*words, *_script_texts(template)]
+            ),
             [] if sandbox else [*map(str, keep), *interpreter_paths(isolation.ALWAYS_PRIVATE)],
             has_namespaces(),
             absent,

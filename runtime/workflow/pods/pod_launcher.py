@@ -81,17 +81,17 @@ class PodLauncher:
         """Run a data template: list the paths of its source and transform them."""
         data: dict[str, Any] = node.spec["data"]
         try:
-            found: Any = await asyncio.to_thread(self._repository.list_keys, data["source"]["artifactPaths"])
-            if not found and not data.get("transformation"):
-                found = None  # Go's empty list, as its JSON says it.
+            keys: Any = await asyncio.to_thread(self._repository.list_keys, data["source"]["artifactPaths"])
+            if not keys and not data.get("transformation"):
+                keys = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
             return self._data_failure(node, f"source: unable to source artifact paths: {error}")
         for number, step in enumerate(list_at(data, "transformation")):
             try:
-                found = evaluate(str(step.get("expression") or "data"), {"data": found})
+                keys = evaluate(str(step.get("expression") or "data"), {"data": keys})
             except ExpressionError as error:
                 return self._data_failure(node, f"transformation: error processing data step {number}: {error}")
-        return PodEnded(self._clock.now(), node.name, 0, result=go_json(found))
+        return PodEnded(self._clock.now(), node.name, 0, result=go_json(keys))
 
     def _data_failure(self, node: Node, why: str) -> PodEnded:
         message = f"unable to process data template: unable to process data {why}"
@@ -122,16 +122,22 @@ class PodLauncher:
             return pod.start_request(node.spec, command, self._folders)
         several = containers.has_several_containers(node.spec)
         mounted = self._pod_mounts(node, pod)
-        found = (
+        command_request = (
             self._prepare_podrun(node, pod, mounted)
             if several
             else self._container_command(node, self._main_container(node))
         )
         if not several and node.spec.get("script"):
-            found = found._replace(command=[*found.command, SCRIPT_PATH])
+            command_request = command_request._replace(command=[*command_request.command, SCRIPT_PATH])
         captures = node.captures and not several
         return pod.start_request(
-            node.spec, found, self._folders, captures, mounted.merged_mounts, mounted.staged_paths, self._sandbox
+            node.spec,
+            command_request,
+            self._folders,
+            captures,
+            mounted.merged_mounts,
+            mounted.staged_paths,
+            self._sandbox,
         )
 
     def _main_container(self, node: Node) -> Mapping[str, Any]:
@@ -163,25 +169,25 @@ class PodLauncher:
         return ContainerCommand(command, inherited_variables(os.environ, self._variables))
 
     def _container_spec(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._container_command(node, container)
-        check_command(found.command[0], found.environment.get("PATH"))
+        command = self._container_command(node, container)
+        check_command(command.command[0], command.environment.get("PATH"))
         script = [SCRIPT_PATH] if node.spec.get("script") and container.get("name") == "main" else []
         return {
             "name": container["name"],
-            "command": [*found.command, *script],
-            "environment": found.environment,
-            "cwd": self._folders.begin(container, found.command),
+            "command": [*command.command, *script],
+            "environment": command.environment,
+            "cwd": self._folders.begin(container, command.command),
             "dependencies": list_at(container, "dependencies"),
         }
 
     def _container_command(self, node: Node, container: Mapping[str, Any]) -> ContainerCommand:
         """Command and variables of a container: the launcher's own, Argo's, the container's."""
         engine = self._engine
-        found = self._find_brought_program(
+        command = self._find_brought_program(
             container_command(container, engine.state.manifest.library, self._pod_facts(node))
         )
-        return found._replace(environment={
-            **inherited_variables(os.environ, self._variables, found.command),
+        return command._replace(environment={
+            **inherited_variables(os.environ, self._variables, command.command),
             "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
@@ -192,7 +198,7 @@ class PodLauncher:
             "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
             "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
             "ARGO_WORKFLOW_NAME": engine.state.name,
-            **found.environment,
+            **command.environment,
         })  # fmt: skip
 
     def _pod_facts(self, node: Node) -> dict[str, str]:
@@ -213,16 +219,16 @@ class PodLauncher:
             {**annotations, **(every.get("annotations") or {}), **(own.get("annotations") or {})},
         )  # fmt: skip
 
-    def _find_brought_program(self, found: ContainerCommand) -> ContainerCommand:
+    def _find_brought_program(self, command: ContainerCommand) -> ContainerCommand:
         """Replace an absolute program path that only the image has by a program of that name from `path`."""
-        if not found.command:
+        if not command.command:
             raise PodError("its container has no command, and what its image would run is not known here; give one")
-        program = Path(found.command[0])
+        program = Path(command.command[0])
         if program.is_absolute() and not program.exists():
             places = [folder / program.name for folder in self._brought]
             own = next((place for place in places if place.exists()), program)
-            return found._replace(command=[str(own), *found.command[1:]])
-        return found
+            return command._replace(command=[str(own), *command.command[1:]])
+        return command
 
     def _pod_mounts(self, node: Node, pod: Pod) -> volumes.PodMounts:
         """Resolve the volumes that a pod's containers mount."""
@@ -230,7 +236,7 @@ class PodLauncher:
         own = substitute(spec.get("volumes") or [], self._engine.variables.global_scope(node.started))
         if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
             raise PodError("a volume of kind hostPath leaves the sandbox")
-        known = [*volumes.claim_volumes(spec, self._engine.state.name), *own, *(node.spec.get("volumes") or [])]
+        all_volumes = [*volumes.claim_volumes(spec, self._engine.state.name), *own, *(node.spec.get("volumes") or [])]
         library, facts = self._engine.state.manifest.library, self._pod_facts(node)
         every = [
             {
@@ -242,7 +248,7 @@ class PodLauncher:
             for some in containers.pod_containers(node.spec).values()
             for one in some
         ]
-        return volumes.resolve_mounts(every, known, pod.folder, self._folder / "claims", library, facts)
+        return volumes.resolve_mounts(every, all_volumes, pod.folder, self._folder / "claims", library, facts)
 
     async def collect_end(self, node: Node) -> PodEnded:
         """The end of a pod whose process is gone, with its outputs. Its Secrets are removed."""
@@ -265,16 +271,16 @@ class PodLauncher:
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
         keys = {str(e["name"]): artifacts.artifact_key(e, prefix) for e in list_at(outputs, "artifacts")}
         if keys:
-            left = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
+            collected = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
         else:
-            left = collect(pod.folder, outputs, keys, self._repository)
-        if left.said and code == 0:
+            collected = collect(pod.folder, outputs, keys, self._repository)
+        if collected.said and code == 0:
             code = NOT_STARTED
         # A killed launcher may have missed the end: the exit file's time tells when it was.
         at = self._clock.now() if code is None else self._clock.file_time(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
-            at, node.name, code, left.parameters, left.artifacts,
-            left.missing if code is not None else "", left.said, pod.result() if node.captures else None,
+            at, node.name, code, collected.parameters, collected.artifacts,
+            collected.missing if code is not None else "", collected.said, pod.result() if node.captures else None,
             pod.container_exits(),
         )  # fmt: skip
 

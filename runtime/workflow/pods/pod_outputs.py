@@ -56,12 +56,12 @@ class _PodRoot(NamedTuple):
         except OSError:
             if "default" in source:
                 return parameter_text(default)
-            kept = (
+            copy_path = (
                 f"/mainctrfs{path}"
                 if _is_in_volume(self.plan, path)
                 else f"{OUTPUTS_FOLDER}/parameters{source['path']}"
             )
-            raise _MissingError(f"open {kept}: no such file or directory") from None
+            raise _MissingError(f"open {copy_path}: no such file or directory") from None
         if text is None:
             most = PARAMETER_BYTES >> 20
             raise _MissingError(f"{source['path']} is larger than {most} MiB; make it an artifact")
@@ -89,35 +89,37 @@ class _PodRoot(NamedTuple):
 
 def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> PodOutputs:
     """Collect a pod's outputs: parameters up to the first missing one, and artifacts, saved under those keys."""
-    found = PodOutputs({}, {})
+    pod_outputs = PodOutputs({}, {})
     if not outputs:
-        return found
+        return pod_outputs
     plan = json.loads((folder / "plan.json").read_text())
     root = _PodRoot(isolation.Plan(**plan["plan"]), plan["cwd"], plan["sandbox"])
-    said = missing_parameter = missing_artifacts = ""
+    message = missing_parameter = missing_artifacts = ""
     try:
         for entry in outputs.get("parameters") or []:
             text = root.read_parameter(entry)
             if text is None:
-                said = said or _directory_error(entry["valueFrom"]["path"])
-            found.parameters[entry["name"]] = (text or "").removesuffix("\n")
+                message = message or _directory_error(entry["valueFrom"]["path"])
+            pod_outputs.parameters[entry["name"]] = (text or "").removesuffix("\n")
     except _MissingError as error:
         missing_parameter = str(error)
     for entry in outputs.get("artifacts") or []:
         try:
             if root.save_artifact(entry, keys[str(entry["name"])], repository):
-                found.artifacts[str(entry["name"])] = keys[str(entry["name"])]
+                pod_outputs.artifacts[str(entry["name"])] = keys[str(entry["name"])]
         except _MissingError as error:
             missing_artifacts += f"{error}; "
     missing = missing_parameter or missing_artifacts
-    return found._replace(said=said, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
+    return pod_outputs._replace(said=message, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
 
 
 def _left_path(plan: isolation.Plan, path: str) -> Path:
     """The machine's path of what the pod left at `path`; links to what the pod does not see lead to no file."""
     real = os.path.realpath(plan.host_path(path.replace("\0", "?")))  # No file's name has a zero byte.
-    seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
-    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
+    visible_folders = [
+        os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)
+    ]
+    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in visible_folders):
         return Path(real)
     return Path(os.devnull, "nothing")  # A file cannot exist below /dev/null.
 
@@ -133,9 +135,9 @@ def _read_text(place: Path) -> str | None:
 
 def _is_own_path(plan: isolation.Plan, place: Path) -> bool:
     """Whether the real path is in the pod's own folders or volumes."""
-    found = os.path.realpath(place)
+    real_path = os.path.realpath(place)
     own = [plan.root, *(source for source, _ in plan.mounts.values())]
-    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
+    return any(real_path == folder or real_path.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
 
 
 def _is_in_volume(plan: isolation.Plan, path: str) -> bool:
@@ -144,5 +146,5 @@ def _is_in_volume(plan: isolation.Plan, path: str) -> bool:
 
 
 def _directory_error(path: str) -> str:
-    kept = f"{OUTPUTS_FOLDER}/parameters/{path}"
-    return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
+    destination = f"{OUTPUTS_FOLDER}/parameters/{path}"
+    return f"failed to copy {path} to {destination}: write {destination}: copy_file_range: is a directory"

@@ -88,28 +88,28 @@ class Starter:
                 await self._launch.load_inputs(node, ending)
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
-            said = f"{INIT_FAILED} (exit code 64): {error}"
-            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
+            message = f"{INIT_FAILED} (exit code 64): {error}"
+            self._record(PodEnded(self._clock.now(), node.name, None, error=message))
         finally:
             self._changed()
         del self._loading[node.name]
 
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side. A pod that an earlier launcher started is only recorded."""
-        asked: dict[str, Node] = {}
+        nodes_by_claim: dict[str, Node] = {}
         requests = []
         for node in nodes:
             pod = self._launch.pod(node)
-            if found := pod.claiming_process():
-                self._record(PodStarted(self._clock.now(), node.name, *found))
+            if process := pod.claiming_process():
+                self._record(PodStarted(self._clock.now(), node.name, *process))
                 continue
             try:
                 requests.append(self._launch.start_request(node))
-                asked[str(pod.claim_file)] = node
+                nodes_by_claim[str(pod.claim_file)] = node
             except (PodError, MissingObjectError, ValueError) as error:  # ValueError: a number that cannot be read.
                 self._record_start_failure(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
-            node = asked[claim]
+            node = nodes_by_claim[claim]
             try:
                 pid, began = self._launch.pod(node).started_process(answer)
             except PodError as error:

@@ -28,19 +28,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
     with open(sys.argv[1]) as file:
         spec = json.load(file)
-    ended: list[tuple[str, int, str]] = []
-    code = _run(spec, ended)
+    sidecar_ends: list[tuple[str, int, str]] = []
+    code = _run(spec, sidecar_ends)
     fresh = sys.argv[2] + ".part"
     with open(fresh, "w") as file:
-        json.dump(ended, file)
+        json.dump(sidecar_ends, file)
     os.replace(fresh, sys.argv[2])
     os._exit(code)
 
 
-def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
+def _run(spec: dict[str, Any], sidecar_ends: list[tuple[str, int, str]]) -> int:
     for one in spec["init"]:
         code = _exit_code(_start(one, spec["shut_in"]).wait())
-        ended.append((one["name"], code, ""))
+        sidecar_ends.append((one["name"], code, ""))
         if code or _stopping.is_set():
             return code
     sidecars = [(one["name"], _start(one, spec["shut_in"])) for one in spec["sidecars"]]
@@ -51,8 +51,8 @@ def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    ended += [(one["name"], *codes[one["name"]]) for one in spec["main"]]
-    ended += _end_sidecars(sidecars)
+    sidecar_ends += [(one["name"], *codes[one["name"]]) for one in spec["main"]]
+    sidecar_ends += _end_sidecars(sidecars)
     return codes.get("main", next(iter(codes.values())))[0]
 
 
@@ -86,8 +86,8 @@ def _run_once(spec: dict[str, Any], one: dict[str, Any]) -> int:
         last += piece
         del last[: -spec["capture_bytes"]]
         os.write(1, piece)
-    with open(spec["capture"], "wb") as kept:
-        kept.write(last)
+    with open(spec["capture"], "wb") as capture_file:
+        capture_file.write(last)
     return _exit_code(process.wait())
 
 
@@ -118,15 +118,15 @@ def _end_sidecars(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list
         if process.poll() is None:
             process.terminate()
     until = time.monotonic() + GRACE_S
-    found = []
+    endings = []
     for name, process in sidecars:
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        found.append((name, _exit_code(process.returncode), ""))
-    return found
+        endings.append((name, _exit_code(process.returncode), ""))
+    return endings
 
 
 if __name__ == "__main__":

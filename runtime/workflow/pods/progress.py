@@ -30,25 +30,25 @@ class Progress:
         for node in reversed(nodes.values()):
             if node.type in LEAVES:
                 sums[node.name] = self._leaf_progress(node)
-            done, whole = sums.get(node.name, (0, 0))
+            progress_made, whole = sums.get(node.name, (0, 0))
             above = node.owner if node.owner in nodes else node.boundary
             before = sums.get(above, (0, 0))
-            sums[above] = (before[0] + done, before[1] + whole)
-        texts = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
+            sums[above] = (before[0] + progress_made, before[1] + whole)
+        texts = {name: f"{progress_made}/{whole}" for name, (progress_made, whole) in sums.items() if whole}
         return texts.pop("", "0/0"), texts
 
     def _leaf_progress(self, node: Node) -> tuple[int, int]:
         """(done, of how many) of a leaf; a succeeded one has done all."""
-        known = self._ended.get((node.name, node.life))
-        if known:
-            return known
-        done, whole = (
+        final_progress = self._ended.get((node.name, node.life))
+        if final_progress:
+            return final_progress
+        finished, whole = (
             self._reported_progress(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
         )
         if not node.phase.fulfilled:
-            return done, whole
-        self._ended[node.name, node.life] = found = (done if node.phase.bad else whole, whole)
-        return found
+            return finished, whole
+        self._ended[node.name, node.life] = progress = (finished if node.phase.bad else whole, whole)
+        return progress
 
     def _reported_progress(self, node: Node) -> tuple[int, int]:
         root = pod_folder(self._engine, node, self._folder) / "root"

@@ -18,10 +18,10 @@ TIMEOUT_S = 1.0
 async def wait_until_ready(probe: Mapping[str, Any]) -> None:
     """Wait until the probe has passed `successThreshold` times in a row."""
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
-    left = wanted = int(probe.get("successThreshold") or 1)
-    while left:
-        left = left - 1 if await _passes(probe) else wanted
-        if left:
+    successes_left = needed_successes = int(probe.get("successThreshold") or 1)
+    while successes_left:
+        successes_left = successes_left - 1 if await _passes(probe) else needed_successes
+        if successes_left:
             await asyncio.sleep(min(EVERY_S, float(probe.get("periodSeconds") or EVERY_S)))
 
 

@@ -197,7 +197,7 @@ def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # They are the pod's: it is in our process group.
     began, beginning = os.pipe()
-    kept, output = os.pipe() if start["captures"] else (-1, out)
+    captured_end, output = os.pipe() if start["captures"] else (-1, out)
     pod = os.fork()
     if pod == 0:
         _begin_pod(start, beginning, output)
@@ -208,7 +208,7 @@ def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
     _answer(start, "started")
     if start["captures"]:
         os.close(output)
-        _copy_output(kept, out, start["exit"] + ".stdout")
+        _copy_output(captured_end, out, start["exit"] + ".stdout")
     code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
     code = code if code >= 0 else 128 - code
     fresh = f"{start['exit']}.part"
@@ -225,8 +225,8 @@ def _copy_output(source: int, out: int, path: str) -> None:
         last += piece
         del last[:-RESULT_BYTES]
         os.write(out, piece)
-    with open(path, "wb") as kept:
-        kept.write(last)
+    with open(path, "wb") as capture_file:
+        capture_file.write(last)
 
 
 def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:
@@ -338,8 +338,8 @@ def _make_devices(root: str) -> None:
 
 def _set_read_only(path: str) -> None:
     """Make the mount at `path` read-only, with all mounts below it."""
-    wanted = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
-    if _libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(wanted), 32):
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
+    if _libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes), 32):
         number = ctypes.get_errno()
         raise OSError(number, f"mount_setattr: {os.strerror(number)}", path)
 

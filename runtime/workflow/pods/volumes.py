@@ -40,10 +40,10 @@ class PodMounts(NamedTuple):
     @property
     def merged_mounts(self) -> dict[str, Mount]:
         """Mounts of all containers by path; where containers differ, main's count."""
-        found: dict[str, Mount] = {}
+        mounts: dict[str, Mount] = {}
         for name in sorted(self.own, key=lambda name: name == "main"):
-            found |= self.own[name]
-        return found
+            mounts |= self.own[name]
+        return mounts
 
     @property
     def staged_paths(self) -> dict[str, str]:
@@ -64,22 +64,22 @@ def resolve_mounts(
 
     Raises MissingObjectError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
     """
-    known = {str(volume.get("name")): volume for volume in volumes}
+    volumes_by_name = {str(volume.get("name")): volume for volume in volumes}
     sources = VolumeSources(library, facts, containers)
     every = PodMounts({})
     for container in containers:
-        found: dict[str, Mount] = {}
-        every.own[str(container.get("name"))] = found
+        mounts: dict[str, Mount] = {}
+        every.own[str(container.get("name"))] = mounts
         for mount in list_at(container, "volumeMounts"):
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
-            if path.startswith(MACHINE_FOLDERS) or name not in known:
+            if path.startswith(MACHINE_FOLDERS) or name not in volumes_by_name:
                 continue
-            folder, fixed = _volume_folder(known[name], pod, claims, sources)
+            folder, fixed = _volume_folder(volumes_by_name[name], pod, claims, sources)
             below = str(mount.get("subPath") or "")
             source = folder.resolve() if below in ("", ".") else resolve_inside(folder, below)
             if not source.exists():
                 source.mkdir(parents=True)
-            found[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
+            mounts[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
     return every
 
 
@@ -110,12 +110,14 @@ def _write_files(folder: Path, volume: Mapping[str, Any], sources: VolumeSources
     Only this user can enter a Secret's folder, and its files are read-only, unless the manifest gives them a mode.
     """
     data = folder / DATA_FOLDER
-    given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
-    own = {str(item["path"]): item["mode"] for item in list_at(given, "items") if item.get("mode") is not None}
+    source = next(
+        (volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {}
+    )
+    own = {str(item["path"]): item["mode"] for item in list_at(source, "items") if item.get("mode") is not None}
     secret = is_secret(volume)
     if secret:
         folder.chmod(0o700)
-    mode = given.get("defaultMode", 0o400 if secret else 0o644)
+    mode = source.get("defaultMode", 0o400 if secret else 0o644)
     for name, text in volume_files(volume, sources):
         top = name.split("/")[0]
         if top.startswith(".."):

@@ -78,16 +78,16 @@ def request_events(engine: Engine, wish: ControlRequest, now: float) -> list[Eve
     waiting = [
         node for node in engine.state.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled
     ]
-    chosen = [node.name for node in waiting if _matches(engine, node, _parse_selector(wish.selector))]
+    matching_nodes = [node.name for node in waiting if _matches(engine, node, _parse_selector(wish.selector))]
     if wish.what == "resume":
-        for name in chosen:
+        for name in matching_nodes:
             _check_resumable(engine.state.nodes[name])
-        return [NodesResumed(now, chosen, bool(wish.selector))]
-    if not chosen:
+        return [NodesResumed(now, matching_nodes, bool(wish.selector))]
+    if not matching_nodes:
         raise ControlRequestError(f"no suspended node matches --node-field-selector {wish.selector}")
-    for name in chosen:
+    for name in matching_nodes:
         _check_settable(engine.state.nodes[name], wish.parameters)
-    return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
+    return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in matching_nodes]
 
 
 def _check_resumable(node: Node) -> None:
@@ -97,11 +97,11 @@ def _check_resumable(node: Node) -> None:
 
 
 def _check_settable(node: Node, parameters: Mapping[str, str]) -> None:
-    known = {entry["name"]: entry for entry in node.outputs.parameters}
+    outputs_by_name = {entry["name"]: entry for entry in node.outputs.parameters}
     for name in parameters:
-        if name not in known:
+        if name not in outputs_by_name:
             raise ControlRequestError(f"node is not expecting output parameter '{name}'")
-        entry = known[name]
+        entry = outputs_by_name[name]
         if "supplied" not in (entry.get("valueFrom") or {}) or entry.get("value") is not None:
             why = "because it is not supplied or was already set"
             raise ControlRequestError(f"cannot set output parameter '{name}' {why}")
@@ -114,14 +114,14 @@ def succeeded_nodes(engine: Engine, selector: str) -> list[str]:
     """
     conditions = _parse_selector(selector)
     well = [node for node in engine.state.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
-    found = [node.name for node in well if _matches(engine, node, conditions)]
-    if conditions and not found:
+    names = [node.name for node in well if _matches(engine, node, conditions)]
+    if conditions and not names:
         raise ControlRequestError(f"no node that has succeeded matches --node-field-selector {selector}")
-    return found
+    return names
 
 
 def _parse_selector(selector: str) -> list[tuple[str, str, bool]]:
-    found = []
+    conditions = []
     for part in filter(None, selector.split(",")):
         field, operator, value = part.partition("!=") if "!=" in part else part.partition("=")
         field, value = field.strip(), value.removeprefix("=").strip()
@@ -129,8 +129,8 @@ def _parse_selector(selector: str) -> list[tuple[str, str, bool]]:
             raise ControlRequestError(
                 f"--node-field-selector {selector!r}: write FIELD=VALUE with one of {', '.join(SELECTOR_FIELDS)}"
             )
-        found.append((field, value, operator == "="))
-    return found
+        conditions.append((field, value, operator == "="))
+    return conditions
 
 
 def _matches(engine: Engine, node: Node, conditions: list[tuple[str, str, bool]]) -> bool:
@@ -139,4 +139,4 @@ def _matches(engine: Engine, node: Node, conditions: list[tuple[str, str, bool]]
         "id": node_id(engine.state.name, node.name),
         **{f"inputs.parameters.{p['name']}.value": p.get("value") for p in node.inputs.get("parameters", [])},
     }  # fmt: skip
-    return all((values.get(field) == value) == wanted for field, value, wanted in conditions)
+    return all((values.get(field) == value) == is_equal for field, value, is_equal in conditions)

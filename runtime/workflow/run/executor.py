@@ -166,13 +166,13 @@ class _Executor:
         """Resume a run that has ended otherwise than well, has lost outputs, or is asked to run some nodes again."""
         if not self.engine.state.finished:
             return
-        lost = self.lost_nodes()
-        if lost:
-            names = ", ".join(self.engine.state.nodes[name].display_name for name in lost)
+        nodes_to_repeat = self.lost_nodes()
+        if nodes_to_repeat:
+            names = ", ".join(self.engine.state.nodes[name].display_name for name in nodes_to_repeat)
             print(f"{names}: outputs are gone; runs again, with what comes after", file=sys.stderr)
-        if lost or self._options.restart or self.engine.phase is not Phase.SUCCEEDED:
+        if nodes_to_repeat or self._options.restart or self.engine.phase is not Phase.SUCCEEDED:
             again = control_requests.succeeded_nodes(self.engine, self._options.restart)
-            self._record(RunResumed(self._clock.now(), [*again, *lost], dict(self._options.parameters)))
+            self._record(RunResumed(self._clock.now(), [*again, *nodes_to_repeat], dict(self._options.parameters)))
 
     @property
     def has_failed(self) -> bool:
@@ -286,8 +286,8 @@ class _Executor:
         """Take locks and look up memos for waiting calls; memoize outputs and release locks of ended nodes."""
         while self.engine.state.remembered:
             node = self.engine.state.remembered.pop()
-            kept = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
-            self._shared.remember(*node.memo, {**kept, "result": node.outputs.result}, node.finished)
+            memo_values = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
+            self._shared.remember(*node.memo, {**memo_values, "result": node.outputs.result}, node.finished)
         for name in list(self._holding):
             node = self.engine.state.nodes.get(name)
             if (node is not None and node.phase.fulfilled) or self.engine.state.finished:
@@ -296,8 +296,8 @@ class _Executor:
         for name, gate in list(self.engine.state.gates.items()):
             now = self._clock.now()
             if gate.memo is not None:
-                found = self._shared.look_up(gate.memo, now)
-                self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
+                hit = self._shared.look_up(gate.memo, now)
+                self._record(GateOpened(now, name, hit.hit, hit.parameters, hit.artifacts, hit.result))
             elif self._shared.take_locks(name, gate.locks):
                 self._holding.add(name)
                 self._record(GateOpened(now, name))
@@ -356,9 +356,9 @@ class _Executor:
         """End the pods that still run after the workflow has ended, such as by a failed hook."""
         for watch in self._watched.values():
             watch.cancel()
-        left = {node.name: node for node in self.engine.running_pods()}
-        left |= {name: self.engine.state.nodes[name] for name in self.engine.state.kills}
-        await asyncio.gather(*(self._end_pod(node, GRACE_S) for node in left.values()))
+        running_nodes = {node.name: node for node in self.engine.running_pods()}
+        running_nodes |= {name: self.engine.state.nodes[name] for name in self.engine.state.kills}
+        await asyncio.gather(*(self._end_pod(node, GRACE_S) for node in running_nodes.values()))
 
     async def _poll_requests(self) -> None:
         """Handle control requests until cancelled."""

@@ -22,13 +22,13 @@ def nodes_without_outputs(engine: Engine, artifacts: Path) -> list[str]:
     count as there.
     """
     folder, store = None if _has_bucket(engine) else artifacts, _open_store(engine)
-    found: dict[str, None] = {}
+    owners: dict[str, None] = {}
     for node in engine.state.nodes.values():
         is_pod = node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.SUCCEEDED and not node.memo_hit
         if is_pod and not node.hooked and (_lacks_artifact(node, folder) or _lacks_object(node, store)):
             owner = engine.state.nodes.get(node.owner)
-            found[owner.name if owner is not None and owner.type is NodeType.RETRY else node.name] = None
-    return list(found)
+            owners[owner.name if owner is not None and owner.type is NodeType.RETRY else node.name] = None
+    return list(owners)
 
 
 def _open_store(engine: Engine) -> Store | None:

@@ -52,30 +52,30 @@ def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: San
     """
     check_name(name)
     folder = runs / name
-    known = folder / "manifest.json"
-    if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
+    manifest_path = folder / "manifest.json"
+    if manifest_path.exists() and json.loads(manifest_path.read_text())["spec"] != source["spec"]:
         raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
-    if known.exists() and read_inputs(folder).sandbox != sandbox:
+    if manifest_path.exists() and read_inputs(folder).sandbox != sandbox:
         raise ManifestError(f"name {name}: {folder} has a run with other sandbox flags; give the same ones")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") -> None:
+def write_inputs(folder: Path, source: Mapping[str, Any], run_inputs: "RunInputs") -> None:
     """Write the manifest and the other inputs, once."""
-    known = folder / "manifest.json"
-    if known.exists():
+    manifest_path = folder / "manifest.json"
+    if manifest_path.exists():
         return
     inputs = {
-        "objects": list(given.library.objects.values()),
-        "images": {name: list(command) for name, command in given.library.images.items()},
-        "path": [str(one.absolute()) for one in given.path],
-        "variables": list(given.variables),
-        "sandbox": asdict(given.sandbox) if given.sandbox else None,
-        "work_dir": str(given.work_dir.absolute()) if given.work_dir else None,
+        "objects": list(run_inputs.library.objects.values()),
+        "images": {name: list(command) for name, command in run_inputs.library.images.items()},
+        "path": [str(one.absolute()) for one in run_inputs.path],
+        "variables": list(run_inputs.variables),
+        "sandbox": asdict(run_inputs.sandbox) if run_inputs.sandbox else None,
+        "work_dir": str(run_inputs.work_dir.absolute()) if run_inputs.work_dir else None,
     }
     _make_private(folder / "beside.json").write_text(json.dumps(inputs, indent=1))
-    with atomic.replacing(known) as file:
+    with atomic.replacing(manifest_path) as file:
         file.write(json.dumps(source, indent=1).encode())
         faults.point("executor.before_manifest")
     faults.point("executor.after_manifest")
@@ -96,10 +96,10 @@ class RunInputs(NamedTuple):
 
 def read_inputs(folder: Path) -> RunInputs:
     """The inputs of the run in that folder."""
-    known = folder / "beside.json"
-    if not known.exists():
+    inputs_path = folder / "beside.json"
+    if not inputs_path.exists():
         return RunInputs()
-    inputs = json.loads(known.read_text())
+    inputs = json.loads(inputs_path.read_text())
     path, variables = tuple(map(Path, inputs["path"])), tuple(inputs.get("variables", ()))
     shut = inputs.get("sandbox")
     sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None

@@ -59,11 +59,11 @@ class SharedState:
     def remember(self, cache: str, key: str, outputs: Mapping[str, Any], now: float) -> None:
         """Memoize the outputs of a node that succeeded."""
         with self._guard():
-            known = self._read_cache(cache)
-            known[key] = {"created": now, **outputs}
+            cache_entries = self._read_cache(cache)
+            cache_entries[key] = {"created": now, **outputs}
             place = self._cache_path(cache)
             place.parent.mkdir(parents=True, exist_ok=True)
-            atomic.replace(place, json.dumps(known))
+            atomic.replace(place, json.dumps(cache_entries))
 
     def _cache_path(self, cache: str) -> Path:
         return self._folder / "memo" / f"{quote(cache, safe='')}.json"

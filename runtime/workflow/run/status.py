@@ -54,8 +54,8 @@ class StatusWriter:
         if engine.state.shutdown:
             spec["shutdown"] = engine.state.shutdown
         how_far, of_nodes = self._progress.compute()
-        given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
-        exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
+        artifacts = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
+        exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": artifacts}
         exported = {key: value for key, value in exported.items() if value}
         status = {
             "phase": engine.phase.value,
@@ -84,11 +84,11 @@ class StatusWriter:
         values = () if node.phase.fulfilled else tuple(node.outputs.values().items())
         mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values,
                 how_far, node.daemoned)  # fmt: skip
-        known = self._nodes.get(node.name)
-        if known is None or known[0] != mark:
+        entry_before = self._nodes.get(node.name)
+        if entry_before is None or entry_before[0] != mark:
             text = msgspec.json.encode(_node_status(self._engine, node, self._folder, how_far))
-            known = self._nodes[node.name] = (mark, msgspec.Raw(text))
-        return known[1]
+            entry_before = self._nodes[node.name] = (mark, msgspec.Raw(text))
+        return entry_before[1]
 
 
 def timestamp(moment: float) -> str | None:
@@ -129,10 +129,10 @@ def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict
 
 def _conditions(engine: Engine) -> list[dict[str, str]]:
     """Argo's conditions: whether a pod is running, and whether the workflow has ended."""
-    found = []
+    conditions = []
     if any(node.type is NodeType.POD for node in engine.state.nodes.values()):
-        found.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
-    return [*found, {"type": "Completed", "status": "True"}] if engine.state.finished else found
+        conditions.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
+    return [*conditions, {"type": "Completed", "status": "True"}] if engine.state.finished else conditions
 
 
 def _memo_status(node: Node) -> dict[str, Any] | None:
@@ -146,5 +146,5 @@ def _outputs_status(outputs: Outputs) -> dict[str, Any] | None:
         "result": outputs.result,
         "exitCode": outputs.exit_code,
     }
-    found = {key: value for key, value in fields.items() if value not in ([], None, "")}
-    return ({**found, "result": ""} if outputs.result == "" else found) or None
+    output_fields = {key: value for key, value in fields.items() if value not in ([], None, "")}
+    return ({**output_fields, "result": ""} if outputs.result == "" else output_fields) or None

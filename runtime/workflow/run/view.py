@@ -114,8 +114,8 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
         title = Text(_title(node, engine), overflow="ellipsis")
         grid.add_row(Text(f" {mark}", style), title, line, _duration_text(node, engine.now))
     if len(rows_shown) < len(steps):
-        ended = sum(one.phase.fulfilled for one in steps)
-        grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
+        ended_count = sum(one.phase.fulfilled for one in steps)
+        grid.add_row("", f"{ended_count} of {len(steps)} steps have ended", "", "")
     return grid
 
 

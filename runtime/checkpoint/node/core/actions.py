@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal
 
 
 class Location(NamedTuple):

@@ -9,7 +9,7 @@ from everstep.runtime.checkpoint.node.core.events import StateCertified
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 
 class Certification:
@@ -71,8 +71,8 @@ class Certification:
             return False
         changed, place = False, (restore.round, restore.iteration)
         for segment in self._segments.of_workers():
-            known = self._certified.get(segment.local_rank)
-            if known is not None and known.identity[:2] >= place:
+            certified_slot = self._certified.get(segment.local_rank)
+            if certified_slot is not None and certified_slot.identity[:2] >= place:
                 continue
             for slot in segment.table.complete():
                 identity = segment.table[slot].identity

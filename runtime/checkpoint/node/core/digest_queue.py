@@ -20,10 +20,10 @@ class DigestQueue:
         later damage is detected. Returns whether it did."""
         if self._running is not None:
             return False
-        wanted = [(pin.segment, pin.slot) for pin in self._segments.pins]
+        pinned_slots = [(pin.segment, pin.slot) for pin in self._segments.pins]
         newest = ((segment, segment.table.newest()) for segment in self._segments.all())
-        wanted += [(segment, slot) for segment, slot in newest if slot is not None]
-        for segment, slot in wanted:
+        pinned_slots += [(segment, slot) for segment, slot in newest if slot is not None]
+        for segment, slot in pinned_slots:
             facts = segment.table[slot]
             if facts.state is SlotState.COMPLETE and not facts.digest:
                 pin, work = self._segments.pin(segment, slot, Reader.DIGEST), self._tx.number_work()

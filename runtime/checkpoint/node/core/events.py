@@ -7,7 +7,8 @@ with exactly one event that has its number.
 from dataclasses import dataclass
 
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.protocol.messages import Holding, Refusal, Seat
+from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.rounds import Seat
 
 # Questions
 

@@ -18,7 +18,8 @@ from everstep.runtime.checkpoint.node.core.peer_reads import PeerReads
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments, copies_of
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.rounds import Seat
 
 SILENT_S = 1.5
 """A peer that sends nothing for this long is given up, and the copy with it: no save waits longer for a peer that is

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from everstep.runtime.checkpoint.node.core.events import ListHoldings, OpenShard, ReaderGone
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segments
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.holdings import Holding
 
 
 @dataclass(eq=False)

@@ -20,7 +20,8 @@ from everstep.runtime.checkpoint.node.core.persist_interval import PersistInterv
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.rounds import Seat
 
 MAX_RESULTS = 64
 """Results that are remembered; more than anybody waits for at once."""
@@ -79,8 +80,16 @@ class PersistQueue:
         """A round begins: flushes end, and results of rounds before the last one are forgotten."""
         self._refuse_flushes()
         waiting = {pin.identity for pin in self._required}
-        self._results = {known: how for known, how in self._results.items() if known.round >= seat.round - 1}
-        self._under_way = {known for known in self._under_way if known.round >= seat.round - 1 or known in waiting}
+        self._results = {
+            identity_of_result: how
+            for identity_of_result, how in self._results.items()
+            if identity_of_result.round >= seat.round - 1
+        }
+        self._under_way = {
+            work_identity
+            for work_identity in self._under_way
+            if work_identity.round >= seat.round - 1 or work_identity in waiting
+        }
         self.interval.begin_round(seat.restart_count, self._tx.now)
 
     def close(self) -> None:
@@ -185,9 +194,9 @@ class PersistQueue:
     def result(self, identity: Identity) -> PersistResult | None:
         """The result of that state; the commit of a later one of the same round is as good."""
         later = [
-            known
-            for known, result in self._results.items()
-            if result.manifest and known.round == identity.round and known[:2] >= identity[:2]
+            identity_of_result
+            for identity_of_result, result in self._results.items()
+            if result.manifest and identity_of_result.round == identity.round and identity_of_result[:2] >= identity[:2]
         ]
         return self._results[min(later)] if later else self._results.get(identity)
 
@@ -200,15 +209,19 @@ class PersistQueue:
         """The manifest is visible. It stands for earlier states of its round, whose results are forgotten."""
         identity = event.identity
         self._under_way.discard(identity)
-        for known in [known for known in self._results if known.round == identity.round and known < identity]:
-            del self._results[known]
+        for earlier_identity in [
+            earlier_identity
+            for earlier_identity in self._results
+            if earlier_identity.round == identity.round and earlier_identity < identity
+        ]:
+            del self._results[earlier_identity]
         self._note_result(identity, PersistResult(event.manifest))
 
     def _note_result(self, identity: Identity, result: PersistResult) -> None:
         self._results.pop(identity, None)
         self._results[identity] = result
-        for known in list(self._results)[:-MAX_RESULTS]:
-            del self._results[known]
+        for identity_of_result in list(self._results)[:-MAX_RESULTS]:
+            del self._results[identity_of_result]
 
     def _refuse_flushes(self) -> None:
         for ticket, identity in self._flushes:
@@ -289,7 +302,7 @@ class PersistQueue:
 
     def _is_awaited(self, identity: Identity) -> bool:
         """Does a flush wait for this state, or the end of a training for all?"""
-        return bool(self._drains) or any(wanted == identity for _, wanted in self._flushes)
+        return bool(self._drains) or any(flushed == identity for _, flushed in self._flushes)
 
     def _wait_for_store(self, identity: Identity, error: str) -> bool:
         """Keep the turn for another try; False if the store has failed for too long."""

@@ -17,7 +17,8 @@ from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segments
 from everstep.runtime.checkpoint.node.core.shard_restore import ShardRestore, Stage
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Restore, Seat
+from everstep.runtime.protocol.holdings import Restore
+from everstep.runtime.protocol.rounds import Seat
 
 PARALLEL = 4
 """Shards that are fetched at once: a single connection is slower than a network."""

@@ -20,7 +20,7 @@ from everstep.runtime.checkpoint.node.core.events import AllocationEnded, Segmen
 from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, SLOTS, Identity, SlotTable
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.checkpoint.shard.sizes import round_to_pages
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 CERTIFY_SLOTS = 2
 """More slots where states are certified: for the newest certified one, and for one that is compared."""
@@ -345,9 +345,9 @@ class Segments:
         *earlier, current = self._by_rank[local_rank]
         states = current.states()
         if len(states) > current.sharded:
-            kept = states[current.sharded]
+            newest_kept = states[current.sharded]
             for segment in earlier:
-                segment.superseded = all(identity[:2] <= kept[:2] for identity in segment.states())
+                segment.superseded = all(identity[:2] <= newest_kept[:2] for identity in segment.states())
 
     def supersede_copies(self, round: int) -> None:  # noqa: A002
         """Mark copies of earlier rounds: peers now hold newer ones elsewhere."""

@@ -12,7 +12,7 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
+from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 
 RETRY_S = 1.0
 """Sources that do not answer are asked again after this long."""

@@ -86,13 +86,15 @@ class SlotFacts:
 class SlotTable:
     """The slots of one segment."""
 
-    def __init__(self, count: int, kept: int = 1, absent: int = 0) -> None:
+    def __init__(self, count: int, kept_count: int = 1, absent: int = 0) -> None:
         """`kept`: so many of the newest states are never overwritten. `absent`: so many slots, the last ones, have no
         memory yet. Raises ValueError for too few slots."""
-        if count <= kept:
-            raise ValueError(f"{count} slots; at least {kept + 1} are needed so that {kept} can always be complete")
+        if count <= kept_count:
+            raise ValueError(
+                f"{count} slots; at least {kept_count + 1} are needed so that {kept_count} can always be complete"
+            )
         self._slots = [SlotFacts()] * (count - absent) + [SlotFacts(SlotState.ABSENT)] * absent
-        self._kept = kept
+        self._kept = kept_count
 
     def __getitem__(self, slot: int) -> SlotFacts:
         return self._slots[slot]
@@ -134,17 +136,17 @@ class SlotTable:
 
     def acquire(self, identity: Identity) -> int | None:
         """Begin to write `identity` into the writable slot; None if there is none now."""
-        chosen = self.writable()
-        if chosen is not None:
-            self._slots[chosen] = SlotFacts(self._next(chosen, SlotEvent.ACQUIRE), identity)
-        return chosen
+        slot = self.writable()
+        if slot is not None:
+            self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ACQUIRE), identity)
+        return slot
 
     def stage(self, slot: int, size: int) -> None:
         """The writer has finished: `size` bytes are complete. A state that is here already keeps its first slot."""
         state, identity = self._next(slot, SlotEvent.STAGE), self._slots[slot].identity
-        known = identity is not None and self.find(identity) is not None
+        is_staged = identity is not None and self.find(identity) is not None
         self._slots[slot] = replace(self._slots[slot], state=state, size=size)
-        if known:
+        if is_staged:
             self.drop(slot)
 
     def abandon(self, slot: int) -> None:

@@ -12,7 +12,7 @@ from everstep.runtime.checkpoint.node.core.peer_copies import SentCopies
 from everstep.runtime.checkpoint.node.core.segments import Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.rounds import Seat
 
 
 @dataclass
