@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; run make PYTHON=python3.12" % sys.version_info[:2])'
@@ -118,6 +118,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.many_tasks
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.first_saves
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job

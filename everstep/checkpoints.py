@@ -81,7 +81,11 @@ class Checkpointer(worker.Checkpointer):
     """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
 
     def __init__(self, state: dict[str, Any], checkpoints: Checkpoints | None = None) -> None:
-        """`checkpoints`: where they are kept; by default as `everstep.init` decided. Raises StateError, LinkError."""
+        """Announce how much memory `state` needs. `checkpoints`: where they are kept; by default as `init` decided.
+
+        Raises StateError for a value that cannot be checkpointed (with its key path), LinkError if shared memory has no
+        room for it, and RuntimeError before `everstep.init`.
+        """
         if checkpoints is None:
             current("Checkpointer")
             checkpoints = Checkpoints()
@@ -116,7 +120,9 @@ class Checkpointer(worker.Checkpointer):
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
-        `persist=True` copies it to the store regardless of the interval. Call it on every rank.
+        `persist=True` copies it to the store regardless of the interval. Call it on every rank. Raises StateError for a
+        value that cannot be checkpointed, LinkError if the agent is gone or has no room, and without an agent
+        StoreError.
         """
         self._session.end_rehearsal()
         if self._session.loop is not None:
@@ -126,7 +132,10 @@ class Checkpointer(worker.Checkpointer):
         in_worker.note_staging(time.perf_counter() - began)
 
     def finish(self, state: dict[str, Any]) -> str:
-        """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
+        """End the training: wait until the last state is committed in the store.
+
+        Returns the manifest's key, or "" on a node that does not persist. Raises LinkError, StoreError.
+        """
         self._session.end_rehearsal()
         if self._session.loop is not None:
             self._session.loop.end()

@@ -24,6 +24,7 @@ class Shard(NamedTuple):
     """One piece of work."""
 
     item: Any
+    """As it is in `items`; of a number of items, the index."""
     number: int
     """The item's index in the sequence."""
     epoch: int
@@ -42,7 +43,8 @@ def shards(
     distinguishes several queues of one job. Without an agent, ranks take turns. A script that does not import torch
     needs no `everstep.init`.
 
-    Raises ValueError for an invalid name; LinkError if workers pass different numbers of items.
+    Raises ValueError for an invalid name, RuntimeError before `init`, and LinkError if workers pass different numbers
+    of items.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"name={name!r}: use up to 64 letters, digits and . _ -")

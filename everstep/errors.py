@@ -1,12 +1,41 @@
-"""Errors that are known before anything starts."""
+"""The errors that public names raise: `except everstep.errors.RestoreError`. Each text is one line.
+
+Importing this module costs nothing; each error imports its own module when it is first used.
+"""
 
 import errno
 import os
 import platform
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.system.platform_support import platform_lack
+
+if TYPE_CHECKING:
+    from everstep.runtime.checkpoint.errors import RestoreError, StateError
+    from everstep.runtime.data import DatasetError
+    from everstep.runtime.data.results import ResultsError
+    from everstep.runtime.protocol.worker_link import LinkError
+    from everstep.runtime.store import StoreError
+
+__all__ = ["BadInput", "DatasetError", "LinkError", "RestoreError", "ResultsError", "StateError", "StoreError"]
+
+_MODULES = {
+    "DatasetError": "everstep.runtime.data",
+    "LinkError": "everstep.runtime.protocol.worker_link",
+    "RestoreError": "everstep.runtime.checkpoint.errors",
+    "ResultsError": "everstep.runtime.data.results",
+    "StateError": "everstep.runtime.checkpoint.errors",
+    "StoreError": "everstep.runtime.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'everstep.errors' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 class BadInput(Exception):  # noqa: N818 - what it is, not how it is told

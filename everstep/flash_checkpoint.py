@@ -37,7 +37,9 @@ class StorageType(Enum):
     """Where a saved state is safe when `save_checkpoint` returns, or soon after."""
 
     MEMORY = 0
+    """In the node's shared memory; in the store when training processes die."""
     DISK = 1
+    """Also in the store, soon after."""
 
 
 class FlashCheckpoints:
@@ -47,7 +49,8 @@ class FlashCheckpoints:
     """Does each rank save a state of its own, although no tensor is sharded?"""
 
     def __init__(self, checkpoint_dir: str) -> None:
-        """Call it on every rank. Raises StoreError."""
+        """`checkpoint_dir`: the store of a script that no agent started. Call it on every rank. Raises LinkError,
+        StoreError."""
         self.checkpoint_dir = checkpoint_dir
         self._checkpoints = Checkpoints(checkpoint_dir)
         self._checkpointer: Checkpointer | None = None
@@ -58,7 +61,10 @@ class FlashCheckpoints:
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
-        """Save `state_dict` as of `step`. Training waits for one copy in memory. Call it on every rank."""
+        """Save `state_dict` as of `step`. Training waits for one copy in memory. Call it on every rank.
+
+        Raises StateError for a value that cannot be checkpointed; LinkError if shared memory has no room.
+        """
         state = (RankState if self._per_rank else dict)(path=str(path), saved=state_dict)
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(state, self._checkpoints)
@@ -100,14 +106,19 @@ class DdpCheckpointer(FlashCheckpoints):
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
     ) -> None:
         """Save `state_dict` as of `step`. Training waits for one copy in memory; with DISK for two on rank 0, which
-        writes the file at `path` in the background. Raises OSError if the previous file could not be written."""
+        writes the file at `path` in the background. Raises StateError, LinkError, and OSError if the previous file
+        could not be written."""
         super().save_checkpoint(step, state_dict, path, storage_type)
         is_file = bool(path) and "://" not in str(path)
         if StorageType(storage_type) is StorageType.DISK and is_file and self._checkpoints.session.context.rank == 0:
             self._file.write(Path(path), state_dict)
 
     def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
-        """The newest state as `save_checkpoint` received it, with its tensors on the CPU; {} if there is none."""
+        """The newest state as `save_checkpoint` received it, with its tensors on the CPU; {} if there is none.
+
+        `resuming_path`: the newest one that was saved under that path. Raises RestoreError if there is none, or if no
+        checkpoint can be read.
+        """
         shards = self._shards(resuming_path)
         return assemble_state(shards)[0]["saved"] if shards else {}
 
@@ -116,7 +127,10 @@ class FsdpShardCheckpointer(FlashCheckpoints):
     """Checkpoints of FSDP's SHARDED_STATE_DICT; with FSDP1, torch.distributed.checkpoint reads the state."""
 
     def get_storage_reader(self, resuming_path: str = "") -> "DcpReader | None":
-        """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None if there is no checkpoint."""
+        """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None if there is no checkpoint.
+
+        Raises RestoreError as `DdpCheckpointer.load_checkpoint` does.
+        """
         from everstep.runtime.checkpoint.worker.dcp import DcpReader
 
         shards = self._shards(resuming_path)

@@ -52,7 +52,7 @@ class EverstepCallback(TrainerCallback):
         """The argument for `trainer.train(resume_from_checkpoint=...)`: a folder with the Trainer's position.
 
         None if there is nothing to resume. Call it after the Trainer is constructed. The weights come from the
-        checkpoint itself, when training begins.
+        checkpoint itself, when training begins. Raises RestoreError if no checkpoint can be read.
         """
         shards = self._checkpoints.shards()
         if not shards:

@@ -57,7 +57,10 @@ class EverstepCallback(pl.Callback):
         """Optimizer steps done after the newest batch."""
 
     def resume(self) -> str | None:
-        """The argument for `trainer.fit(ckpt_path=...)`; None if there is nothing to resume. Call it on every rank."""
+        """The argument for `trainer.fit(ckpt_path=...)`; None if there is nothing to resume. Call it on every rank.
+
+        Raises RestoreError if no checkpoint can be read.
+        """
         shards = self._checkpoints.shards()
         if not shards:
             return None

@@ -95,10 +95,11 @@ class Loader:
         return self._position.consumed
 
     def state_dict(self) -> dict[str, int]:
+        """The position, in samples and iterations."""
         return {**self._position._asdict(), "iteration": self.iteration, "samples": self._source.samples or 0}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Raises StateError if the saved position is of a dataset with another number of samples."""
+        """Go to that position. Raises StateError if it is of a dataset with another number of samples."""
         saved_samples, samples = int(state_dict["samples"]), self._source.samples or 0
         if saved_samples != samples:
             raise StateError(
@@ -158,7 +159,8 @@ def loader(
     world size. `micro_batch` limits the samples of one pass; a smaller world then accumulates gradients. `others` are
     passed to torch's DataLoader.
 
-    Put it into the checkpointed state. Raises DatasetError, TypeError, ValueError.
+    Put it into the checkpointed state. Raises DatasetError for an empty dataset, TypeError for something that is no
+    dataset, ValueError for sizes that do not fit, and RuntimeError before `init`.
     """
     shape = Shape(global_batch, seed, epochs, micro_batch, shuffle)
     source = source_of(dataset, shape, Reading(num_workers, collate_fn, worker_init_fn, others))
@@ -174,7 +176,8 @@ class ElasticSampler(TorchSampler[list[int]]):
     """
 
     def __init__(self, dataset: Sized, *, global_batch: int, seed: int = 0, shuffle: bool = True) -> None:
-        """Rank and world size come from the process group, else from RANK and WORLD_SIZE. Raises ValueError."""
+        """`global_batch` is in samples over all ranks. Rank and world size come from the process group, else from RANK
+        and WORLD_SIZE. Raises ValueError for sizes that do not fit."""
         self._order = Sampler(len(dataset), global_batch, seed, shuffle)
         self.consumed = 0
         """Samples applied."""
@@ -214,10 +217,11 @@ class ElasticSampler(TorchSampler[list[int]]):
         return self._order.between(part.start, part.end).tolist(), part.weight
 
     def state_dict(self) -> dict[str, int]:
+        """The position, in samples."""
         return {"consumed": self.consumed, "samples": self._order.samples}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Raises StateError if the saved position is of a dataset with another number of samples."""
+        """Go to that position. Raises StateError if it is of a dataset with another number of samples."""
         if (saved_samples := int(state_dict["samples"])) != self._order.samples:
             have = self._order.samples
             raise StateError(

@@ -51,7 +51,10 @@ class MegatronCheckpointer(FlashCheckpoints):
     _per_rank = True
 
     def save(self, step: int, sharded_state_dict: dict[str, Any], storage_type: StorageType = StorageType.DISK) -> None:
-        """Save as of `step`; blocks training for one copy in memory. Call it on every rank. The dict is changed."""
+        """Save as of `step`; blocks training for one copy in memory. Call it on every rank. The dict is changed.
+
+        Raises StateError, LinkError.
+        """
         self.save_checkpoint(step, _main_replicas(sharded_state_dict), storage_type=storage_type)
 
     def load(self, sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +80,8 @@ def save_checkpoint(
     """Save as of `iteration`; blocks training for one copy in memory. Call it on every rank.
 
     `model`: a module or Megatron's list of them. `optimizer`: Megatron's, or one of torch. Without an agent the store
-    is `directory`, else EVERSTEP_STORE. Raises StateError for `replica_count` above 2: the agents keep one copy of a
-    rank's state in a peer's memory, whatever is asked for.
+    is `directory`, else EVERSTEP_STORE. Raises LinkError, and StateError for `replica_count` above 2: the agents keep
+    one copy of a rank's state in a peer's memory, whatever is asked for.
     """
     _check_replicas(replica_count)
     state = _sharded_state(model, optimizer, loading=False)

@@ -43,7 +43,7 @@ def parameters(config: Any) -> dict[str, str]:
 
 
 def parameter(name: str) -> str:
-    """The Argo variable that refers to a field of the pipeline's config."""
+    """The Argo variable that refers to a field of the pipeline's config: `{{workflow.parameters.NAME}}`."""
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
 
 
@@ -70,7 +70,8 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
     """Parse the flags, build the workflow, run or print it, and exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
 
     The config may have two methods that raise BadInput: `check` for input that no step could use, and `check_machine`
-    for what this machine is too small for, which is called before a local run.
+    for what this machine is too small for, which is called before a local run. Raises SystemExit alone: an error of the
+    user is one line on stderr.
     """
     prog = f"python {sys.argv[0]}"
     config, how = _read_flags(prog, config_type)

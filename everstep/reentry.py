@@ -61,7 +61,8 @@ def main(
 ) -> Callable[..., Any]:
     """Decorate `main(job)`. Call the result without arguments; every round enters it again in the same process.
 
-    It replaces `everstep.init` and takes the same `seed` and `timeout`. Call it in the main thread.
+    It replaces `everstep.init` and takes the same `seed` and `timeout`. Call it in the main thread. The call raises
+    what `init` and `main` raise.
     """
     if function is None:
         return lambda function: _decorate(function, seed, timeout)

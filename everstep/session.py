@@ -40,10 +40,15 @@ class Context:
     """This worker's place in its job."""
 
     rank: int
+    """From 0; the same for the whole round."""
     world_size: int
+    """The number of workers in this round."""
     local_rank: int
+    """The rank among the workers of this node, from 0."""
     device: torch.device
+    """This worker's CUDA device, or the CPU."""
     round: int
+    """The number of the round; 0 without an agent."""
     link: Link | None = None
     """Connection to the node's agent; None in a plain `python script.py`."""
     _kept: KeptValues = field(default_factory=KeptValues, repr=False)
@@ -51,16 +56,18 @@ class Context:
     """This process is a warm spare, which does one iteration alone: `main` should write and send nothing by itself."""
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return `build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built. See
-        `KeptValues`.
+        """Return `build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built.
 
         A kept value must be in the checkpointed state, or never change: it stays as the last round left it, except that
-        gradients are cleared.
+        gradients are cleared. Raises TypeError if the value belongs to a process group.
         """
         return self._kept.keep(build, *args, **kwargs)
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The weighted mean over all ranks, the same on each. Every rank must call it: it is one small all-reduce."""
+        """The weighted mean over all ranks, the same on each. Every rank must call it: it is one small all-reduce.
+
+        Raises whatever torch.distributed raises.
+        """
         if self.world_size == 1:
             return value
         both = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)

@@ -64,9 +64,11 @@ class Batches:
         return self.consumed // self._order.global_batch
 
     def state_dict(self) -> dict[str, int]:
+        """The position, in samples."""
         return {"consumed": self.consumed}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go to that position."""
         self.consumed = int(state_dict["consumed"])
 
     def __iter__(self) -> Iterator[Batch]:

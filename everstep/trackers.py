@@ -21,10 +21,6 @@ _OWN = ("joined_at",)
 """Facts that are no figures of an iteration."""
 
 
-class TrackerMissing(ImportError):  # noqa: N818 (a name that reads well in a traceback)
-    """The tracker's package is not installed; one line that says which."""
-
-
 def figures(line: Mapping[str, float | int | str]) -> dict[str, float]:
     """The finite numbers of an iteration's telemetry."""
     return {
@@ -39,7 +35,7 @@ def open_tracker(kind: Kind, folder: str, environment: Mapping[str, str] = os.en
 
     `folder`: where it writes; "": `trackers/KIND` of the run's folder, or of the working directory. MLflow takes a
     server from MLFLOW_TRACKING_URI instead; Weights & Biases is offline unless WANDB_MODE says otherwise.
-    Raises TrackerMissing.
+    Raises ImportError, ValueError.
     """
     place = folder or str(Path(environment.get("EVERSTEP_RUN_DIR", "."), "trackers", kind))
     job = environment.get("EVERSTEP_JOB", "everstep")
@@ -56,7 +52,7 @@ def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise TrackerMissing(f"this tracker needs the package {package}: pip install {package} ({error})") from None
+        raise ImportError(f"this tracker needs the package {package}: pip install {package} ({error})") from None
 
 
 def _tensorboard(place: str, job: str) -> Callback:

@@ -65,18 +65,25 @@ def batches(
 ) -> Batches:
     """This rank's share of each global batch of `dataset` (a URI from steps.preprocess), endless or `iterations` long.
 
-    Put it into the checkpointed state; it then continues after the last applied sample. Raises DatasetError.
+    `sequence_length` is in tokens, `global_batch` in samples over all ranks. Put it into the checkpointed state; it
+    then continues after the last applied sample. Raises DatasetError, StoreError, and RuntimeError before `init`.
     """
     return Batches(current("batches"), dataset, sequence_length, Order(global_batch, seed, iterations))
 
 
 def report(**values: float | int | str) -> None:
-    """Add to this iteration's telemetry. Rank 0's values are the job's; average them first with `Context.mean`."""
+    """Add to this iteration's telemetry. Rank 0's values are the job's; average them first with `Context.mean`.
+
+    Raises RuntimeError before `init`.
+    """
     current("report").report(values)
 
 
 def phase(name: str) -> None:
-    """Name what this worker does now ("forward", "data"): if it hangs, the report shows that name."""
+    """Name what this worker does now ("forward", "data"): if it hangs, the report shows that name.
+
+    The seconds of the phase "evaluation" are reported as such. Raises RuntimeError before `init`.
+    """
     current("phase").beacon(name)
 
 
@@ -85,7 +92,8 @@ def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
 
     `to`: `tensorboard`, `mlflow`, `wandb`, or a function of (iteration, figures), called on rank 0. `folder`: where the
     tracker writes; "": `trackers/` of the run's folder. After a fault the tracker's run continues. Raises
-    TrackerMissing, and whatever the tracker raises.
+    ImportError if the tracker's package is missing, ValueError for another name, RuntimeError before `init`, and
+    whatever the tracker raises.
     """
     session = current("track")
     if session.context.rank == 0 and not session.context.rehearses:

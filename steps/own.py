@@ -64,7 +64,9 @@ class OwnStep(Generic[C]):
     """A function as a step. Call it like the function."""
 
     function: Callable[[C], Any]
+    """What it runs."""
     name: str
+    """The name of its template, and of its task if that has no other."""
     config: type[Any]
     """The function's dataclass with the common fields."""
     module: str
@@ -77,7 +79,10 @@ class OwnStep(Generic[C]):
         return self.function(config)
 
     def template(self) -> "Container":
-        """Its Hera template. Its module must be importable where it runs: installed here, and in the image."""
+        """Its Hera template. Its module must be importable where it runs: installed here, and in the image.
+
+        Raises BadInput if the function is in the file that is run.
+        """
         from everstep.steps.template import step_template
         from everstep.version import IMAGE
 
@@ -95,13 +100,19 @@ class OwnStep(Generic[C]):
         )
 
     def task(self, name: str = "", **arguments: object) -> "StepTask":
-        """A task of it; arguments are the fields of its dataclass, attributes of the task its outputs."""
+        """A task of it; arguments are the fields of its dataclass, attributes of the task its outputs.
+
+        Raises TypeError for an argument that is no field, and what `template` raises.
+        """
         from everstep.steps.template import step_task
 
         return step_task(self.template(), name or self.name, arguments)
 
     def main(self) -> NoReturn:
-        """Run as a process: flags from the fields, outputs as files, errors in one line, exit codes of steps."""
+        """Run as a process: flags from the fields, outputs as files, errors in one line, exit codes of steps.
+
+        Raises TypeError if the function returns other outputs than those of the step.
+        """
         module = getattr(sys.modules["__main__"].__spec__, "name", "") or self.module
         run_as_process(self.name, self.config, self._run, module=module)
 
@@ -134,8 +145,9 @@ def step(
     """Make a step of a function, whose only argument is a frozen dataclass with a default for each field.
 
     The function returns a dict with each of its `outputs` (numbers and strings) and `artifacts` (paths of files or
-    folders), or None. `name`: by default that of the function. `settings`: image, gauges, shared_memory. Raises
-    BadInput for a dataclass that cannot be flags.
+    folders), or None. `name`: by default that of the function. `cpu` is requested, in cores; `memory`, a Kubernetes
+    quantity, is the request and the limit. The pod ends after `deadline_s` seconds. `settings`: image, gauges,
+    shared_memory. Raises BadInput for a dataclass that cannot be flags.
     """
 
     def decorate(function: Callable[[C], Any]) -> OwnStep[C]:

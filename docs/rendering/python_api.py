@@ -25,14 +25,14 @@ class Public:
     bases: Sequence[tuple[str, str]] = ()
     """(path, class) of the bases whose methods belong to the API."""
     hidden: Sequence[str] = ()
-    """Methods that only a framework or Everstep itself calls."""
+    """Fields and methods that only a framework or Everstep itself uses."""
 
 
 WORKER = (("runtime/checkpoint/worker/checkpointer.py", "Checkpointer"),)
 SCRIPT = (
     Public("init", "everstep/training.py"),
     Public("main", "everstep/reentry.py"),
-    Public("Context", "everstep/session.py"),
+    Public("Context", "everstep/session.py", hidden=("link",)),
     Public("batches", "everstep/training.py"),
     Public("Batch", "everstep/token_batches.py"),
     Public("loader", "everstep/loader.py"),
@@ -65,6 +65,16 @@ OWN_STEP = (
     Public("step", "steps/own.py"),
     Public("progress", "steps/own.py"),
 )
+ERRORS = (
+    Public("BadInput", "everstep/errors.py"),
+    Public("DatasetError", "runtime/data/errors.py"),
+    Public("LinkError", "runtime/protocol/worker_link.py"),
+    Public("RestoreError", "runtime/checkpoint/errors.py", hidden=("flaw",)),
+    Public("ResultsError", "runtime/data/results.py"),
+    Public("StateError", "runtime/checkpoint/errors.py"),
+    Public("StoreError", "runtime/store/protocol.py"),
+)
+"""What `everstep.errors` has for `except`."""
 FLASH = "everstep/flash_checkpoint.py"
 FLASH_BASE = ((FLASH, "FlashCheckpoints"),)
 MEGATRON = "everstep/megatron.py"
@@ -99,9 +109,9 @@ def _function(node: Function, title: str) -> str:
 
 def _class(one: Public, node: ast.ClassDef) -> str:
     text = f"{docstring(node)}\n\n"
-    parts = [node, *(_base(*base) for base in one.bases)]
+    parts = [node, *(base_class(*base) for base in one.bases)]
     for name, kind, _, about in documented_names(node):
-        if not name.startswith("_"):
+        if not name.startswith("_") and name not in one.hidden:
             text += f"- `{name}`{f': `{kind}`' if kind else ''}{f'. {about}' if about else ''}\n"
     for method in public_methods(node):
         if is_property(method) and method.name not in one.hidden and docstring(method):
@@ -110,9 +120,9 @@ def _class(one: Public, node: ast.ClassDef) -> str:
             )
     text += "\n"
     names_documented = set(one.hidden)
-    if not any(isinstance(n, ast.AnnAssign) for n in node.body):
-        for start in (n for part in parts[:1] for n in part.body if isinstance(n, Function) and n.name == "__init__"):
-            text += _function(start, one.name)
+    starts = [n for part in parts for n in part.body if isinstance(n, Function) and n.name == "__init__"]
+    if starts and docstring(starts[0]):  # Without one, only Everstep itself makes such objects.
+        text += _function(starts[0], one.name)
     for part in parts:
         for method in public_methods(part):
             if method.name not in names_documented and docstring(method) and not is_property(method):
@@ -121,7 +131,8 @@ def _class(one: Public, node: ast.ClassDef) -> str:
     return text
 
 
-def _base(path: str, name: str) -> ast.ClassDef:
+def base_class(path: str, name: str) -> ast.ClassDef:
+    """The class of that name at that path."""
     node = definition(parse(path), name)
     assert isinstance(node, ast.ClassDef)
     return node
@@ -162,7 +173,10 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 `tokens.uri`.
 
 {"".join(map(_step, STEPS))}### `everstep.steps.report`
-{_function(reported, "report.on_exit")}## `everstep.job`
+{_function(reported, "report.on_exit")}## `everstep.errors`
+{docstring(parse("everstep/errors.py"))}
+
+{"".join(map(_section, ERRORS))}## `everstep.job`
 {docstring(parse("everstep/job.py"))}
 
 [The job spec](job-spec.md) describes each class and field.

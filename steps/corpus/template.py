@@ -23,5 +23,5 @@ def template() -> Container:
 
 
 def task(name: str = "corpus", **arguments: object) -> StepTask:
-    """A task of this step; its arguments are the fields of `Config`."""
+    """A task with the outputs `uri` (of the text in the store) and `documents` (their number)."""
     return step_task(template(), name, arguments)

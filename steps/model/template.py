@@ -23,5 +23,5 @@ def template() -> Container:
 
 
 def task(name: str = "model", **arguments: object) -> StepTask:
-    """A task of this step; its arguments are the fields of `Config`."""
+    """A task with the outputs `uri` (of a Hugging Face directory, or `tiny`) and `tokenizer` (of its tokenizer)."""
     return step_task(template(), name, arguments)

@@ -25,6 +25,6 @@ def template() -> Container:
 
 
 def task(name: str = "tokenize", **arguments: object) -> StepTask:
-    """A task of this step; its arguments are the fields of `Config`. By default every document ends with the
-    end-of-document token."""
+    """A task with the outputs `uri` and `validation` (of the datasets that train and evaluate) and the artifact
+    `dataset`. By default every document ends with the end-of-document token."""
     return step_task(template(), name, {"append_eod": True, **arguments})

@@ -40,9 +40,11 @@ def template() -> Container:
 
 def task(name: str = "train", **arguments: object) -> StepTask:
     """A task with the outputs `checkpoint` (URI of the last commit; empty if the script saves none), `iterations` and
-    `results` (JSON: what the script named with `everstep.results`).
+    `results` (JSON: what the script named with `everstep.results`), and the gauges `loss`, `restarts`, `goodput` and
+    `tokens_per_second`, which are empty if the script reports no such thing.
 
-    `job_spec` is the name of a YAML file, or a `JobSpec` (everstep.job).
+    `job_spec` is the name of a YAML file, or a `JobSpec` (everstep.job). Raises TypeError for an argument that is no
+    flag.
     """
     job_spec = arguments.get("job_spec")
     if isinstance(job_spec, JobSpec):

@@ -3,6 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from tests.harness import ROOT
@@ -32,6 +34,14 @@ def commands(page: Path) -> Iterator[list[str]]:
                     words.pop(0)
                 if words:
                     yield words
+
+
+def inline_commands(page: Path) -> Iterator[list[str]]:
+    """Each command of ours that the text, a table or a list of the page names, as words; of `a|b` each."""
+    for code in re.findall(r"`((?:everstep|make|python) [^`]+)`", _FENCE.sub("", page.read_text())):
+        with suppress(ValueError):  # No whole command: a quotation mark is open.
+            words = shlex.split(re.sub(r"\s[<>|].*|\\(?=\|)|\.\.\.$", "", " ".join(code.split())))
+            yield from map(list, product(*(word.split("|") for word in words)))
 
 
 def links(page: Path) -> Iterator[tuple[str, str]]:
