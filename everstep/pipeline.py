@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput, permission_line, require_platform, why_not_writable
+from everstep.extras import require_for
 from everstep.options import Submission
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
@@ -222,6 +223,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     from everstep.runtime.workflow.run.view import watch
 
     require_platform()
+    require_for(manifest)
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), archive_limits()
     try:
         check_name(name)

@@ -29,7 +29,8 @@ BUILD_S = 3600
 SHARED = "/shared"
 ROOM = 16 << 30
 """Bytes of disk for all images of ours at a time: torch's packages are 7 GB, and are fetched as 3 more."""
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICES = {"null": "1 3", "zero": "1 5", "full": "1 7", "random": "1 8", "urandom": "1 9", "tty": "5 0"}
+"""Character devices of every container: name, and the numbers that the kernel knows it by."""
 
 
 def missing(folder: Path) -> str:
@@ -236,7 +237,7 @@ def _as_in_a_container() -> list[str]:
         'ln -s /proc/self/fd/0 "$root"/dev/stdin; ln -s /proc/self/fd/1 "$root"/dev/stdout',
         'ln -s /proc/self/fd/2 "$root"/dev/stderr',
     ]
-    return lines + [f'touch "$root"/dev/{name}; mount --bind /dev/{name} "$root"/dev/{name}' for name in DEVICES]
+    return lines + [f'mknod -m 666 "$root"/dev/{name} c {numbers}' for name, numbers in DEVICES.items()]
 
 
 def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from supply import containerfile, sbom
 from supply.image_builder import BASE, CERTIFICATES, Builder, missing
 from supply.image_packages import IMAGES, ROOT
-from supply.oci import About, write_archive
-from supply.release import check_version, write_sums
+from supply.oci import About, OciError, write_archive
+from supply.release import VersionError, check_version, write_sums
 
 REVISION = "REVISION"
 """The file that names the commit whose images these are."""
@@ -77,5 +77,5 @@ if __name__ == "__main__":
     try:
         for _path in build(Path(sys.argv[1]).absolute(), sys.argv[2:] or list(IMAGES)):
             print(f"{_path}  {_path.stat().st_size / 1e6:.2f} MB")
-    except NoImagesError as _error:
+    except (NoImagesError, VersionError, containerfile.ContainerfileError, OciError) as _error:
         sys.exit(f"images: {_error}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from everstep.errors import BadInput
+from everstep.extras import require
 from everstep.flags import Flag, add_action
 from everstep.runtime.exit_codes import ExitCode
 
@@ -77,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Check) -> int:
     """Run the check; returns the exit code. Raises BadInput."""
+    require("torch")
     from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
     from everstep.runtime.diagnosis.switchbox import SwitchboxError
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from everstep.errors import BadInput, permission_line
+from everstep.extras import hint
 from everstep.flags import with_dashes
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.exit_codes import ExitCode
@@ -65,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except BadInput as error:
         print(f"{flags.prog}: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    except ModuleNotFoundError as error:
+        if not (text := hint(error)):
+            raise
+        print(f"{flags.prog}: {text}", file=sys.stderr)
         return ExitCode.BAD_INPUT
     except PermissionError as error:
         print(f"{flags.prog}: {permission_line(error)}", file=sys.stderr)

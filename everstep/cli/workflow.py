@@ -31,6 +31,7 @@ from everstep.cli.workflow_flags import (
     Watch,
 )
 from everstep.errors import BadInput, require_platform
+from everstep.extras import require_for
 from everstep.flags import add_verbs
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
@@ -185,6 +186,8 @@ def _execute(
     from everstep.runtime.workflow.run.own_errors import workflow_message
     from everstep.runtime.workflow.run.view import watch
 
+    if isinstance(manifest, Mapping) and not beside.path:  # Other programs may have other packages.
+        require_for(manifest)
     try:
         check_name(name)
         try:
