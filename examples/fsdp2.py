@@ -28,6 +28,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer}
     checkpointer = everstep.Checkpointer(state)
     start = checkpointer.load(state)
+    print(f"rank {job.rank} of {job.world_size} starts after iteration {start}")
 
     for iteration in range(start + 1, options.iterations + 1):
         torch.manual_seed(iteration * job.world_size + job.rank)
@@ -39,8 +40,8 @@ def main() -> None:
         checkpointer.save(iteration, state)
         everstep.report(loss=job.mean(loss.item()))
     checkpointer.finish(state)
-    if job.rank == 0:
-        everstep.results(iterations=options.iterations)
+    everstep.results(iterations=options.iterations)
+    print(f"done after {options.iterations} iterations")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--timezone", default="Etc/UTC")
     options = parser.parse_args()
     workflow = yaml.safe_load(sys.stdin)
+    about = {key: workflow["metadata"][key] for key in ("annotations", "labels") if key in workflow["metadata"]}
     cron = {
         "apiVersion": workflow["apiVersion"],
         "kind": "CronWorkflow",
@@ -25,7 +26,8 @@ def main() -> None:
         "spec": {
             "schedules": [options.schedule],
             "timezone": options.timezone,
-            "concurrencyPolicy": "Forbid",  # A night that takes longer than a day delays the next one.
+            "concurrencyPolicy": "Forbid",  # The next night is left out while one still trains.
+            "workflowMetadata": about,
             "workflowSpec": workflow["spec"],
         },
     }

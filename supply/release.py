@@ -1,8 +1,8 @@
 """What a release is made of: `python -m supply.release build/release` (make release).
 
 The source archive, the wheel, the chart, a bill of materials for each image, the images that `make images` has made of
-this commit, and SHA256SUMS of all of them. Times in archives are those of the newest commit, so that the same commit
-gives the same files.
+this commit, and SHA256SUMS of all of them; beside the folder, notes.md. Times in archives are those of the newest
+commit, so that the same commit gives the same files.
 """
 
 import gzip
@@ -26,6 +26,8 @@ from supply.image_packages import ROOT
 CHART = ROOT / "templates/chart"
 IMAGES_FOLDER = ROOT / "build/images"
 SUMS = "SHA256SUMS"
+NOTES = "notes.md"
+"""The version's section of CHANGELOG.md, for the page of the release."""
 
 
 class VersionError(ValueError):
@@ -45,11 +47,20 @@ def check_version(version: str = "") -> str:
     return project
 
 
+def notes(version: str) -> str:
+    """What CHANGELOG.md says of that version, without its heading."""
+    return (ROOT / "CHANGELOG.md").read_text().split(f"\n## {version}\n")[1].partition("\n## ")[0].strip() + "\n"
+
+
 def build(folder: Path, version: str = "") -> list[Path]:
-    """Make every file of the release in an empty folder; returns them in the order of their names."""
-    check_version(version)
+    """Make every file of the release in an empty folder, and NOTES beside it; returns the folder's files.
+
+    Raises VersionError.
+    """
+    project = check_version(version)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    (folder.parent / NOTES).write_text(notes(project))
     moment = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
     os.environ["SOURCE_DATE_EPOCH"] = moment.stdout.strip()
     build_python(folder.absolute())

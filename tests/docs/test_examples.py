@@ -98,7 +98,20 @@ def test_a_pipeline_becomes_a_nightly_cron_workflow(tmp_path: Path) -> None:
     cron = argo.CronWorkflow.model_validate(yaml.safe_load(printed))
     assert cron.spec.schedules == ["0 2 * * *"]
     assert cron.spec.workflow_spec.on_exit == "report"
+    assert cron.spec.workflow_metadata is not None
+    assert cron.spec.workflow_metadata.annotations == workflow["metadata"]["annotations"]
     assert yaml.safe_load(printed)["spec"]["workflowSpec"] == workflow["spec"]
+    found = [one.text for one in findings(Document(yaml.safe_load(printed), ""), Library())]
+    assert found == ["here: kind: a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"]
+
+
+def test_what_a_nightly_cron_workflow_runs_runs_to_its_end(tmp_path: Path) -> None:
+    printed = call(tmp_path, str(EXAMPLES / "nightly.py"), "0 2 * * *", stdin=(EXAMPLES / "fan_out.yaml").read_text())
+    cron = yaml.safe_load(printed.stdout)
+    night = {"apiVersion": cron["apiVersion"], "kind": "Workflow", "metadata": {"generateName": "night-"}}
+    (tmp_path / "night.yaml").write_text(yaml.safe_dump({**night, "spec": cron["spec"]["workflowSpec"]}))
+    call(tmp_path, "-m", "everstep", "workflow", "run", "night.yaml", "--name", "n")
+    assert "ended: Succeeded" in call(tmp_path, "-m", "everstep", "workflow", "logs", "n").stdout
 
 
 @pytest.fixture
@@ -162,7 +175,9 @@ def test_a_trainer_resumes_after_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_fsdp2_resumes_after_a_kill(tmp_path: Path) -> None:
-    launch(tmp_path, "fsdp2.py", "checkpoint.after_commit,iteration=12,rank=1", "--iterations", "20")
+    told = launch(tmp_path, "fsdp2.py", "checkpoint.after_commit,iteration=12,rank=1", "--iterations", "20")
+    assert len(re.findall(r"rank \d of 2 starts after iteration 1[12]", told)) == 2
+    assert told.count("done after 20 iterations") == 2
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from supply.images import revision
-from supply.release import CHART, VersionError, build, check_version, images_of, pack_chart
+from supply.release import CHART, VersionError, build, check_version, images_of, notes, pack_chart
 from tests.harness import ROOT
 
 HOSTED = sorted((ROOT / ".github").rglob("*.yml"))
@@ -40,6 +40,13 @@ def test_the_chart_is_packed_as_helm_does_and_the_same_each_time(tmp_path: Path)
     assert {"everstep/values.yaml", "everstep/templates/rbac.yaml", "everstep/files/steps.yaml"} <= set(names)
 
 
+def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
+    text = notes(check_version())
+    assert text.strip()
+    assert "## " not in text.replace("### ", "")
+    assert text in (ROOT / "CHANGELOG.md").read_text() + "\n"
+
+
 def test_a_release_takes_only_images_of_its_own_commit(tmp_path: Path) -> None:
     (tmp_path / "everstep-submit-1.2.3.oci.tar").touch()
     assert images_of(tmp_path) == []
@@ -52,6 +59,7 @@ def test_a_release_takes_only_images_of_its_own_commit(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_release_has_its_files_and_their_sums(tmp_path: Path) -> None:
     sums, *files = build(tmp_path / "release")
+    assert (tmp_path / "notes.md").read_text() == notes(check_version())
     sums_by_name = dict(line.split("  ")[::-1] for line in sums.read_text().splitlines())
     assert sums_by_name == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     assert len([path for path in files if not path.name.endswith(".oci.tar")]) == 7
@@ -65,8 +73,8 @@ def test_a_release_has_its_files_and_their_sums(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", HOSTED, ids=[path.name for path in HOSTED])
 def test_a_hosted_file_is_yaml_and_its_targets_exist(path: Path) -> None:
     assert yaml.safe_load(path.read_text())
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"run: make ([a-z-]+)", path.read_text())) <= targets
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"run: (?:sudo )?make ([a-z0-9-]+)", path.read_text())) <= targets
 
 
 def test_the_code_of_the_hooks_before_a_commit_is_there() -> None:
