@@ -119,3 +119,10 @@ def test_every_figure_names_the_command_that_measures_it(page: str) -> None:
         path = ROOT / f"benchmarks/{words[0].replace('.', '/')}.py"
         assert path.is_file(), row
         assert [flag for flag in words if flag.startswith("--") and f'"{flag}"' not in path.read_text()] == [], row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
+    folders = "runtime|steps|everstep|pipelines|examples|supply|tests|benchmarks|templates|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
