@@ -19,7 +19,9 @@ DEBIAN = re.compile(r"debian:([a-z]+)-slim@sha256:\w+")
 BASE = "debian:bookworm-slim@sha256:none"
 """What the images begin with here. It is made of Debian's packages, not fetched from a registry: it has no digest."""
 SLIM = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
-"""What Debian's slim images leave out of every package."""
+"""What Debian's slim images leave out of every package, but for COPYRIGHT."""
+COPYRIGHT = "/usr/share/doc/*/copyright"
+"""The packages' licences, which an image that is passed on must carry."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
 """Variables of whoever builds that an instruction sees, too: how to reach the network."""
@@ -178,6 +180,7 @@ class Builder:
         if suite is None:
             raise ContainerfileError(f"FROM {image}: only debian:SUITE-slim@sha256:... can be made here")
         left_out = [f"--dpkgopt=path-exclude={path}" for path in SLIM]
+        left_out.append(f"--dpkgopt=path-include={COPYRIGHT}")
         command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, suite[1], str(self._layer(image))]
         completed = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
         if completed.returncode:

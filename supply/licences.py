@@ -32,12 +32,13 @@ REVIEWED: Mapping[str, str] = {
 }  # fmt: skip
 """Packages whose metadata is missing or unclear about the licence, and what their own files say."""
 TEXT = f"""\
-# Licences of what the images carry
+# Licences of what the images contain
 
 Made by `make licences` from the metadata of the packages in `constraints.txt`; a test keeps it true, and refuses a
-package whose licence nobody has reviewed (`supply/licences.py`). Everstep itself is Apache-2.0. It publishes no image:
-a build of `templates/Containerfile` fetches these packages from their publishers. This page is for people who pass an
-image on to others. It is not legal advice.
+package whose licence nobody has reviewed (`supply/licences.py`). Everstep itself is Apache-2.0. A build
+of `templates/Containerfile` fetches these packages from their publishers. A release publishes the images `submit` and
+`preprocess`, which contain nothing of NVIDIA. This page is for people who pass an image on to others. It is not legal
+advice.
 
 - **Open licences** (most of the table) require you to keep the notices. In the image they are beside each package, in
   `*.dist-info`; those of Spark's jars are in `pyspark/licenses`.

@@ -94,6 +94,17 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
     )
 
 
+def test_it_has_the_licences_of_its_debian_packages_and_no_secret(builder: Builder, image: str) -> None:
+    script = (
+        "for name in $(dpkg-query --show --showformat '${binary:Package} '); do "
+        'test -e /usr/share/doc/${name%:*}/copyright || echo "no licence: $name"; done; '
+        "find / -xdev -name '*.pem' -path '*private*' -o -xdev -name '.netrc' -o -xdev -name 'pip.conf' -o -xdev "
+        "-name 'certificates.crt' -path '/run/*' 2>/dev/null; ls -A /root /tmp /home /opt 2>/dev/null"
+    )
+    ended = builder.run(image, ["sh", "-c", script])
+    assert ended.text.split() == ["/home:", "/opt:", "everstep", "/tmp:"], ended.text
+
+
 def test_its_steps_start(builder: Builder, image: str) -> None:
     for name in STEPS_OF[image]:
         result = builder.run(image, ["python", "-m", f"everstep.steps.{name}", "--help"])
