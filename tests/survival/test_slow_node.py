@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.runtime.job.records import Decision
 from tests.harness import TrainStep
 
 SCRIPT = """
@@ -49,7 +50,7 @@ def test_a_slow_node_is_replaced_and_the_training_goes_on_where_it_was(training:
     )
     assert (slow["node"], slow["ranks"], slow["part"]) == ("worker-1-0", [1], "compute")
     assert (broken["reason"], broken["node"]) == ("straggler", "worker-1-0"), training.last_words()
-    assert (judged["decision"], judged["node"], judged["avoid"]) == ("exclude", "worker-1-0", True)
+    assert (judged["decision"], judged["node"], judged["avoid"]) == (Decision.EXCLUDE, "worker-1-0", True)
     (replacement,) = (one for one in records if one["kind"] == "NodeRequested" and one["node"] == "worker-1-1")
     assert replacement["host"] != "local-1"
     first, *_, last = (one["round"] for one in records if one["kind"] == "RoundFormed")
