@@ -55,6 +55,15 @@ def test_it_can_be_printed_as_a_trace_below_the_parent_of_the_environment(
     assert scope["spans"][0]["parentSpanId"] == "b7ad6b7169203331"
 
 
+def test_a_job_alone_is_a_trace_of_one_span_with_its_rounds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = {path.name for path in (runs / "store" / "jobs").iterdir()}
+    assert main(["report", f"{runs}/store/jobs/{job}", "-o", "otlp"]) == 0
+    (resource,) = json.loads(capsys.readouterr().out)["resourceSpans"]
+    root, span = resource["scopeSpans"][0]["spans"]
+    assert span["parentSpanId"] == root["spanId"]
+    assert [event["name"] for event in span["events"]].count("round") == 3
+
+
 def test_an_unknown_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
     assert "no such run" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutc
 
 
 def assert_named(
-    ended: LaunchOutcome, named: str, launcher: Launcher, note: Note, threshold_s: float = THRESHOLD_S
+    outcome: LaunchOutcome, pattern: str, launcher: Launcher, note: Note, threshold_s: float = THRESHOLD_S
 ) -> None:
     """The job has failed, and says who hung: before that nothing was started anew. Notes how late it was said."""
     assert outcome.code == 1, outcome.err
