@@ -7,7 +7,8 @@ import argparse
 from collections.abc import Iterator
 
 from benchmarks import calm, report, watching
-from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from benchmarks.acceptance import Limit, Line, is_asked, judge, parse_options, prove
+from tests.watch.named_after import NAMED_S
 
 OVERHEAD = "any script: watching it costs <= 0.5 % of its time"
 SCALE = "1,000 nodes x 10,000 iterations: the report's time, memory, page"
@@ -33,7 +34,9 @@ CASES = {
     "a slow link": ["tests/launch/test_slow_link.py"],
     "a busy neighbour on the node": [f"{PLANTED}::busy", f"{SLOW}::CPU"],
     "a lock in a user's thread": [f"{PLANTED}::lock"],
-    "a hang before the first iteration": ["tests/watch/test_planted_hangs.py::first_iteration"],
+    "a hang before the first iteration (one that computes: threshold is the start timeout, once a user sets one)": [
+        "tests/watch/test_planted_hangs.py::first_iteration"
+    ],
     "a hang in the check": ["tests/check/test_check_step.py::hangs_is_faulty"],
     "a hang in a restore": ["tests/watch/test_planted_hangs.py::restore_is_named"],
     "no alarm: an evaluation that is only long": [f"{QUIET}::evaluation"],
@@ -41,12 +44,18 @@ CASES = {
     "no alarm: a start and an export that are only long": [f"{QUIET}::export", f"{QUIET}::start"],
 }
 """The twenty planted cases, each in real processes, and the tests that plant it."""
+NAMED = Limit(NAMED_S, 30.0, "named {} s after its threshold")
+"""The threshold of a hang: the time limit (4 s there) after it was planted; in the check half of the check's time. Of
+shapes that differ: when they were planted. Of a slow rank or link: one window of 10 s after it was planted."""
 PROVEN = {
     "any script, no everstep in it: iterations, collectives, phases, hangs": ["tests/watch/test_in_worker.py"],
     **{f"planted: {case}": tests for case, tests in CASES.items()},
     "the judgement: every cause, any order of ranks": ["tests/watch/test_hang_culprit.py"],
     "stacks: merged, folded, text, speedscope, SVG; properties": ["tests/watch/test_merge.py"],
     "stacks: dumps made before; faulthandler where ptrace is refused": ["tests/watch/test_dumps.py"],
+    "stacks: native ones of real ranks, both pictures and the timeline as files": [
+        "tests/watch/test_stack_pictures.py"
+    ],
     "ledger: fourteen classes and `other`, no gap, no overlap, equal to a model second by second": [
         "tests/report/test_ledger.py"
     ],
@@ -69,7 +78,14 @@ PROVEN = {
         "tests/watch/test_slow_ranks.py",
         SLOW,
     ],
-    "slow ranks: the policy: report, or replace once": ["tests/job/test_slow_nodes.py", "tests/job/test_liveness.py"],
+    "slow ranks: an hour of ranks that are alike names one with a probability of at most 0.001": [
+        "tests/watch/test_slow_by_chance.py"
+    ],
+    "slow ranks: the policy: report, or replace once; a slow node is replaced in real processes": [
+        "tests/job/test_slow_nodes.py",
+        "tests/job/test_liveness.py",
+        "tests/survival/test_slow_node.py",
+    ],
     "status --watch; top": ["tests/face/test_status_command.py", "tests/watch/test_slow_rank.py"],
     "ui: token, other sites, other names, planted scripts, 1,000 runs": [
         "tests/ui/test_server.py",
@@ -102,7 +118,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     if is_asked(CALM, options.words):
         trained = calm.measure(options.minutes)
         yield Line(CALM, "no alarm", str(trained), trained.holds)
-    yield from prove(PROVEN, options)
+    yield from prove(PROVEN, options, limit=NAMED)
     yield from (Line(promise, "built", "not built", False) for promise in NOT_BUILT if is_asked(promise, options.words))
 
 

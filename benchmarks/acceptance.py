@@ -20,6 +20,17 @@ Cases = Mapping[str, ElementTree.Element]
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What tests measure of which they assert nothing: the longest time is held against a limit here."""
+
+    name: str
+    """By which tests record the seconds (pytest's `record_property`)."""
+    seconds: float
+    words: str
+    """What the seconds are, for the table: `named {} s after`."""
+
+
+@dataclass(frozen=True)
 class Line:
     """One promise."""
 
@@ -35,13 +46,16 @@ class Line:
 
 
 def prove(
-    promises: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str] = ()
+    promises: Mapping[str, Sequence[str]],
+    options: argparse.Namespace,
+    paths: Sequence[str] = (),
+    limit: Limit | None = None,
 ) -> Iterator[Line]:
     """The promises that tests prove, if the options of `parse_options` select them; the tests run once, some at a time.
 
     A promise is proven by the tests whose `path::name` contains one of its words (`FILE::PART`: both), except those
     that contain a word after `!`. A skipped test proves nothing, and neither does a word that no test contains.
-    `paths`: where the tests are, if words do not begin with it.
+    `paths`: where the tests are, if words do not begin with it. `limit`: of what some tests measure.
     """
     requested = {promise: words for promise, words in promises.items() if is_asked(promise, options.words)}
     if not requested:
@@ -52,7 +66,7 @@ def prove(
         else run_tests(_pytest_arguments(requested, options, paths), options.jobs)
     )
     for promise, words in requested.items():
-        yield line_of(promise, words, cases)
+        yield line_of(promise, words, cases, limit)
 
 
 def run_tests(arguments: Sequence[str], jobs: int) -> Cases:
@@ -91,15 +105,31 @@ def _pytest_arguments(
     return outer
 
 
-def line_of(promise: str, words: Sequence[str], cases: Cases) -> Line:
-    """One promise, by the tests that contain its words (see `prove`)."""
+def line_of(promise: str, words: Sequence[str], cases: Cases, limit: Limit | None = None) -> Line:
+    """One promise, by the tests that contain its words, and by what they measure (see `prove`)."""
     without = [word[1:] for word in words if word.startswith("!")]
     names_by_word = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
     if unknown := [word for word, names in names_by_word.items() if not names]:
         return Line(promise, "tests pass", f"no test ran of {', '.join(unknown)}", False)
     mine = {name for names in names_by_word.values() for name in names if not any(_has(name, word) for word in without)}
     well = sum(has_passed(cases[name]) for name in mine)
-    return Line(promise, "tests pass", f"{well} of {len(mine)} pass", well == len(mine))
+    line = Line(promise, "tests pass", f"{well} of {len(mine)} pass", well == len(mine))
+    measured = [seconds for name in mine for seconds in _seconds(cases[name], limit)] if limit else []
+    if not limit or not measured:
+        return line
+    longest = max(measured)
+    return Line(
+        promise,
+        f"tests pass, <= {limit.seconds:g} s",
+        f"{line.measured}, {limit.words.format(f'{longest:.1f}')}",
+        line.holds and longest <= limit.seconds,
+    )
+
+
+def _seconds(case: ElementTree.Element, limit: Limit) -> Iterator[float]:
+    for one in case.iter("property"):
+        if one.get("name") == limit.name:
+            yield float(one.get("value", ""))
 
 
 def _has(name: str, word: str) -> bool:

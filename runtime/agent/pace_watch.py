@@ -59,6 +59,10 @@ class PaceWatch:
             one.looks += 1
             one.in_kernel += main_thread_state(board.pid) == "D"
             one.evaluated |= board.phase in _EVALUATIONS
+        if not any(one.board.iteration for one in self._looks.values()) and any(
+            one.iteration for one in boards.values()
+        ):
+            self._looks.clear()  # The training begins, and with it the first window.
         if not self._looks or now >= self._began_at + WINDOW_S:
             self._end_window(boards, now)
 
@@ -76,7 +80,7 @@ class PaceWatch:
                 in_kernel_s = seconds * one.in_kernel / one.looks
                 use = after[local_rank].since(one.use)._replace(disk_wait_s=in_kernel_s)
                 is_known = not one.evaluated
-                paces.append(pace(one.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0.0, 0.0))
+                paces.append(pace(one.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0))
         self._began_at = now
         self._looks = {local_rank: _Look(board, after[local_rank]) for local_rank, board in boards.items()}
         self._paces = tuple(paces) or self._paces

@@ -144,7 +144,7 @@ class ProgressMonitor:
 
     def _is_working(self, boards: list[Board | None]) -> bool:
         used = [self._uses_cpu(rank, board) for rank, board in enumerate(boards) if board is not None]
-        return any(used) and not any(board is not None and board.entered > board.completed for board in boards)
+        return any(used) and not any(board is not None and board.awaits_others for board in boards)
 
     def _uses_cpu(self, local_rank: int, board: Board) -> bool:
         last, now = self._cpu.get(local_rank), self._clock()

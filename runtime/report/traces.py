@@ -22,7 +22,7 @@ def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
     what does not have that form is no parent."""
     trace_match = _TRACEPARENT.fullmatch(parent)
     trace = trace_match["trace"] if trace_match else _digest(run.uid or run.name, 32)
-    steps = flow.steps(run, now)
+    steps = _steps(run, now)
     root = _digest(f"{run.uid or run.name}/", 16)
     begins = [step.begin for step in steps if step.begin is not None]
     ends = [step.end or now for step in steps if step.begin is not None]
@@ -31,7 +31,7 @@ def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
         spans.append(_span(trace, root, above, run.name, (min(begins), max(ends)), run.phase))
     for step in steps:
         if step.begin is not None:
-            identity, times = _digest(f"{run.uid}/{step.name}", 16), (step.begin, step.end or now)
+            identity, times = _digest(f"{run.uid or run.name}/{step.name}", 16), (step.begin, step.end or now)
             span = _span(trace, identity, root, step.name, times, step.phase)
             span["attributes"] += _attributes({"everstep.attempts": step.attempts, "everstep.message": step.message})
             span["events"] = list(_events(run.jobs[step.name])) if step.name in run.jobs else []
@@ -39,6 +39,17 @@ def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
     resource = {"service.name": "everstep", "everstep.run": run.name, "everstep.uid": run.uid}
     scope = {"scope": {"name": "everstep"}, "spans": spans}
     return {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
+
+
+def _steps(run: Run, now: float) -> list[flow.Step]:
+    """The steps, and the jobs of which no step says when it began, such as that of `everstep launch`."""
+    steps = flow.steps(run, now)
+    begun = {step.name for step in steps if step.begin is not None}
+    return steps + [
+        flow.Step(name, "", history.result.capitalize() or "Running", begin=history.begin, end=history.end)
+        for name, history in run.jobs.items()
+        if name not in begun
+    ]
 
 
 def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float, float], phase: str) -> dict[str, Any]:

@@ -59,8 +59,7 @@ class BoardWriter:
     def finish_iteration(self, seconds: float, now: float) -> None:
         """Count an iteration; `seconds`: how long it took, 0 if that is not known."""
         self._iteration += 1
-        if seconds > 0:
-            struct.pack_into("=d", self._memory, _RECENT_AT + 8 * (self._iteration % RECENT), seconds)
+        struct.pack_into("=d", self._memory, _RECENT_AT + 8 * (self._iteration % RECENT), seconds)
         self.note_progress(now)
 
     def note_progress(self, now: float) -> None:
@@ -89,7 +88,7 @@ def read_board(path: Path) -> Board | None:
             pid, rank, world_size, local_rank, round_ = _HEAD.unpack_from(data)[1:]
             iteration, changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
             entered, completed, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(data, _COLLECTIVES_AT)
-            recent = tuple(seconds for seconds in _RECENT.unpack_from(data, _RECENT_AT) if seconds > 0)
+            recent = _RECENT.unpack_from(data, _RECENT_AT)
             return Board(
                 pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration, changes,
                 changed_at, _text(phase), entered, completed, samples, waits, sampled_at, _text(name), recent,

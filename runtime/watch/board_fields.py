@@ -35,7 +35,7 @@ class Board(NamedTuple):
     collective: str = ""
     """The newest one: `all_reduce [1024]`."""
     recent: tuple[float, ...] = ()
-    """Seconds of the newest iterations, in no order."""
+    """Seconds of the newest iterations, each at its number modulo their count; 0: not known."""
     data_s: float = 0.0
     """Seconds that it has waited for its data loader so far."""
     staging_s: float = 0.0
@@ -49,5 +49,5 @@ class Board(NamedTuple):
     @property
     def pace_s(self) -> float:
         """The median of the newest iterations, in seconds; 0: there are none."""
-        ordered = sorted(self.recent)
+        ordered = sorted(seconds for seconds in self.recent if seconds > 0)
         return ordered[len(ordered) // 2] if ordered else 0.0

@@ -5,7 +5,8 @@
 - Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
 - Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, and our own checkpointer says it.
 - Collectives: torch's flight recorder counts them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
-  A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us.
+  A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us, at moments that chance chooses: every
+  0.2 s it would find ranks that take 0.1 s an iteration at the same place of it, each at its own.
 
 Importing this module imports neither torch nor anything else that is not already in a fork server.
 """
@@ -15,6 +16,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -225,8 +227,9 @@ class _Watch:
 
     def _sample(self, recorder: Any) -> None:
         unfinished: tuple[int, str] | None = None
+        chance = random.Random()  # Not the script's.
         while not self.is_child:
-            time.sleep(1 / SAMPLES_PER_S)
+            time.sleep(pause_s(chance))
             with suppress(*_UNREADABLE):
                 counts = entered, completed = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
                 if counts != self._counts or completed >= entered:
@@ -238,6 +241,11 @@ class _Watch:
                 if unfinished is not None:
                     completed = entered - unfinished[0]
                 self._board.set_collectives(entered, completed, unfinished[1] if unfinished else "", time.time())
+
+
+def pause_s(chance: random.Random) -> float:
+    """How long the sampler sleeps this time: at any iteration time, each sample is at a place of it by itself."""
+    return chance.uniform(0.5, 1.5) / SAMPLES_PER_S
 
 
 def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:

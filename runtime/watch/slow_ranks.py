@@ -6,9 +6,10 @@ others is named: its node's memory, disk or CPU first, then data and saves, else
 is long, but all wait, it is the network, where the kernel's figures of the connections show that.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from statistics import median, median_low
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +20,10 @@ from everstep.runtime.watch.merge import fold_ranks
 SLOW_FACTOR = 1.5
 """A straggler's own time is more than this many times the median of all."""
 _WORTH = 0.1
-"""What it takes longer is at least this share of an iteration: less saves nobody time, and samples tell no less."""
+"""What it takes longer is at least this share of an iteration: less saves nobody time."""
+_CERTAIN = 3.0
+"""How many standard errors two ranks' shares of samples must differ by. Ranks that are alike differ by so many in one
+of 300 windows, with 64 ranks in one of 600: `tests/watch/test_slow_by_chance.py` counts."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
 """If the mean iteration of a window takes more than so many times the median, a pause has made it long: no pace."""
@@ -69,8 +73,10 @@ class Pace(msgspec.Struct, frozen=True):
 
     rank: int
     iterations: int
+    samples: int
+    """How often it was looked at, at moments that chance chose."""
     waited: float
-    """Share of the window that it spent in collectives, 0 to 1."""
+    """Share of these in which it was in a collective, 0 to 1."""
     iteration_s: float
     """0: it finished no iteration, or too little is known."""
     data_s: float = 0.0
@@ -101,12 +107,12 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
     use = use or HostUse()
     iterations, samples = after.iteration - before.iteration, after.samples - before.samples
     if before.pid != after.pid or before.round != after.round or iterations < 1 or samples < _FEWEST_SAMPLES:
-        return Pace(after.rank, max(iterations, 0), 0.0, 0.0)
+        return Pace(after.rank, max(iterations, 0), max(samples, 0), 0.0, 0.0)
     if after.pace_s and seconds / iterations > _PAUSED * after.pace_s:
-        return Pace(after.rank, iterations, 0.0, 0.0)
+        return Pace(after.rank, iterations, samples, 0.0, 0.0)
     waited = min(max((after.waits - before.waits) / samples, 0.0), 1.0)
     return Pace(
-        after.rank, iterations, waited, seconds / iterations,
+        after.rank, iterations, samples, waited, seconds / iterations,
         (after.data_s - before.data_s) / iterations, (after.staging_s - before.staging_s) / iterations,
         use.cpu_wait_s / iterations, use.disk_wait_s / iterations,
         use.major_faults / seconds, use.resent / seconds, use.rtt_s,
@@ -116,17 +122,27 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
 def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     """The ranks whose own time is more than SLOW_FACTOR times the median of all: never more than half of them.
 
-    The median is the lower one, so that of two ranks one can be slow. Where communication takes nearly all the time,
-    nobody is: what ranks do beside it is too short to be sampled, and to matter.
+    The median is the lower one, so that of two ranks one can be slow. A rank that may be the slowest by chance, or that
+    costs the others little, as communication takes nearly all their time, is not slow.
     """
     measured_paces = [one for one in paces if one.iteration_s > 0]
     if not measured_paces:
         return []
-    usual = median_low(one.own_s for one in measured_paces)
+    usual = sorted(measured_paces, key=lambda one: one.own_s)[(len(measured_paces) - 1) // 2]
     return [
         one for one in measured_paces
-        if one.own_s > SLOW_FACTOR * usual and one.own_s - usual >= _WORTH * one.iteration_s
+        if one.own_s > SLOW_FACTOR * usual.own_s
+        and one.own_s - usual.own_s >= _WORTH * one.iteration_s
+        and _standard_errors(one, usual) >= _CERTAIN
     ]  # fmt: skip
+
+
+def _standard_errors(one: Pace, usual: Pace) -> float:
+    """By how many standard errors the shares of their own time differ: the test of two proportions, pooled."""
+    samples = one.samples + usual.samples
+    own = (one.samples * (1 - one.waited) + usual.samples * (1 - usual.waited)) / samples
+    error = math.sqrt(own * (1 - own) * (1 / one.samples + 1 / usual.samples))
+    return (usual.waited - one.waited) / error if error else 0.0
 
 
 def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:

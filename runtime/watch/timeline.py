@@ -6,6 +6,7 @@ newest sign of progress; earlier ones lie before it without gaps, so what a scri
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from everstep.runtime.watch.board import RECENT
@@ -22,13 +23,12 @@ def chrome_trace(ranks: Sequence[tuple[str, Board]]) -> str:
 
 
 def order_events(board: Board) -> list[tuple[int, float]]:
-    """(iteration, seconds) of the newest ones, the newest first; none if the time of one is not known."""
+    """(iteration, seconds) of the newest ones, the newest first, back to one whose time is not known: as the first, and
+    the first after an evaluation."""
     count = min(board.iteration, RECENT)
     numbers = range(board.iteration, board.iteration - count, -1)
-    if len(board.recent) != count:
-        return []
-    first = 0 if count == RECENT else 1  # Until a board is full, its first place is empty.
-    return [(number, board.recent[number % RECENT - first]) for number in numbers]
+    newest = ((number, board.recent[number % RECENT]) for number in numbers)
+    return list(takewhile(lambda one: one[1] > 0, newest))
 
 
 def _iterations(process: int, board: Board) -> Iterator[dict[str, Any]]:

@@ -172,13 +172,13 @@ def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None
 
 
 def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() -> None:
-    now, boards = [0.0], {0: Board(1, 3, 4, 0, 1)}
+    now, boards = [0.0], {0: Board(1, 3, 4, 0, 1, iteration=1)}
     watch = PaceWatch(lambda: boards, lambda: now[0])
     watch.look()
-    now[0], boards[0] = WINDOW_S / 2, Board(1, 3, 4, 0, 1, iteration=10, samples=25, waits=5)
+    now[0], boards[0] = WINDOW_S / 2, Board(1, 3, 4, 0, 1, iteration=11, samples=25, waits=5)
     watch.look()
     assert watch.take() == ()
-    now[0], boards[0] = WINDOW_S, Board(1, 3, 4, 0, 1, iteration=20, samples=50, waits=10, data_s=4.0)
+    now[0], boards[0] = WINDOW_S, Board(1, 3, 4, 0, 1, iteration=21, samples=50, waits=10, data_s=4.0)
     watch.look()
     (pace,) = watch.take()
     assert (pace.rank, pace.iterations, pace.waited) == (3, 20, 0.2)
@@ -190,7 +190,7 @@ def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() ->
 
 
 def test_a_window_in_which_a_rank_evaluates_says_nothing_of_its_pace() -> None:
-    now, boards = [0.0], {0: Board(1, 0, 2, 0, 1)}
+    now, boards = [0.0], {0: Board(1, 0, 2, 0, 1, iteration=1)}
     watch = PaceWatch(lambda: boards, lambda: now[0])
     watch.look()
     for at in (1.0, WINDOW_S):
@@ -198,6 +198,18 @@ def test_a_window_in_which_a_rank_evaluates_says_nothing_of_its_pace() -> None:
         watch.look()
     (pace,) = watch.take()
     assert pace.iteration_s == 0
+
+
+def test_the_first_window_begins_with_the_first_iteration() -> None:
+    now, boards = [0.0], {0: Board(1, 0, 2, 0, 1)}
+    watch = PaceWatch(lambda: boards, lambda: now[0])
+    begin_s = WINDOW_S - 1
+    for at, iteration, samples in ((0.0, 0, 0), (begin_s, 1, 0), (WINDOW_S, 2, 5), (begin_s + WINDOW_S, 11, 50)):
+        assert watch.take() == ()
+        now[0], boards[0] = at, Board(1, 0, 2, 0, 1, iteration=iteration, samples=samples)
+        watch.look()
+    (pace,) = watch.take()
+    assert (pace.iterations, pace.iteration_s) == (10, WINDOW_S / 10)
 
 
 @pytest.mark.parametrize("phase", ["", "evaluation"])

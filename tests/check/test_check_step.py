@@ -15,6 +15,7 @@ import pytest
 from everstep.steps.check import Config
 from everstep.steps.entry import StepError
 from tests.harness import wait_until
+from tests.watch.named_after import NAMED_S, Note
 
 
 def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int, str, dict[str, Any]]:
@@ -111,11 +112,13 @@ def test_a_slow_node_is_a_straggler(tmp_path: Path, count: int) -> None:
     assert "local-1 is a straggler: " in output
 
 
-def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None:
+def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path, record_property: Note) -> None:
     code, output, verdict = check(tmp_path, "--timeout=24", faults=["check.all_reduce,node=local-0=stop"])
     assert code == 0, output
     assert [node["verdict"] for node in verdict["nodes"]] == ["faulty", "healthy"]
     assert verdict["nodes"][0]["reason"] == "its all-reduce neither ended nor failed within 12 s"
+    (hung,) = (tmp_path / "faults").iterdir()
+    record_property(NAMED_S, round((tmp_path / "out/verdict.json").stat().st_mtime - hung.stat().st_mtime - 12, 1))
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])

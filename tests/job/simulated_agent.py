@@ -241,7 +241,7 @@ class Agent:
             return ()
         self._window_began = self.sim.now
         own_s = 2.0 if self.slow_until > self.sim.now and not self.sim.fair else 1.0
-        return (Pace(self.seat.first_rank, 5, 1 - own_s / ITERATION_S, ITERATION_S),)
+        return (Pace(self.seat.first_rank, 5, 50, 1 - own_s / ITERATION_S, ITERATION_S),)
 
     def _silent(self, still_s: float) -> tuple[str, ...]:
         """The neighbours that do not answer, while it stands still or waits for a seat; or so it says."""

@@ -106,7 +106,7 @@ def test_a_node_is_not_replaced_for_what_others_suffer_too() -> None:
     for _ in range(2 * REPLACED_WINDOWS):
         for name in world.names(NodePhase.RUNNING):
             own_s = {"worker-1-0": 3.0, "worker-2-0": 2.9}.get(name, 1.0)
-            world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 0.0, own_s),))
+            world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 50, 1 - own_s / 3, 3.0),))
     assert world.state.phase == "running"
     assert [one.ranks for one in records_of(world)] == [(1, 2)]
 
@@ -118,7 +118,7 @@ def test_slow_connections_are_named_whichever_end_is_slower_and_replace_nobody(p
         for name in world.names(NodePhase.RUNNING):
             rank = world.state.nodes[name].first_rank
             rtt_s = 0.3 if rank == window % 2 else 0.01
-            world.beat(name, 5, paces=(Pace(rank, 4, 0.9, 1.0, rtt_s=rtt_s),))
+            world.beat(name, 5, paces=(Pace(rank, 4, 50, 0.9, 1.0, rtt_s=rtt_s),))
     assert world.state.phase == "running"
     assert records_of(world)[0].part is SlowPart.NETWORK
 
@@ -127,7 +127,7 @@ def test_a_silent_node_delays_the_verdict_and_a_takeover_begins_anew() -> None:
     world = three(StragglerPolicy.REPORT)
     for _ in range(SEEN_WINDOWS):
         for name, own_s in (("worker-0-0", 1.0), ("worker-1-0", 3.0)):
-            world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 0.0, own_s),))
+            world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 50, 1 - own_s / 3, 3.0),))
     assert records_of(world) == []
     for _ in range(SEEN_WINDOWS - 1):
         world.pace("worker-1-0")

@@ -200,7 +200,7 @@ class World:
         for name in self.names(NodePhase.RUNNING):
             own_s = 3.0 if name == slow else 1.0
             waits = own_s - 1.0 if part is SlowPart.CPU else 0.0
-            pace = Pace(self.state.nodes[name].first_rank, 4, 1 - own_s / 3.0, 3.0, cpu_wait_s=waits)
+            pace = Pace(self.state.nodes[name].first_rank, 4, 50, 1 - own_s / 3.0, 3.0, cpu_wait_s=waits)
             self.beat(name, iteration, paces=(pace,))
 
     def dump(self, name: str) -> None:

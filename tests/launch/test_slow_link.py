@@ -6,10 +6,14 @@ import subprocess
 
 import pytest
 
+from everstep.runtime.agent.pace_watch import WINDOW_S
 from everstep.runtime.agent.ports import free_port
+from everstep.runtime.job.records import Record, SlowSeen
+from everstep.runtime.watch.slow_ranks import SlowPart
 from tests.launch.launchers import Launcher, until
 from tests.launch.networks import Network
 from tests.launch.nodes import Nodes
+from tests.watch.named_after import Note, note_seconds
 
 SCRIPT = """
 import os, time
@@ -32,7 +36,9 @@ SLOW = ("root", "tbf", "rate", "4mbit", "burst", "32kb", "latency", "300ms")
 
 
 @pytest.mark.long
-def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(launcher: Launcher, network: Network) -> None:
+def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(
+    launcher: Launcher, network: Network, record_property: Note
+) -> None:
     pytest.importorskip("torch")
     (launcher.folder / "train.py").write_text(SCRIPT)
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0))
@@ -43,6 +49,7 @@ def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(launcher: 
     try:
         for number in (0, 1):
             network.run(number, "tc", "qdisc", "add", "dev", f"ever{number}", *SLOW)
+        (launcher.folder / "slow").touch()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no link can be made slow here: {error}")
     until(lambda: "communication" in nodes.stderr_text(), nodes.stderr_text)
@@ -51,3 +58,8 @@ def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(launcher: 
     )
     assert match, nodes.stderr_text()
     assert int(match[1]) >= 20
+
+    def names(record: Record) -> bool:
+        return isinstance(record, SlowSeen) and record.part is SlowPart.NETWORK
+
+    note_seconds(record_property, launcher, launcher.folder / "slow", WINDOW_S, names)

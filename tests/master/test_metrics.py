@@ -20,7 +20,7 @@ def scrape(**headers: str) -> Reply:
         first, _ = await asyncio.gather(shell.join("worker-0-0"), shell.join("worker-1-0"))
         line = {"v": 1, "n": 1, "iteration": 7, "round": 1, "rank": 0, "loss": 2.5, "tokens": 10, "seconds": 2}
         for node in ("worker-0-0", "worker-1-0"):
-            lines, paces = ((line,), (Pace(0, 4, 0.25, 2.0),)) if node < "worker-1" else ((), ())
+            lines, paces = ((line,), (Pace(0, 4, 50, 0.25, 2.0),)) if node < "worker-1" else ((), ())
             beat = Heartbeat(node, first.round, iteration=7, telemetry=lines, paces=paces)
             await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
         reply = await shell.request("GET", "/metrics", b"", **headers)

@@ -19,6 +19,7 @@ from everstep.runtime.master.server import serving
 from everstep.runtime.net.token_gate import listen
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.protocol.rounds import Seat
+from everstep.runtime.watch.slow_ranks import Pace
 from tests.golang import build_programs
 from tests.harness import ROOT
 from tests.master.shell import TOKEN, Shell, TroubledStore
@@ -104,7 +105,8 @@ def with_prometheus(programs: Path, folder: Path, story: Callable[[str], Awaitab
 def beat_of(node: str, seat: Seat) -> Heartbeat:
     line = {"v": 1, "n": 1, "iteration": 7, "round": seat.round, "rank": seat.first_rank, "loss": 2.5, "seconds": 0.5,
             "tokens": 100, "stall_s": 0.1}  # fmt: skip
-    return Heartbeat(node, seat.round, iteration=7, telemetry=(line,), pace_s=0.5, number=1, join=1)
+    paces = (Pace(seat.first_rank, 20, 50, 0.25, 0.5),)
+    return Heartbeat(node, seat.round, iteration=7, telemetry=(line,), pace_s=0.5, number=1, join=1, paces=paces)
 
 
 async def query(session: aiohttp.ClientSession, address: str, expression: str) -> list[dict[str, Any]]:

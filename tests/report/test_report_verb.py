@@ -44,6 +44,26 @@ def test_the_page_can_be_printed(runs: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("<!")
 
 
+def test_it_can_be_printed_as_a_trace_below_the_parent_of_the_environment(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    assert main(["report", "llama-finetune-x7k2", "-o", "otlp", "--runs", str(runs)]) == 0
+    (resource,) = json.loads(capsys.readouterr().out)["resourceSpans"]
+    (scope,) = resource["scopeSpans"]
+    assert {span["traceId"] for span in scope["spans"]} == {"0af7651916cd43dd8448eb211c80319c"}
+    assert scope["spans"][0]["parentSpanId"] == "b7ad6b7169203331"
+
+
+def test_a_job_alone_is_a_trace_of_one_span_with_its_rounds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = {path.name for path in (runs / "store" / "jobs").iterdir()}
+    assert main(["report", f"{runs}/store/jobs/{job}", "-o", "otlp"]) == 0
+    (resource,) = json.loads(capsys.readouterr().out)["resourceSpans"]
+    root, span = resource["scopeSpans"][0]["spans"]
+    assert span["parentSpanId"] == root["spanId"]
+    assert [event["name"] for event in span["events"]].count("round") == 3
+
+
 def test_an_unknown_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
     assert "no such run" in capsys.readouterr().err

@@ -2,12 +2,12 @@
 
 import re
 
-import msgspec
 import pytest
 
-from everstep.runtime.job.records import Record, RoundBroken
+from everstep.runtime.job.records import RoundBroken
 from everstep.runtime.report.causes import Causes
 from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome
+from tests.watch.named_after import Note, note_seconds, records
 
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -90,7 +90,8 @@ HANGS = {
         r"rank 1 of 2 never entered .*; it is in planted",
     ),
 }
-FLAGS = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
+THRESHOLD_S = 4
+FLAGS = ("--standalone", "--nproc-per-node=2", f"--hang-timeout={THRESHOLD_S}")
 
 
 def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutcome:
@@ -99,44 +100,42 @@ def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutc
     return launcher.wait_for_end(launcher.start(EVERSTEP, *FLAGS, *flags, "train.py", **more))
 
 
-def assert_named(outcome: LaunchOutcome, pattern: str) -> None:
-    """The job has failed, and says who hung: before that nothing was started anew."""
+def assert_named(
+    outcome: LaunchOutcome, pattern: str, launcher: Launcher, note: Note, threshold_s: float = THRESHOLD_S
+) -> None:
+    """The job has failed, and says who hung: before that nothing was started anew. Notes how late it was said."""
     assert outcome.code == 1, outcome.err
     failed = next(line for line in outcome.err.splitlines() if "the job failed" in line)
     assert re.search(pattern, failed), outcome.err
     assert "round 2" not in outcome.err
+    note_seconds(note, launcher, launcher.folder / "planted-1", threshold_s)
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.long] if case != "a blocked read" else []) for case in HANGS]
 )
 def test_the_rank_that_hangs_is_named_before_the_job_fails(
-    launcher: Launcher, case: str, request: pytest.FixtureRequest
+    launcher: Launcher, case: str, request: pytest.FixtureRequest, record_property: Note
 ) -> None:
     planted, pattern = HANGS[case]
     more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if planted is SLOW_DISK else {}
     outcome = run(launcher, SCRIPT.replace("PLANTED", planted.strip()).replace("BEFORE", ""), **more)
     assert (launcher.folder / "planted-1").exists()
-    assert_named(outcome, pattern)
+    assert_named(outcome, pattern, launcher, record_property)
 
 
 @pytest.mark.long
-def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Launcher) -> None:
+def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Launcher, record_property: Note) -> None:
     """NCCL waits for ever instead: `test_hang_culprit` has that. gloo's words are known where the output is kept."""
     script = SCRIPT.replace("PLANTED", "dist.all_reduce(torch.ones(3))").replace("BEFORE", "")
     outcome = run(launcher, script, "--store=store", "--tee=3")
     assert (launcher.folder / "planted-1").exists()
     assert outcome.code == 1, outcome.err
-    lines = [
-        line
-        for path in sorted((launcher.folder / "store/jobs").glob("*/journal/*"))
-        for line in path.read_bytes().splitlines()
-        if b'"kind":"Segment"' not in line
-    ]
-    records = [msgspec.json.decode(line, type=Record) for line in lines]
-    (broken,) = (one for one in records if isinstance(one, RoundBroken))
-    paragraph = Causes(records).paragraph(broken, "")
+    journal = records(launcher)
+    (broken,) = (one for one in journal if isinstance(one, RoundBroken))
+    paragraph = Causes(journal).paragraph(broken, "")
     assert re.search(r"rank [01] .*ranks disagree about a collective", paragraph), paragraph
+    note_seconds(record_property, launcher, launcher.folder / "planted-1", 0, lambda one: isinstance(one, RoundBroken))
 
 
 EARLY = {
@@ -150,7 +149,9 @@ EARLY = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", EARLY)
-def test_a_hang_before_the_first_iteration_is_found_at_the_same_threshold(launcher: Launcher, case: str) -> None:
+def test_a_hang_before_the_first_iteration_is_found_at_the_same_threshold(
+    launcher: Launcher, case: str, record_property: Note
+) -> None:
     at, pattern = EARLY[case]
     hang = """
 def planted():
@@ -164,8 +165,35 @@ if os.environ["RANK"] == "1":
         script = script.replace("model = ", f"{hang}\nmodel = ")
     outcome = run(launcher, script)
     assert (launcher.folder / "planted-1").exists()
-    assert_named(outcome, pattern)
+    assert_named(outcome, pattern, launcher, record_property)
     assert "all ranks stood still for 4 s since they were told to start" in outcome.err
+
+
+SPEC = """
+replicaSpecs:
+  worker: {replicas: 1, slots: 2}
+hang: {policy: fail, timeout: 4, startTimeout: 20}
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_spins_before_the_first_iteration_is_found_at_the_start_timeout(
+    launcher: Launcher, record_property: Note
+) -> None:
+    """It may compile: only a limit for the start tells."""
+    spins = """
+if os.environ["RANK"] == "1":
+    def planted():
+        open("planted-1", "w").close()
+        while True: pass
+    planted()
+"""
+    (launcher.folder / "spec.yaml").write_text(SPEC)
+    outcome = run(launcher, SCRIPT.replace("PLANTED", "pass").replace("BEFORE", spins), "--job-spec=spec.yaml")
+    assert (launcher.folder / "planted-1").exists()
+    pattern = r"rank 1 of 2 never came to where the others make a process group; it .*in planted"
+    assert_named(outcome, pattern, launcher, record_property, 20)
+    assert "all ranks stood still for 20 s since they were told to start" in outcome.err
 
 
 RESTORES = """
@@ -195,13 +223,14 @@ for iteration in range(begin + 1, 9):
 
 
 @pytest.mark.long
-def test_a_hang_in_a_restore_is_named(launcher: Launcher) -> None:
+def test_a_hang_in_a_restore_is_named(launcher: Launcher, record_property: Note) -> None:
     outcome = run(launcher, RESTORES, "--max-restarts=1", "--on-hang=fail")
     assert (launcher.folder / "planted-1").exists()
     assert outcome.code == 1, outcome.err
     assert re.search(r"rank 1 of 2 never .*; it is in Counter.load_state_dict .*phase 'restore'", outcome.err), (
         outcome.err
     )
+    note_seconds(record_property, launcher, launcher.folder / "planted-1", THRESHOLD_S)
 
 
 QUIET = {

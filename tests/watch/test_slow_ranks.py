@@ -40,8 +40,8 @@ def test_a_new_process_or_too_few_samples_say_nothing() -> None:
     assert pace(rank(0, 0, 0, 0, pid=6), rank(0, 100, 0), 30.0).iteration_s == 0
 
 
-ALIKE = [Pace(rank, 30, 0.6, 2.5, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001) for rank in range(3)]
-SLOW = Pace(3, 30, 0.0, 3.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001)
+ALIKE = [Pace(rank, 30, 50, 0.6, 2.5, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001) for rank in range(3)]
+SLOW = Pace(3, 30, 50, 0.0, 3.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_slow_connections_keep_nobody_who_hardly_waits_in_collectives() -> None:
 
 
 def test_where_communication_takes_all_the_time_few_samples_make_nobody_slow() -> None:
-    """The sampler met rank 0 three times and rank 1 never outside of a collective that takes a second."""
-    lucky, unlucky = Pace(0, 10, 1.0, 1.1, rtt_s=0.3), Pace(1, 10, 0.97, 1.1, rtt_s=0.28)
+    """Two of 50 samples met rank 1 outside of a collective, and none rank 0."""
+    lucky, unlucky = Pace(0, 10, 50, 1.0, 1.1, rtt_s=0.3), Pace(1, 10, 50, 0.96, 1.1, rtt_s=0.28)
     verdict = judge_paces([lucky, unlucky])
     assert verdict is not None
     assert (verdict.ranks, verdict.part) == ((0, 1), SlowPart.NETWORK)

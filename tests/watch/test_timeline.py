@@ -26,6 +26,20 @@ def test_each_iteration_has_its_own_seconds(tmp_path: Path, iterations: int) -> 
     assert newest == [(number, float(number)) for number in range(iterations, max(iterations - RECENT, 0), -1)]
 
 
+def test_the_first_iterations_time_is_not_known_nor_that_of_the_first_after_an_evaluation(tmp_path: Path) -> None:
+    writer = BoardWriter(str(tmp_path / "board"), Board(1, 3, 4, 0, 2))
+    shown = {}
+    for number in range(1, 3 * RECENT):
+        writer.finish_iteration(0.0 if number in (1, RECENT + 4) else float(number), 1000.0)
+        found = read_board(tmp_path / "board")
+        assert found is not None
+        shown[number] = [iteration for iteration, _ in order_events(found)]
+    assert shown[1] == shown[RECENT + 4] == []
+    assert shown[5] == [5, 4, 3, 2]
+    assert shown[RECENT + 6] == [RECENT + 6, RECENT + 5]
+    assert len(shown[2 * RECENT + 4]) == RECENT
+
+
 def test_iterations_of_a_rank_follow_each_other_until_its_newest_sign_of_progress(tmp_path: Path) -> None:
     trace = json.loads(chrome_trace([("worker-1-0", board_after(tmp_path / "board", 3))]))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
