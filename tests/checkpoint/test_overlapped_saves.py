@@ -173,6 +173,7 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
     assert node.persisted[-1].iteration == 5
     assert device.registered
     checkpointer.close()
+    assert not device.registered
     device.end()
     node.keeper.worker_died(0)
     node.begin(2, node.newest())

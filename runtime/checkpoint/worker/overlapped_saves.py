@@ -4,6 +4,7 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 save and the end of its copies, no optimizer steps (a hook of torch holds the device), and nothing else is saved.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -82,6 +83,7 @@ class OverlappedSaves:
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
+        self._copies.unregister()
 
     def _finish(self, copying: Copying, commit: Callable[[], None], slot: int, buffer: memoryview) -> None:
         """In the thread."""
@@ -90,7 +92,13 @@ class OverlappedSaves:
         commit()
         if slot not in self._registered:  # Beside the first iterations: training does not wait for it.
             self._registered.add(slot)
+            self._register(buffer)
+
+    def _register(self, buffer: memoryview) -> None:
+        try:
             self._copies.register(buffer)
+        except RuntimeError as error:
+            print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
 
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:
