@@ -77,6 +77,10 @@ class Checkpointer:
         """
         self.stall_s = 0.0
         """How long the last `save` blocked training."""
+        self.staged_bytes = 0
+        """What the last `save` staged; 0: nothing. Whoever tells it sets it back, as with the next and `stall_s`."""
+        self.copy_s = 0.0
+        """How long the copies took of the save that ended with the last `save`."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
         alone = keeper if isinstance(keeper, StandaloneKeeper) else None
@@ -268,14 +272,17 @@ class Checkpointer:
             place = slot, buffer
             self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, staged))
         else:
+            began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
+            self.copy_s = time.perf_counter() - began
             self._link.tell(staged)
+        self.staged_bytes = staged.size
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
     def _finish_overlapped(self) -> None:
         if self._overlapped is not None:
-            self._overlapped.finish()
+            self.copy_s = self._overlapped.finish()
 
     def _commit(self, staged: Staged) -> None:
         """In the thread of the overlapped saves."""
