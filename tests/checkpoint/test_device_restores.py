@@ -145,12 +145,12 @@ def test_a_checkpointer_restores_by_its_device(
 ) -> None:
     saved, live = make_state(3), make_state(1)
     node.begin(1)
-    checkpointer = Checkpointer(saved, link=node.link())
+    checkpointer = Checkpointer(saved, keeper=node.link())
     checkpointer.save(4, saved)
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
     with recording() as device:
-        again = Checkpointer(live, link=node.link(2), copies=lambda _: device)
+        again = Checkpointer(live, keeper=node.link(2), copies=lambda _: device)
         assert again.load(live) == 4
         again.close()
         assert device.pieces
