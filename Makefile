@@ -159,7 +159,7 @@ accept-survivors: $(READY)  ## every line that survivors promise: wanted, measur
 accept-gpu: $(READY)  ## every line about GPUs: wanted, measured, holds or not; "no device" where there is none
 	$(BIN)/python -m benchmarks.accept_gpu
 
-GPU_WHEELS := msgspec xxhash psutil rich markdown-it-py mdurl pygments numpy safetensors packaging pytest iniconfig \
+GPU_WHEELS := nvidia-ml-py msgspec xxhash psutil rich markdown-it-py mdurl pygments numpy safetensors packaging pytest iniconfig \
   pluggy aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna typing-extensions
 gpu-bundle: $(READY)  ## build/gpu: what accept-gpu needs on a bare Linux with Python 3.12 and torch, without network
 	rm -rf build/gpu && mkdir -p build/gpu/wheels

@@ -24,12 +24,16 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.acceptance import Line, is_asked, judge, parse_options
+from everstep.runtime.agent.device_watch import line_of
 from everstep.runtime.agent.preload import is_cuda_initialized
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.diagnosis.devices import DeviceError, exercise_devices
 from everstep.runtime.job.error_kinds import kind_of
+from everstep.runtime.platform.devices import machine_devices, node_devices
 from everstep.runtime.store import DirectoryStore
+from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
 from tests.fake_agent import Node
+from tests.harness import ROOT
 
 SHARED_MEMORY = Path("/dev/shm")
 SLOTS = 3
@@ -47,8 +51,8 @@ class Part(NamedTuple):
     promise: str
     wanted: str
     devices: int
-    measure: Callable[[argparse.Namespace], tuple[str, bool]] | None
-    """Returns what was measured, and whether the promise holds. None: nothing here measures it yet."""
+    measure: Callable[[argparse.Namespace], tuple[str, bool]]
+    """Returns what was measured, and whether the promise holds."""
 
 
 def state_of(gib: float) -> dict[str, Any]:
@@ -209,7 +213,9 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
 
 def measure_exactness(_: argparse.Namespace) -> tuple[str, bool]:
     """The tests that need a device."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/checkpoint/test_cuda.py"]
+    folder = ROOT / "tests" / "checkpoint"  # Its own fixtures are enough; those of all tests need more packages.
+    options = ["-p", "no:cacheprovider", f"--confcutdir={folder}"]
+    command = [sys.executable, "-m", "pytest", *options, str(folder / "test_cuda.py")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     return (run.stdout.strip().splitlines() or [run.stderr[-80:]])[-1], run.returncode == 0
 
@@ -251,10 +257,58 @@ def measure_memory_error(_: argparse.Namespace) -> tuple[str, bool]:
 def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
     """The node check's work on every device."""
     try:
-        times = exercise_devices(torch.cuda.device_count(), short=False)
+        done = exercise_devices(torch.cuda.device_count(), short=False)
     except DeviceError as error:
         return str(error), False
-    return f"matmul {times.matmul_s:.2f} s, collectives {times.collectives_s:.2f} s", True
+    copies = min((min(one.to_host, one.to_device) for one in done.devices), default=0.0)
+    matmul, collectives = f"matmul {done.matmul_s:.2f} s", f"collectives {done.collectives_s:.2f} s"
+    return f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s", True
+
+
+def measure_driver_facts(_: argparse.Namespace) -> tuple[str, bool]:
+    """Memory errors and lowered clocks of each device."""
+    done = exercise_devices(torch.cuda.device_count(), short=True)
+    each = (f"{of.device}: {of.uncorrected} errors, {', '.join(of.lowered) or 'full clocks'}" for of in done.devices)
+    return done.unread or "; ".join(each), True
+
+
+def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
+    """A line of a node's telemetry while the device copies."""
+    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    here = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    try:
+        nvml = open_nvml()
+        for _ in range(50):
+            here.copy_(there, non_blocking=True)
+        line = line_of(read_devices(nvml, machine_devices(os.environ)))
+    except NoReadingsError as error:
+        return str(error), True
+    torch.cuda.synchronize()
+    used, busy, rate = float(line["used_bytes"]), float(line["busy"]), float(line["from_device"])
+    return f"{used / 1e9:.1f} GB used, {busy:.0%} busy, {rate / 1e9:.1f} GB/s to the host", used >= 1 << 30
+
+
+def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
+    """What two nodes of this machine see, with one worker each."""
+    devices, found = machine_devices(os.environ), list[str]()
+    script = "import torch\nprint(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    for node in range(2):
+        own, command = {**os.environ, **node_devices(devices, node, 1)}, [sys.executable, "-c", script]
+        run = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+        found.append(run.stdout.strip() or run.stderr[-120:])
+    return "; ".join(found), len(set(found)) == 2 and all(one.startswith("1 ") for one in found)
+
+
+def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
+    """How soon a survivor leaves its collective after its peer's death."""
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        command = [sys.executable, "-m", "everstep", "launch", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
+                   f"--store={name}/store", str(ROOT / "benchmarks" / "gpu_survivor.py"), f"{name}/killed"]  # fmt: skip
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    seconds = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("left ")]
+    if not seconds:
+        return f"exit code {run.returncode}: {(run.stderr.strip().splitlines() or [''])[-1][:120]}", False
+    return f"{max(seconds):.2f} s", run.returncode == 0 and max(seconds) <= 1.0
 
 
 PARTS = (
@@ -266,12 +320,12 @@ PARTS = (
     Part("8 deterministic algorithms", "equal twice", 1, measure_determinism),
     Part("8 an initialized driver is seen before a fork", "False True", 1, measure_driver),
     Part("8 the device's memory error is told apart from the host's", "out of GPU memory", 1, measure_memory_error),
-    Part("8 nodes of one machine share 2 devices", "each its own", 2, None),
-    Part("8 NCCL's errors end a round", "<= 1 s", 2, None),
+    Part("8 nodes of one machine share 2 devices", "each its own", 2, measure_sharing),
+    Part("8 a peer's death ends NCCL's collective and the round", "<= 1 s", 2, measure_abort),
     Part("9 check: products, memory and copies of each device", "passes", 1, measure_check),
     Part("9 check: NCCL within a node", "passes", 2, measure_check),
-    Part("9 check: ECC and throttle reasons", "told", 1, None),
-    Part("10 telemetry: memory, utilisation and copy bandwidth of a node", "told", 1, None),
+    Part("9 check: ECC and throttle reasons", "told", 1, measure_driver_facts),
+    Part("10 telemetry: memory, utilisation and copy bandwidth of a node", "told", 1, measure_telemetry),
 )
 
 
@@ -282,21 +336,17 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         if not is_asked(part.promise, options.words):
             continue
         if not count:
-            yield Line(part.promise, part.wanted, "no device", True)
+            yield Line(part.promise, part.wanted, "no device", None)
         elif count < part.devices:
-            yield Line(part.promise, part.wanted, f"needs {part.devices} devices", True)
-        elif part.measure is None:
-            yield Line(part.promise, part.wanted, "nothing measures it yet", False)
+            yield Line(part.promise, part.wanted, f"needs {part.devices} devices", None)
         else:
-            yield _measure_part(part, part.measure, options)
+            yield _measure_part(part, options)
 
 
-def _measure_part(
-    part: Part, measure: Callable[[argparse.Namespace], tuple[str, bool]], options: argparse.Namespace
-) -> Line:
+def _measure_part(part: Part, options: argparse.Namespace) -> Line:
     try:
-        outcome, holds = measure(options)
-    except (RuntimeError, OSError, AssertionError) as error:
+        outcome, holds = part.measure(options)
+    except (RuntimeError, OSError, AssertionError, subprocess.TimeoutExpired) as error:
         outcome, holds = f"{type(error).__name__}: {error}"[:200], False
     torch.cuda.empty_cache()
     return Line(part.promise, part.wanted, outcome, holds)

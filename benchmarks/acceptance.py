@@ -37,12 +37,13 @@ class Line:
     promise: str
     wanted: str
     measured: str
-    holds: bool
+    holds: bool | None
+    """None: it cannot be measured here, which `measured` says."""
 
     @property
     def verdict(self) -> str:
         """The verdict in one word."""
-        return "yes" if self.holds else "NO"
+        return "-" if self.holds is None else "yes" if self.holds else "NO"
 
 
 def prove(
@@ -170,4 +171,4 @@ def judge(lines: Iterable[Line]) -> NoReturn:
     for line in lines_so_far:
         result_table.add_row(line.promise, line.wanted, line.measured, line.verdict)
     Console().print(result_table)
-    sys.exit(0 if all(line.holds for line in lines_so_far) else 1)
+    sys.exit(1 if any(line.holds is False for line in lines_so_far) else 0)

@@ -136,15 +136,20 @@ class Session:
         self.end_rehearsal()
         if self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
-            line = {**facts, "stall_s": stall, **self.pending}
+            line = {**facts, "stall_s": stall, **self._staged(), **self.pending}
             if self.context.link is not None:
                 self.context.link.tell(Report(self.iteration, line))
             for tracker in self.trackers.values():
                 tracker(self.iteration, figures(line))
             self._check_finite(line.get("loss", 0.0))
-        if self.checkpointer is not None:
-            self.checkpointer.stall_s = 0.0  # An iteration that saves nothing has no stall.
+        if self.checkpointer is not None:  # An iteration that saves nothing has no stall.
+            self.checkpointer.stall_s, self.checkpointer.staged_bytes, self.checkpointer.copy_s = 0.0, 0, 0.0
         self.pending.clear()
+
+    def _staged(self) -> dict[str, float | int]:
+        """What the iteration's save staged, if it did."""
+        saved = self.checkpointer
+        return {"staged_bytes": saved.staged_bytes, "copy_s": saved.copy_s} if saved and saved.staged_bytes else {}
 
     def _check_finite(self, loss: float | int | str) -> None:
         """Say that a loss is not finite. Right after a restore, end the process: the restored state may be broken.

@@ -115,7 +115,7 @@ class Node:
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
         credentials = more.pop("credentials", Credentials("secret"))
-        impatient = {"unreachable_s": 0.0, "store_patience_s": 0.0}
+        impatient = {"unreachable_s": 0.0, "store_patience_s": 0.0, "death_s": 0.0}
         options = KeeperOptions("job", name, **{"persist_interval": interval, **impatient, **more})
         self.evidence: queue.Queue[Evidence] = queue.Queue()
         """What the master would be told of states that are compared."""

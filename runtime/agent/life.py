@@ -7,6 +7,7 @@ while the other nodes prepare to continue without it, and leaves when told to or
 
 import asyncio
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
+from everstep.runtime.agent.device_watch import watch_devices
 from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
@@ -35,6 +37,7 @@ from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, spare_spec, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.platform.devices import machine_devices
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
@@ -133,6 +136,7 @@ class AgentLifecycle:
             self._watch_notice,
             self._neighbours.run,
             self._paces.run,
+            lambda: watch_devices(machine_devices(os.environ), self._sender.add, self._dependencies.note),
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []

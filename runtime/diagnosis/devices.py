@@ -7,16 +7,24 @@ Every error names its device: `cuda:3: ...`. Needs torch with CUDA. Written afte
 # torch.cuda.nccl has no type stubs.
 # pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from everstep.runtime.diagnosis.evidence import DeviceFinding
+from everstep.runtime.platform.devices import machine_devices
+from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed import Store
+
+T = TypeVar("T")
 
 MATRIX_SIZE = 8192
 """Rows and columns of the matrices, float32: 1.1 TFLOP a product."""
@@ -38,11 +46,19 @@ class DeviceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class DeviceTimes:
-    """Seconds that the products took, the slowest device's and that of all collectives between the devices."""
+class DeviceWork:
+    """What a machine's devices have measured."""
 
-    matmul_s: float
+    devices: tuple[DeviceFinding, ...]
     collectives_s: float
+    """Seconds of all collectives between them; 0 with one device."""
+    unread: str
+    """Why the driver was not asked; empty if it was."""
+
+    @property
+    def matmul_s(self) -> float:
+        """Seconds of the slowest device's products."""
+        return max(one.matmul_s for one in self.devices)
 
 
 def device_count() -> int:
@@ -52,24 +68,52 @@ def device_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def exercise_devices(count: int, short: bool) -> DeviceTimes:
+def exercise_devices(count: int, short: bool) -> DeviceWork:
     """Test each device, then all together. `short`: less memory, for a restart. Raises DeviceError."""
-    products = {device: _test_device(device, short) for device in range(count)}
-    fastest_s = min(products.values())
-    for device, seconds in products.items():
-        if seconds > SLOW_FACTOR * fastest_s:
-            raise DeviceError(f"cuda:{device}: matmul took {seconds:.2f} s, the fastest device {fastest_s:.2f} s")
-    return DeviceTimes(max(products.values()), _time_collectives(count) if count > 1 else 0.0)
+    try:
+        nvml, unread = open_nvml(), ""
+    except NoReadingsError as error:
+        nvml, unread = None, str(error)
+    names = machine_devices(os.environ)
+    found = tuple(_test_device(device, short, partial(_read, nvml, names, device)) for device in range(count))
+    require_fit(found)
+    return DeviceWork(found, _time_collectives(count) if count > 1 else 0.0, unread)
 
 
-def _test_device(device: int, short: bool) -> float:
-    """Seconds of the products."""
+def require_fit(found: Sequence[DeviceFinding]) -> None:
+    """Raises DeviceError for a device with memory errors, or that is much slower than the fastest. Pure."""
+    fastest_s = min(one.matmul_s for one in found)
+    for one in found:
+        if one.uncorrected:
+            raise DeviceError(
+                f"{one.device}: {one.uncorrected} memory errors that ECC could not correct since its driver was "
+                "loaded; reset it, or replace it"
+            )
+        if one.matmul_s > SLOW_FACTOR * fastest_s:
+            why = f" ({', '.join(one.lowered)})" if one.lowered else ""
+            raise DeviceError(
+                f"{one.device}: matmul took {one.matmul_s:.2f} s, the fastest device {fastest_s:.2f} s{why}"
+            )
+
+
+def _test_device(device: int, short: bool, read: Callable[[], DeviceReading | None]) -> DeviceFinding:
     with _blaming(f"cuda:{device}: memory"):
         _test_memory(device, short)
     with _blaming(f"cuda:{device}: copy"):
-        _test_copies(device)
+        to_host, to_device = _test_copies(device)
     with _blaming(f"cuda:{device}: matmul"):
-        return _time_products(device)
+        seconds, reading = _time_products(device, read)
+    facts = {"lowered": reading.lowered, "uncorrected": reading.uncorrected} if reading else {}
+    return DeviceFinding(f"cuda:{device}", seconds, to_host / 1e6, to_device / 1e6, **facts)
+
+
+def _read(nvml: Any, names: Sequence[str], device: int) -> DeviceReading | None:
+    """What the driver says of that device now; None if it does not."""
+    if nvml is None or device >= len(names):
+        return None
+    with suppress(NoReadingsError):
+        return read_devices(nvml, names[device : device + 1])[0]
+    return None
 
 
 def _test_memory(device: int, short: bool) -> None:
@@ -85,21 +129,26 @@ def _test_memory(device: int, short: bool) -> None:
     torch.cuda.empty_cache()
 
 
-def _test_copies(device: int) -> None:
+def _test_copies(device: int) -> tuple[float, float]:
+    """Bytes per second to the host, and from it."""
     import torch
 
     there = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{device}")
     here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    rates = list[float]()
     for target, source in ((here, there), (there, here)):
         target.copy_(source)  # The first copy sets up the mapping.
         seconds = _seconds_on(device, lambda to=target, of=source: to.copy_(of, non_blocking=True))
+        rates.append(COPIED_BYTES / seconds)
         if COPIED_BYTES / seconds < SLOWEST_COPY:
             raise DeviceError(f"{COPIED_BYTES / seconds / 1e6:.0f} MB/s, at least {SLOWEST_COPY / 1e6:.0f} are usual")
     if int(here.min()) != 7 or int(here.max()) != 7:
         raise DeviceError("copied bytes arrived wrong")
+    return rates[0], rates[1]
 
 
-def _time_products(device: int) -> float:
+def _time_products(device: int, read: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of the products, and what `read` returns while they run."""
     import torch
 
     place = torch.device(f"cuda:{device}")
@@ -112,11 +161,12 @@ def _time_products(device: int) -> float:
         for _ in range(PRODUCTS):
             torch.mm(factor_a, right, out=product)
 
-    seconds = _seconds_on(device, multiply)
+    meanwhile: list[T] = []
+    seconds = _seconds_on(device, multiply, lambda: meanwhile.append(read()))
     # The factors are integers below 8, exact in TF32, and the sums below 2^24, exact in float32.
     if product.double().sum().item() != expected_sum:
         raise DeviceError("the product is wrong")
-    return seconds
+    return seconds, meanwhile[0]
 
 
 def _time_collectives(count: int) -> float:
@@ -165,7 +215,8 @@ def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: floa
     return seconds
 
 
-def _seconds_on(device: int, work: Callable[[], object]) -> float:
+def _seconds_on(device: int, work: Callable[[], object], beside: Callable[[], object] = lambda: None) -> float:
+    """Seconds that the device spends on what `work` queues; `beside` is called meanwhile."""
     import torch
 
     with torch.cuda.device(device):
@@ -174,6 +225,7 @@ def _seconds_on(device: int, work: Callable[[], object]) -> float:
         began.record()
         work()
         end_event.record()
+        beside()
         end_event.synchronize()
     return began.elapsed_time(end_event) / 1000
 

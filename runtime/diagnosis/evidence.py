@@ -16,6 +16,22 @@ FAILED_S = 3600.0
 
 
 @dataclass(frozen=True)
+class DeviceFinding:
+    """What one CUDA device of a node measured, and what its driver says of it."""
+
+    device: str
+    """`cuda:0`"""
+    matmul_s: float
+    to_host: float
+    """MB/s (10^6 bytes) of copies from it to pinned memory."""
+    to_device: float
+    lowered: tuple[str, ...] = ()
+    """Why its clocks were lower than they should be while it worked; empty also if the driver was not asked."""
+    uncorrected: int | None = None
+    """Memory errors that ECC could not correct; None: the driver was not asked, or the device has no ECC."""
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What one node measured in one round, in seconds; FAILED_S for a failure."""
 
@@ -32,6 +48,9 @@ class Measurement:
     """Its process crashed, or hung while others of its group did not; or its links are too slow."""
     links: Mapping[str, float] = field(default_factory=dict)
     """Pairs of its own devices -> MB/s, if measured."""
+    devices: tuple[DeviceFinding, ...] = ()
+    unread: str = ""
+    """Why the driver of its devices was not asked for errors and clocks; empty if it was, or there are no devices."""
 
     @property
     def works_alone(self) -> bool:

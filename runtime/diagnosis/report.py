@@ -1,6 +1,7 @@
 """The output of a check, for people and as JSON. Pure but for the table, which needs rich and a terminal."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import IO, Any, NamedTuple
 
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement, Round
@@ -44,10 +45,20 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
     return lines
 
 
+def device_lines(rounds: Sequence[Round]) -> list[str]:
+    """Devices whose driver lowers their clocks, even if the node passes; and nodes whose driver was not asked."""
+    lines = []
+    for node, one in _first_measurements(rounds).items():
+        if one.unread:
+            lines.append(f"{node} on {one.host}: no memory errors and clocks of its devices were read: {one.unread}")
+        lines += [f"{node} on {one.host}, {of.device}: {', '.join(of.lowered)}" for of in one.devices if of.lowered]
+    return lines
+
+
 def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> None:
     """Print the verdicts: a table on a terminal, else plain lines (each round's line was printed when it ended)."""
     if not out.isatty():
-        print("\n".join(verdict_lines(verdicts)), file=out)
+        print("\n".join([*device_lines(rounds), *verdict_lines(verdicts)]), file=out)
         return
     from rich.console import Console
     from rich.table import Table
@@ -61,7 +72,10 @@ def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[R
         times = (_format_seconds(seconds[one.node]) if one.node in seconds else "rested" for seconds in elapsed)
         health = Text(str(one.health), style=_COLOURS[one.health])
         table.add_row(Text(one.node), Text(one.host), *times, health, Text(one.reason))
-    Console(file=out).print(table)
+    console = Console(file=out)
+    console.print(table)
+    for line in device_lines(rounds):
+        console.print(Text(line))
 
 
 def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
@@ -119,7 +133,7 @@ def json_report(
                 "reason": one.reason,
                 **{field: round(seconds, 4) for field, seconds in best.get(one.node, {}).items()},
                 **{name: part for name, part in places.get(one.host, Place())._asdict().items() if part},
-                **({"links": dict(first[one.node].links)} if one.node in first and first[one.node].links else {}),
+                **_extras(first.get(one.node)),
             }
             for one in verdicts
         ],
@@ -129,6 +143,12 @@ def json_report(
         "avoid_hosts": avoided_hosts(verdicts),
         "host_order": host_order(verdicts, places),
     }
+
+
+def _extras(first: Measurement | None) -> dict[str, Any]:
+    """What only nodes with devices have."""
+    links = {"links": dict(first.links)} if first and first.links else {}
+    return {**links, **({"devices": [asdict(one) for one in first.devices]} if first and first.devices else {})}
 
 
 def _format_seconds(seconds: float) -> str:

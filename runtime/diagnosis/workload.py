@@ -65,13 +65,16 @@ def work_alone(
         )
         if devices := device_count():
             stage = "devices"
-            times = exercise_devices(devices, short)
-            measurement = replace(measurement, matmul_s=times.matmul_s, self_reduce_s=times.collectives_s)
+            done = exercise_devices(devices, short)
+            measurement = replace(
+                measurement, matmul_s=done.matmul_s, self_reduce_s=done.collectives_s, devices=done.devices,
+                unread=done.unread,
+            )  # fmt: skip
         if box is not None:
             links, why = measure_box(box, CudaLinkProbe())
             measurement = replace(measurement, links=links, died=bool(why), error=why)
     except DeviceError as error:
-        measurement = replace(measurement, matmul_s=FAILED_S, error=str(error))
+        measurement = replace(measurement, matmul_s=FAILED_S, error=f"{measurement.host}, {error}")
     except (RuntimeError, WrongResultError) as error:
         measurement = replace(measurement, error=_first_sentence(stage, error))
     return measurement

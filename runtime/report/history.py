@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep.runtime.job import records as job
 from everstep.runtime.report.causes import Causes, death_time
+from everstep.runtime.report.device_use import DeviceUse, DeviceUses
 from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
 
 HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
@@ -47,6 +48,10 @@ class Point:
     """Seconds of these that were spent waiting for the checkpoint."""
     evaluation_s: float = 0.0
     """Seconds of these that were spent evaluating, if the script says so."""
+    staged_bytes: float = 0.0
+    """Bytes of rank 0's state that this iteration saved in memory; 0: none."""
+    copy_s: float = 0.0
+    """Seconds that copying took of the save which ended with it; what is not in `stall_s` ran beside training."""
     restore_s: float = 0.0
     """In the first iteration of a round: how long rank 0 restored its state before."""
 
@@ -147,6 +152,8 @@ class History:
     """(time, sentence) of each slow node that was seen in a round."""
     lives: Lives = field(default_factory=Lives)
     """What happened to each node."""
+    devices: Mapping[str, DeviceUse] = field(default_factory=dict)
+    """By node: how it used its devices, if their driver was asked."""
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
@@ -163,7 +170,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
 
     Records other than `HistoryRecord`, and lines of other kinds, are skipped.
     """
-    points, intervals = _read_telemetry(telemetry)
+    points, intervals, devices = _read_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
     slow: list[tuple[float, str]] = []
     needed: list[job.Record] = []
@@ -204,18 +211,22 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         stored_bytes={iteration: size for (iteration, _), size in sorted(stored.items())},
         slow=tuple(slow),
         lives=collector.lives(),
+        devices=devices,
     )
 
 
-def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list[Mapping[str, Any]]]:
-    """(Points by time, the lines about the persist interval).
+def _read_telemetry(
+    lines: Iterable[Mapping[str, Any]],
+) -> tuple[list[Point], list[Mapping[str, Any]], Mapping[str, DeviceUse]]:
+    """(Points by time, the lines about the persist interval, each node's devices).
 
     Only rank 0's lines count; every other rank reports the same iterations. Several lines about one iteration of a
     round make one point.
     """
     by_round: dict[int, dict[int, Point]] = {}
-    intervals = []
+    intervals, devices = [], DeviceUses()
     for line in lines:
+        devices.add(line)
         if line.get("kind") == "interval":
             intervals.append(line)
         time, iteration = _number(line.get("time")), _number(line.get("iteration"))
@@ -230,12 +241,14 @@ def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], li
             seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
             stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
             evaluation_s=max(_number(line.get("evaluation_s")) or 0.0, 0.0),
+            staged_bytes=max(_number(line.get("staged_bytes")) or 0.0, 0.0),
+            copy_s=max(_number(line.get("copy_s")) or 0.0, 0.0),
             restore_s=max(_number(line.get("restore_s")) or 0.0, 0.0),
         )
         by_round.setdefault(point.round, {})[point.iteration] = point
     points = [point for some in by_round.values() for point in some.values()]
     points.sort(key=lambda point: (point.time, point.round, point.iteration))
-    return points, intervals
+    return points, intervals, devices.by_node
 
 
 def _intervals(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:

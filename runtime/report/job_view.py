@@ -59,6 +59,10 @@ class JobView:
     """Saves to the memory of the nodes."""
     memory_stall_s: float
     """The median of their stalls."""
+    staged_bytes: float
+    """Of rank 0, by all saves."""
+    overlap: float | None
+    """Share of the copying that ran beside training; None: unknown."""
     missing: tuple[str, ...]
 
     @property
@@ -101,8 +105,15 @@ def view(
     return JobView(
         name, history, span, tuple(drawn), timeline(history, span) if span and draws else None,
         tuple(_faults(history, span, logs, stacks)), tuple(_checkpoints(history)), len(stalls),
-        median(stalls) if stalls else 0.0, tuple(missing),
+        median(stalls) if stalls else 0.0, sum(point.staged_bytes for point in history.points), _overlap(history),
+        tuple(missing),
     )  # fmt: skip
+
+
+def _overlap(history: History) -> float | None:
+    copied = sum(point.copy_s for point in history.points)
+    stalled = sum(min(point.stall_s, point.copy_s) for point in history.points)
+    return 1 - stalled / copied if copied else None
 
 
 def _faults(history: History, span: Ledger | None, logs: frozenset[str], stacks: tuple[Stacks, ...]) -> list[FaultView]:

@@ -1,5 +1,6 @@
 """A run's report as data and as Markdown, for terminals and programs: what the page says, without drawings. Pure."""
 
+from dataclasses import asdict
 from typing import Any
 
 from everstep.runtime.report import facts, flow
@@ -53,6 +54,8 @@ def _job(job: JobView) -> dict[str, Any]:
         else {node.node: {one.value: s for one, s in node.seconds.items() if s} for node in span.nodes},
         "slow": [{"time": time, "detail": detail} for time, detail in history.slow[-MOST_SLOW:]],
         "faults": [_fault(one) for one in job.faults],
+        "staged": {"saves": job.memory_saves, "bytes": job.staged_bytes, "overlap": job.overlap},
+        "devices": {node: asdict(use) for node, use in sorted(history.devices.items())},
         "checkpoints": [
             {"iteration": one.iteration, "time": one.time, "bytes": one.size, "stall_s": one.stall_s,
              "interval": one.interval}

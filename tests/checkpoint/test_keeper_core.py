@@ -8,7 +8,7 @@ import pytest
 from everstep.runtime.checkpoint.node.core import events
 from everstep.runtime.checkpoint.node.core.actions import PutObject, Refuse
 from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
-from everstep.runtime.checkpoint.node.core.options import KeeperOptions
+from everstep.runtime.checkpoint.node.core.options import DEATH_S, RESTORE_S, KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
 from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
 from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of
@@ -295,3 +295,57 @@ def test_a_question_that_the_phase_does_not_take_is_refused_with_its_text(kind: 
 def test_the_table_lists_every_event() -> None:
     kinds = {kind for union in (events.Question, events.Fact, events.WorkEnd) for kind in get_args(union)}
     assert set(KeeperCore(KeeperOptions("job", NODE, 1), str).table) == kinds
+
+
+def after_a_death(restored: bool) -> World:
+    """A worker has staged one state and died; a round begins that starts from it, or none begins."""
+    world = World()
+    world.begin(None, "", persists=True, world_size=2)
+    world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False))
+    world.settle()
+    world.ask(lambda ticket: events.Acquire(ticket, 0, 1, waits=True))
+    world.stage(0, persist=False)
+    world.settle()
+    world.bury(0)
+    if restored:
+        held = Holding(1, 1, size=4096, digest="digest", node=NODE)
+        world.begin(Restore(1, 1, (held,), ""), "", persists=True, world_size=2)
+    return world
+
+
+def puts(world: World) -> int:
+    while world.works and not isinstance(world.works[0], PutObject):
+        world.end_work(0)
+    return sum(isinstance(work, PutObject) for work in world.works)
+
+
+def test_what_a_dead_worker_staged_goes_to_the_store_after_the_restore_and_not_beside_it() -> None:
+    world = after_a_death(restored=True)
+    assert world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False)) != "refused"
+    world.ask(lambda ticket: events.WaitForRestore(ticket, 0))
+    world.now += DEATH_S
+    world.feed(events.Tick())
+    assert puts(world) == 0
+    assert world.waiting == {}  # The worker has its state.
+    world.ask(lambda ticket: events.Acquire(ticket, 0, 3, waits=True))  # The interval does not want iteration 3.
+    world.stage(0, persist=False)
+    assert puts(world) == 1
+    world.settle()
+    assert {identity[:2] for identity in world.stored} == {(1, 1)}
+
+
+@pytest.mark.parametrize("what", ["time", "drain", "newest", "a slow restore"])
+def test_the_store_gets_it_anyway_if_no_round_follows_or_somebody_waits_for_it(what: str) -> None:
+    world = after_a_death(restored=what == "a slow restore")
+    assert puts(world) == 0
+    match what:
+        case "drain":
+            assert world.ask(events.Drain) == "waits"
+        case "newest":
+            world.ask(events.PersistNewest)
+        case _:
+            deadline = world.core.next_deadline()
+            assert deadline == world.now + (DEATH_S if what == "time" else RESTORE_S)
+            world.now = deadline
+            world.feed(events.Tick())
+    assert puts(world) == 1

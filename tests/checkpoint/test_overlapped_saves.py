@@ -169,10 +169,13 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
         state["optimizer"].zero_grad()
         state["position"] = iteration
         checkpointer.save(iteration, state)
+        assert checkpointer.staged_bytes > 0
+        assert (checkpointer.copy_s > 0) == (iteration > 1)  # That of the save before.
     checkpointer.finish(state)
     assert node.persisted[-1].iteration == 5
     assert device.registered
     checkpointer.close()
+    assert not device.registered
     device.end()
     node.keeper.worker_died(0)
     node.begin(2, node.newest())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece, packed_views
 
 
 class Stream:
@@ -73,6 +73,13 @@ class ThreadedDevice:
             self._copies.queue(lambda target=target, source=source: _copy(target, source))
         return _Copying(None if self._trains_here else self.compute, self._copies.record())
 
+    def unregister(self) -> None:
+        self.registered.clear()
+
+    def uploads(self) -> "_Uploads":
+        self._copies.wait_for(self.compute.record())
+        return _Uploads(self._copies)
+
     def end(self) -> None:
         """Wait for both streams."""
         for stream in (self.compute, self._copies):
@@ -91,6 +98,20 @@ class _Copying:
 
     def wait(self) -> None:
         _wait(self._ended)
+
+
+class _Uploads:
+    def __init__(self, copies: Stream) -> None:
+        self._copies = copies
+
+    def add(self, block: memoryview, pieces: Sequence[Piece]) -> None:
+        source = torch.frombuffer(block, dtype=torch.uint8)
+        for offset, target in pieces:
+            here = source[offset : offset + len(target)]
+            self._copies.queue(lambda target=target, here=here: _copy(target, here))
+
+    def wait(self) -> None:
+        _wait(self._copies.record())
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

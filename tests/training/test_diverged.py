@@ -16,7 +16,7 @@ from everstep.session import WATCHED, Context, Session
 def session(restored: int, iteration: int, messages: list[Any] | None = None, certifies: bool = False) -> Any:
     welcome = SimpleNamespace(certifies=certifies)
     link: Any = SimpleNamespace(tell=[].append if messages is None else messages.append, welcome=welcome)
-    checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
+    checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0, staged_bytes=0)
     return Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
 
 

@@ -1,18 +1,24 @@
-"""Copies from a CUDA device, on a stream of their own. Written after CUDA's and PyTorch's documentation; never run.
+"""Copies from and to a CUDA device, on a stream of their own. Written after CUDA's and PyTorch's documentation; never
+run.
 
 `cudaHostRegister` makes the slot's pages as fast as pinned ones, and copies to it asynchronous (CUDA Runtime API,
-"Memory Management"). Streams and events: PyTorch, "CUDA semantics".
+"Memory Management"). Memory must be unregistered before it is unmapped: CUDA would go on to use the old pages for what
+is mapped there later. Streams and events: PyTorch, "CUDA semantics". A restore does not register the slot, as that
+takes longer than the copy: its blocks go through a few pinned buffers.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece, packed_views
+from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES
+from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES
 
-_ALREADY_REGISTERED = 712
-"""cudaErrorHostMemoryAlreadyRegistered: in an earlier round of this process."""
+_BUFFERS = 8
+"""Pinned buffers of one block each, for the blocks that are on their way to the device."""
 
 
 class CudaCopies:
@@ -21,14 +27,22 @@ class CudaCopies:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)
+        self._registered: list[torch.Tensor] = []
+        """They keep the memory mapped."""
 
     def register(self, memory: memoryview) -> None:
         """Raises RuntimeError, as where the limit of locked memory is too low."""
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        cuda: Any = torch.cuda.cudart()
-        code = int(cuda.cudaHostRegister(address, len(memory), 0))
-        if code not in (0, _ALREADY_REGISTERED):
-            raise RuntimeError(f"cudaHostRegister of {len(memory)} bytes: error {code}")
+        flat, cuda = torch.frombuffer(memory, dtype=torch.uint8), _runtime()
+        if code := int(cuda.cudaHostRegister(flat.data_ptr(), len(flat), 0)):
+            raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: error {code}")
+        self._registered.append(flat)
+
+    def unregister(self) -> None:
+        """See the protocol. Raises RuntimeError."""
+        while self._registered:
+            if code := int(_runtime().cudaHostUnregister(self._registered[-1].data_ptr())):
+                raise RuntimeError(f"cudaHostUnregister: error {code}")
+            self._registered.pop()
 
     def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_CudaCopying":
         """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
@@ -48,6 +62,15 @@ class CudaCopies:
             end_event.record(self._stream)
         return _CudaCopying(self.device, end_event)
 
+    def uploads(self) -> "_CudaUploads":
+        """See the protocol. Raises RuntimeError without room for pinned memory."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        return _CudaUploads(self._stream)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
+
 
 class _CudaCopying:
     def __init__(self, device: torch.device, end_event: torch.cuda.Event) -> None:
@@ -58,3 +81,46 @@ class _CudaCopying:
 
     def wait(self) -> None:
         self._ended.synchronize()
+
+
+class _Pinned(NamedTuple):
+    memory: torch.Tensor
+    free: torch.cuda.Event
+    """When the device has read it."""
+
+
+class _CudaUploads:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._buffers = SimpleQueue[_Pinned]()
+        for _ in range(_BUFFERS):
+            memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+            self._buffers.put(_Pinned(memory, torch.cuda.Event()))
+
+    def add(self, block: memoryview, pieces: Sequence[Piece]) -> None:
+        source = torch.frombuffer(block, dtype=torch.uint8)
+        with torch.no_grad(), torch.cuda.stream(self._stream):  # Also sets this thread's device.
+            buffer = self._buffers.get()
+            try:
+                buffer.free.synchronize()
+                _upload(buffer.memory[: len(source)].copy_(source), pieces)
+                buffer.free.record(self._stream)
+            finally:
+                self._buffers.put(buffer)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
+def _upload(source: torch.Tensor, pieces: Sequence[Piece]) -> None:
+    """On the present stream. Small pieces go to the device together."""
+    small = [piece for piece in pieces if len(piece.target) < SMALL_BYTES]
+    for offset, target in (piece for piece in pieces if len(piece.target) >= SMALL_BYTES):
+        target.copy_(source[offset : offset + len(target)], non_blocking=True)
+    if small:
+        first, end = min(piece.offset for piece in small), max(piece.offset + len(piece.target) for piece in small)
+        there = source[first:end].to(small[0].target.device, non_blocking=True)
+        views = [there[offset - first : offset - first + len(target)] for offset, target in small]
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            [piece.target for piece in small], views
+        )

@@ -1,4 +1,4 @@
-"""Copies of a state from a device to a slot that run beside the next forward and backward pass.
+"""Copies of a state between a device and a slot. Those of a save run beside the next forward and backward pass.
 
 Invariants of every save, whatever the device:
 1. No byte is copied before what was queued on the device at `begin`, the optimizer's step, is done.
@@ -7,6 +7,11 @@ Invariants of every save, whatever the device:
 
 Only what an optimizer's step alone changes may be copied so: parameters and the optimizer's own tensors. The forward
 pass changes others (the statistics of a batch norm): these are copied before `begin` returns.
+
+Invariants of every restore:
+4. No byte is copied before the digest of its block was right, nor before what was queued on the device at `uploads` is
+   done.
+5. The slot is not released, and no tensor is used, before all copies have ended, also if a block is damaged.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,6 +36,15 @@ class Copying(Protocol):
         ...
 
 
+class Piece(NamedTuple):
+    """Bytes of a block that belong to a tensor on the device."""
+
+    offset: int
+    """In the block."""
+    target: torch.Tensor
+    """(bytes,) uint8, on the device."""
+
+
 class Gather(NamedTuple):
     """Small tensors that lie side by side in the shard: packed on the device, then copied at once."""
 
@@ -39,6 +53,19 @@ class Gather(NamedTuple):
     offsets: Sequence[int]
     """First byte of each source in `target`."""
     sources: Sequence[torch.Tensor]
+
+
+class Uploads(Protocol):
+    """The copies of one restore, from host memory to the device."""
+
+    def add(self, block: memoryview, pieces: Sequence[Piece]) -> None:
+        """Queue the copies of the pieces out of a block, whose bytes stay as they are until `wait`. Several threads may
+        call it at once. Raises RuntimeError."""
+        ...
+
+    def wait(self) -> None:
+        """Block until they have ended. Raises RuntimeError if one failed."""
+        ...
 
 
 class DeviceCopies(Protocol):
@@ -52,8 +79,17 @@ class DeviceCopies(Protocol):
         Any thread may call it, while nothing is copied there. Raises RuntimeError."""
         ...
 
+    def unregister(self) -> None:
+        """Undo every `register`; nothing is copied there any more. The memory stays mapped until then. Raises
+        RuntimeError."""
+        ...
+
     def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> Copying:
         """Queue copies of (target in host memory, source on the device), and the gathers."""
+        ...
+
+    def uploads(self) -> Uploads:
+        """The copies of one restore."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from bisect import bisect, bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
@@ -15,6 +16,7 @@ from xxhash import xxh3_128
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError
 from everstep.runtime.checkpoint.shard.batched_copy import Rows, group_rows, int_array, matches_shard_bytes
 from everstep.runtime.checkpoint.shard.copy_to_slot import CopyThreads, Stager, copy_tensors
+from everstep.runtime.checkpoint.shard.device_copies import DeviceCopies, Piece
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, check_head
 from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten, name_by_path, prepare_state, restore_values
@@ -63,10 +65,15 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
 
 
 def load_shard(
-    shard: LocalShard, state: dict[str, Any], live: FlatState, digest: str, stager: Stager | None = None
+    shard: LocalShard,
+    state: dict[str, Any],
+    live: FlatState,
+    digest: str,
+    stager: Stager | None = None,
+    copies: DeviceCopies | None = None,
 ) -> int:
     """Like `restore`, for an open shard and a state that is prepared and flattened. `stager`, if given, knows the state
-    and has the shard's layout."""
+    and has the shard's layout. `copies` has the device of some tensors."""
     layout, saved_state = shard.layout, shard.saved["state"]
     sources = name_by_path(saved_state, traversal=live.traversal)
     same = sources == live.name_by_path
@@ -83,7 +90,7 @@ def load_shard(
         }
         require_same(shard_tensors, own, (state, saved_state))
     copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
-    _copy_checked(shard.data, layout, digest, copied)
+    _copy_checked(shard.data, layout, digest, copied, copies)
     restore_values(state, saved_state, live)
     return int(shard.saved["iteration"])
 
@@ -106,8 +113,11 @@ def _staged_copy_order(stager: Stager, live: FlatState) -> CopyOrder:
     return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
 
 
-def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrder) -> None:
-    """Copy every tensor by all threads, block by block. With a digest, check each block on the way.
+def _copy_checked(
+    data: memoryview, layout: Layout, digest: str, copied: CopyOrder, copies: DeviceCopies | None
+) -> None:
+    """Copy every tensor by all threads, block by block. With a digest, check each block on the way, once: before its
+    bytes go to the device, and before anything uses those that went to a tensor of this process.
 
     The calls for a block are prepared before the first of them, then made without anything in between. A thread that
     returns from a call needs the interpreter lock; waiting for it takes as long as many calls.
@@ -115,9 +125,11 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrd
     threads = CopyThreads()
     step = _BESIDE if threads.count > 1 else _ALONE
     digests = check_head(data, digest) if digest else None
-    moves, others = _plan_moves(data, layout, copied[1], step)
+    pieces, pairs = _plan_pieces(layout, copied[1], copies.device if copies else None)
+    moves, others = _plan_moves(data, layout, pairs, step)
     rows = [some.copier_from(data) for some in copied[0]]
     begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
+    uploads = copies.uploads() if copies and pieces else None
 
     def block(start: int) -> None:
         hashed, end = xxh3_128(), min(start + BLOCK_BYTES, layout.size)
@@ -130,12 +142,17 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrd
             calls += moves.calls_between(at, then)
         for call in calls:
             call()
-        here = others[bisect_left(others, start, key=_first_byte) : bisect_left(others, end, key=_first_byte)]
-        copy_tensors([target for _, target in here], [place.view(data) for place, _ in here])
         if digests:
             digests.require_block(hashed, start, end)
+        if uploads and start in pieces:
+            uploads.add(data[start:end], pieces[start])
 
-    threads.run(partial(block, start) for start in _block_starts(layout))
+    try:
+        threads.run(partial(block, start) for start in _block_starts(layout))
+    finally:
+        if uploads:
+            uploads.wait()
+    copy_tensors([target for _, target in others], [place.view(data) for place, _ in others])
 
 
 def _block_starts(layout: Layout) -> range:
@@ -186,6 +203,26 @@ def _plan_moves(
     targets = addresses[of] + begins - starts[of]
     stretches = zip(targets.tolist(), (base + begins).tolist(), (ends - begins).tolist(), strict=True)
     return _Moves(begins.tolist(), list(stretches)), others
+
+
+def _plan_pieces(
+    layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], device: torch.device | None
+) -> tuple[dict[int, list[Piece]], list[tuple[TensorInfo, torch.Tensor]]]:
+    """What goes to the device out of each block, by the block's first byte; and all other pairs, in order."""
+    pieces, others = defaultdict[int, list[Piece]](list), list[tuple[TensorInfo, torch.Tensor]]()
+    base = _block_starts(layout).start
+    for place, tensor in pairs:
+        if tensor.device != device or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            others.append((place, tensor))
+            continue
+        whole = tensor.detach().reshape(-1).view(torch.uint8)
+        at, end = place.start, place.start + place.size
+        while at < end:
+            block = at - (at - base) % BLOCK_BYTES
+            then = min(end, block + BLOCK_BYTES)
+            pieces[block].append(Piece(at - block, whole[at - place.start : then - place.start]))
+            at = then
+    return pieces, others
 
 
 def has_same_parts(shard: LocalShard, live: FlatState) -> bool:

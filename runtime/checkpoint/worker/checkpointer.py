@@ -77,11 +77,15 @@ class Checkpointer:
         """
         self.stall_s = 0.0
         """How long the last `save` blocked training."""
+        self.staged_bytes = 0
+        """What the last `save` staged; 0: nothing. Whoever tells it sets it back, as with the next and `stall_s`."""
+        self.copy_s = 0.0
+        """How long the copies took of the save that ended with the last `save`."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
         alone = keeper if isinstance(keeper, StandaloneKeeper) else None
         link = keeper if not isinstance(keeper, StandaloneKeeper) else None
-        self._link, self._alone, self._ahead, self._clock, self._copies = link, alone, ahead, clock, copies
+        self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
         self._overlapped: OverlappedSaves | None = None
         self._commit_link: Link | None = None
         """For the thread that commits overlapped saves."""
@@ -97,6 +101,7 @@ class Checkpointer:
         self._populated = False
         self._walker = Flattener()
         tree = self._flatten(state)
+        self._copies = copies(device_of(tree)) if link is not None else None
         self._sharded = tree.is_sharded() or (isinstance(state, RankState) and world_size() > 1)
         self._stages = self._sharded or local_rank == 0
         self._interval = StagingInterval(0.0)
@@ -206,7 +211,7 @@ class Checkpointer:
             shard = open_local_shard(self._own_shard(place), live, stager.layout if stager else None)
             stager = stager if stager and shard.layout is stager.layout else None
             if stager or has_same_parts(shard, live):
-                return load_shard(shard, state, live, place.digest, stager)
+                return load_shard(shard, state, live, place.digest, stager, self._copies)
         return reshard(*shard_sources(self._link, place), state, self._rank)
 
     def _own_shard(self, place: Fetched) -> memoryview:
@@ -228,8 +233,7 @@ class Checkpointer:
             self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             capacity = self._stager.layout.size
             self.close()
-            copies = self._copies(device_of(tree))
-            self._overlapped = OverlappedSaves(copies) if copies else None
+            self._overlapped = OverlappedSaves(self._copies) if self._copies else None
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._interval.overhead:
             self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
@@ -268,14 +272,17 @@ class Checkpointer:
             place = slot, buffer
             self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, staged))
         else:
+            began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
+            self.copy_s = time.perf_counter() - began
             self._link.tell(staged)
+        self.staged_bytes = staged.size
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
     def _finish_overlapped(self) -> None:
         if self._overlapped is not None:
-            self._overlapped.finish()
+            self.copy_s = self._overlapped.finish()
 
     def _commit(self, staged: Staged) -> None:
         """In the thread of the overlapped saves."""

@@ -4,6 +4,8 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 save and the end of its copies, no optimizer steps (a hook of torch holds the device), and nothing else is saved.
 """
 
+import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -41,7 +43,7 @@ class OverlappedSaves:
         self._copies = copies
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
         self._copying: Copying | None = None
-        self._commit: Future[None] | None = None
+        self._commit: Future[float] | None = None
         self._plan: tuple[object, CopyPlan] | None = None
         self._registered = set[int]()
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.hold())
@@ -61,8 +63,9 @@ class OverlappedSaves:
         if self._plan is None or self._plan[0] is not tree.traversal:
             self._plan = tree.traversal, CopyPlan(layout, tree.tensors, stepped_names(state, tree, self._copies.device))
         number, buffer = slot
+        began = time.perf_counter()
         copying = self._copying = self._plan[1].begin(buffer, tree, json, self._copies)
-        self._commit = self._thread.submit(self._finish, copying, commit, number, buffer)
+        self._commit = self._thread.submit(self._finish, copying, commit, number, buffer, began)
 
     def hold(self) -> None:
         """Called before an optimizer steps."""
@@ -70,11 +73,11 @@ class OverlappedSaves:
             self._copying.hold()
             self._copying = None
 
-    def finish(self) -> None:
-        """Wait until the save that is under way is committed. Raises what its copies or `commit` raised."""
+    def finish(self) -> float:
+        """Wait until the save that is under way is committed. Returns the seconds that its copies took; 0: there is
+        none. Raises what its copies or `commit` raised."""
         commit, self._commit = self._commit, None
-        if commit is not None:
-            commit.result()
+        return commit.result() if commit is not None else 0.0
 
     def close(self) -> None:
         """Wait for the copies: afterwards nothing writes a slot."""
@@ -82,15 +85,26 @@ class OverlappedSaves:
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
+        self._copies.unregister()
 
-    def _finish(self, copying: Copying, commit: Callable[[], None], slot: int, buffer: memoryview) -> None:
-        """In the thread."""
+    def _finish(
+        self, copying: Copying, commit: Callable[[], None], slot: int, buffer: memoryview, began: float
+    ) -> float:
+        """In the thread. Returns the seconds that the copies took."""
         copying.wait()
+        seconds = time.perf_counter() - began
         faults.point("checkpoint.before_commit")
         commit()
         if slot not in self._registered:  # Beside the first iterations: training does not wait for it.
             self._registered.add(slot)
+            self._register(buffer)
+        return seconds
+
+    def _register(self, buffer: memoryview) -> None:
+        try:
             self._copies.register(buffer)
+        except RuntimeError as error:
+            print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
 
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:

@@ -5,6 +5,8 @@ waits. That is counted and logged. A state that somebody waits for (flush, persi
 until then. If the store fails while a flush or the end of the training waits, the put is tried again for
 `store_patience_s`: a store that is away for a moment must not cost the last state.
 
+What a dead worker staged goes to the store after the restore of the next round, not beside it (see `options`).
+
 Invariant: a state that is put is complete, and its slot is not written meanwhile: 0 <= persisted <= staged.
 """
 
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from everstep.runtime.checkpoint.errors import KeeperError
 from everstep.runtime.checkpoint.node.core.actions import PutObject, ReportPersisted, Warn
 from everstep.runtime.checkpoint.node.core.events import CheckpointCommitted, Drain, Flush, PersistNewest, PutEnded
-from everstep.runtime.checkpoint.node.core.options import KeeperOptions
+from everstep.runtime.checkpoint.node.core.options import RESTORE_S, KeeperOptions
 from everstep.runtime.checkpoint.node.core.persist_interval import PersistInterval
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments
 from everstep.runtime.checkpoint.node.core.slots import Identity
@@ -66,6 +68,9 @@ class PersistQueue:
         self._patience_s = options.store_patience_s
         self._outage: Outage | None = None
         """While the store fails for the state whose turn it is."""
+        self._death_s = options.death_s
+        self._held_until = 0.0
+        """No put begins before that time."""
         self._under_way: set[Identity] = set()
         """Required, being put, or put and not committed yet."""
         self._results: dict[Identity, PersistResult] = {}
@@ -91,9 +96,12 @@ class PersistQueue:
             if work_identity.round >= seat.round - 1 or work_identity in waiting
         }
         self.interval.begin_round(seat.restart_count, self._tx.now)
+        if self._is_held():
+            self._held_until = self._tx.now + RESTORE_S if seat.restore else 0.0
 
     def close(self) -> None:
         """The put that is running is the last one."""
+        self._held_until = 0.0
         self._refuse_flushes()
         self._wishes.clear()
         if self._turn is not None and self._put is None:
@@ -107,6 +115,7 @@ class PersistQueue:
 
     def note_stage(self, segment: Segment, identity: Identity, forced: bool) -> None:
         """A worker has staged that state: put it if `forced`, or if the interval says so. Raises KeeperError."""
+        self._held_until = 0.0  # The round has restored its state: an iteration is done.
         self.interval.note_stage(identity.iteration, self._tx.now)
         due = self.interval.is_due(identity.iteration)
         if not self._stores(segment):
@@ -117,9 +126,10 @@ class PersistQueue:
             self._wish(segment.local_rank, identity)
 
     def note_death(self, local_rank: int) -> None:
-        """A worker has died: its newest state goes to the store unasked."""
+        """A worker has died: its newest state goes to the store unasked, after the restore that may follow."""
         segment = self._segments.current(local_rank)
         if segment and self._stores(segment):
+            self._held_until = self._tx.now + self._death_s
             self._put_newest(segment)
 
     def flush(self, event: Flush) -> None:
@@ -129,6 +139,7 @@ class PersistQueue:
         if segment is None or not self._stores(segment):
             self._tx.answer(event.ticket, "")
             return
+        self._held_until = 0.0
         identity = self._segments.identify(segment, event.iteration)
         if not self._has_or_gets_result(identity):
             if not segment.sharded:  # All ranks of a sharded state must put the same iteration.
@@ -138,6 +149,7 @@ class PersistQueue:
 
     def persist_newest(self, event: PersistNewest) -> None:
         """Put the newest state of each rank, even if another node persists this round's."""
+        self._held_until = 0.0
         for local_rank in {segment.local_rank for segment in self._segments.of_workers()}:
             segment = self._segments.current(local_rank)
             if segment and self._persists:
@@ -146,6 +158,7 @@ class PersistQueue:
 
     def drain(self, event: Drain) -> None:
         """Answer once nothing is put, and nothing waits for it."""
+        self._held_until = 0.0
         self._drains.append(event.ticket)
 
     def _put_newest(self, segment: Segment) -> None:
@@ -255,7 +268,7 @@ class PersistQueue:
         return changed or (self._turn is None and self._answer_drains())
 
     def _advance_turn(self) -> bool:
-        if self._put is not None:
+        if self._put is not None or self._is_held():
             return False
         if self._turn is None:
             self._turn = self._next()
@@ -317,8 +330,16 @@ class PersistQueue:
         return True
 
     def next_deadline(self) -> float | None:
-        """When a put that failed is tried again."""
-        return self._outage.retry_at if self._outage is not None and self._put is None else None
+        """When the next put begins that waits, or one that failed is tried again."""
+        if self._put is not None:
+            return None
+        if self._is_held():
+            return self._held_until if self._turn or self._required or self._wishes else None
+        return self._outage.retry_at if self._outage is not None else None
+
+    def _is_held(self) -> bool:
+        """Does a round restore its state, or is one expected to?"""
+        return self._tx.now < self._held_until
 
     def _end_turn(self, pin: Pin, error: str) -> None:
         self._turn, self._outage, identity = None, None, pin.identity

@@ -1,0 +1,87 @@
+"""What the driver says of NVIDIA devices (NVML): memory, use, copies over the bus, memory errors, lowered clocks.
+
+Reading makes no CUDA context. NVML counts devices in the order of the bus, as CUDA does where they are all of one kind,
+or with CUDA_DEVICE_ORDER=PCI_BUS_ID. Needs the package nvidia-ml-py. Source: "NVML API Reference Guide". Never run on a
+device.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_LOWERED = {
+    0x8: "the hardware slows it down",
+    0x20: "too hot (driver)",
+    0x40: "too hot (hardware)",
+    0x80: "the power supply asks for it",
+}
+"""Bits of the reasons for lowered clocks (nvmlClocksEventReasons) that a healthy device does not show. Idleness, limits
+that an administrator has set, and the power cap under load are left out."""
+
+
+class NoReadingsError(RuntimeError):
+    """There are no readings. The text says why, in one line."""
+
+
+class DeviceReading(NamedTuple):
+    """One device, now."""
+
+    used_bytes: int
+    total_bytes: int
+    busy: float
+    """Share of the last second or less in which something ran on it."""
+    to_device: float
+    """Bytes per second over its bus, within 20 ms."""
+    from_device: float
+    uncorrected: int | None
+    """Memory errors since the driver was loaded that ECC could not correct; None: it has no ECC."""
+    lowered: tuple[str, ...]
+    """Why its clocks are lower than they should be; empty if they are not."""
+
+
+def open_nvml() -> Any:
+    """The module pynvml, initialized. Raises NoReadingsError."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        raise NoReadingsError("the package nvidia-ml-py is not installed") from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise NoReadingsError(f"NVML: {error}") from None
+    return nvml
+
+
+def read_devices(nvml: Any, names: Sequence[str]) -> list[DeviceReading]:
+    """The devices that CUDA_VISIBLE_DEVICES would name so: numbers or UUIDs. Raises NoReadingsError."""
+    try:
+        return [_read(nvml, _handle(nvml, name)) for name in names]
+    except nvml.NVMLError as error:
+        raise NoReadingsError(f"NVML: {error}") from None
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _read(nvml: Any, device: Any) -> DeviceReading:
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    rates = [nvml.nvmlDeviceGetPcieThroughput(device, way) for way in (nvml.NVML_PCIE_UTIL_RX_BYTES,
+                                                                       nvml.NVML_PCIE_UTIL_TX_BYTES)]  # fmt: skip
+    bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+    return DeviceReading(
+        used_bytes=memory.used,
+        total_bytes=memory.total,
+        busy=nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+        to_device=rates[0] * 1000.0,
+        from_device=rates[1] * 1000.0,
+        uncorrected=_uncorrected(nvml, device),
+        lowered=tuple(why for bit, why in _LOWERED.items() if bits & bit),
+    )
+
+
+def _uncorrected(nvml: Any, device: Any) -> int | None:
+    try:
+        return nvml.nvmlDeviceGetTotalEccErrors(device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    except nvml.NVMLError_NotSupported:
+        return None

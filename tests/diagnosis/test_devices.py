@@ -1,0 +1,89 @@
+"""What a check says of devices, from what they measured and what their driver says. No device is needed."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from everstep.runtime.diagnosis import report, workload
+from everstep.runtime.diagnosis.devices import DeviceError, DeviceWork, require_fit
+from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measurement, Round
+from everstep.runtime.diagnosis.verdicts import judge
+from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
+from tests.diagnosis.fake_nvml import Device, FakeNvml
+
+WELL = DeviceFinding("cuda:0", 0.1, 50_000.0, 52_000.0, (), 0)
+
+
+def test_what_the_driver_says_of_each_device_by_number_or_uuid() -> None:
+    nvml = FakeNvml(Device("GPU-a"), Device("GPU-b", 5 << 30, 80 << 30, 93, 2_000, 1_000, 2, 0x4 | 0x40 | 0x1))
+    (by_number,), (by_uuid,) = read_devices(nvml, ["1"]), read_devices(nvml, ["GPU-b"])
+    assert by_number == by_uuid
+    assert (by_number.used_bytes, by_number.total_bytes, by_number.busy) == (5 << 30, 80 << 30, 0.93)
+    assert (by_number.to_device, by_number.from_device) == (2e6, 1e6)
+    assert by_number.uncorrected == 2
+    assert by_number.lowered == ("too hot (hardware)",)  # Idleness and the power cap are no fault.
+
+
+def test_a_device_without_ecc_has_no_count_and_a_missing_one_is_said() -> None:
+    nvml = FakeNvml(Device("GPU-a", uncorrected=None))
+    assert read_devices(nvml, ["0"])[0].uncorrected is None
+    with pytest.raises(NoReadingsError, match="NVML: Invalid Argument"):
+        read_devices(nvml, ["1"])
+
+
+def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoReadingsError, match="nvidia-ml-py is not installed"):
+        open_nvml()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"uncorrected": 3}, "cuda:1: 3 memory errors that ECC could not correct since its driver was loaded"),
+        ({"matmul_s": 0.3}, "cuda:1: matmul took 0.30 s, the fastest device 0.10 s"),
+        ({"matmul_s": 0.3, "lowered": ("too hot (driver)",)}, r"the fastest device 0.10 s \(too hot \(driver\)\)"),
+    ],
+)
+def test_an_unfit_device_is_named_with_what_is_wrong(change: dict[str, object], text: str) -> None:
+    with pytest.raises(DeviceError, match=text):
+        require_fit([WELL, replace(WELL, device="cuda:1", **change)])
+
+
+def test_devices_that_are_alike_or_only_hot_pass() -> None:
+    require_fit([WELL, replace(WELL, device="cuda:1", matmul_s=0.19, lowered=("too hot (driver)",), uncorrected=None)])
+
+
+def test_a_verdict_names_host_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(count: int, short: bool) -> DeviceWork:
+        raise DeviceError("cuda:3: memory: bytes read back are not those that were written")
+
+    monkeypatch.setattr(workload, "device_count", lambda: 4)
+    monkeypatch.setattr(workload, "exercise_devices", broken)
+    measured = workload.work_alone(Measurement("worker-1-0", "gpu-7"), 1)
+    assert measured.matmul_s == FAILED_S
+    (one,) = judge(["worker-1-0"], ["gpu-7"], [Round(1, (("worker-1-0",),), "alone", {"worker-1-0": measured})])
+    assert one.reason.startswith("gpu-7, cuda:3: memory: ")
+
+
+def test_what_devices_measured_is_reported_and_lowered_clocks_are_said_of_a_node_that_passes() -> None:
+    hot = replace(WELL, device="cuda:1", lowered=("too hot (driver)",))
+    fit = Measurement("a", "gpu-1", 0.1, 0.1, 0.1, devices=(WELL, hot))
+    deaf = replace(fit, node="b", host="gpu-2", devices=(WELL,), unread="the package nvidia-ml-py is not installed")
+    rounds = [Round(1, (("a", "b"),), "pairs", {"a": fit, "b": deaf})]
+    verdicts = judge(["a", "b"], ["gpu-1", "gpu-2"], rounds)
+    assert report.device_lines(rounds) == [
+        "a on gpu-1, cuda:1: too hot (driver)",
+        "b on gpu-2: no memory errors and clocks of its devices were read: the package nvidia-ml-py is not installed",
+    ]
+    out = io.StringIO()
+    report.print_verdicts(out, verdicts, rounds)
+    assert "a on gpu-1, cuda:1: too hot (driver)\n" in out.getvalue()
+    nodes = json.loads(json.dumps(report.json_report(verdicts, rounds, 2)))["nodes"]
+    assert nodes[0]["devices"][1] == {
+        "device": "cuda:1", "matmul_s": 0.1, "to_host": 50_000.0, "to_device": 52_000.0,
+        "lowered": ["too hot (driver)"], "uncorrected": 0,
+    }  # fmt: skip
