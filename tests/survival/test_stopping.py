@@ -80,7 +80,7 @@ def test_a_training_that_is_told_to_end_ends_its_iteration_first(
     training.flags["script-args"] = script
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert restored(training) == [0, newest]
+    assert restored_iterations(training) == [0, newest]
     assert tensors(training.checkpoint()) == undisturbed
 
 
