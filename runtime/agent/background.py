@@ -1,7 +1,7 @@
 """What an agent does in the background: reports to its master, while its life goes on."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from typing import Any
 
 
@@ -28,9 +28,9 @@ class Background:
         """Wait for the first exception, and raise it."""
         await self._failed
 
-    async def cancel(self) -> None:
-        """Cancel what has not ended, and wait until it has."""
-        tasks = list(self._tasks)
+    async def cancel(self, but: Set[asyncio.Task[None]] = frozenset()) -> None:
+        """Cancel what has not ended, and wait until it has; `but` these go on."""
+        tasks = list(self._tasks - but)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

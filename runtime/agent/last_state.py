@@ -1,14 +1,14 @@
 """Has the newest state of this node in the store: before it leaves, or says that its workers have finished."""
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Callable, Coroutine, Set
 from contextlib import suppress
 from typing import Any
 
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.protocol.keeper import Keeper
 
-_LAST_STATE_S = 15.0
+_LAST_STATE_S = 13.0
 """How long a node that was told to leave may take for it; then the master has the platform end it."""
 _COMMIT_S = 5.0
 """How long to wait for the commit of a stored state: other nodes' shards of that iteration may be missing."""
@@ -24,11 +24,14 @@ class LastState:
         address: str,
         reports: Set[asyncio.Task[None]],
         run_in_thread: Callable[..., asyncio.Future[Any]],
+        wait_for_stages: Callable[[], Coroutine[Any, Any, None]],
         say: Callable[[str], None],
     ) -> None:
-        """`address`: the agent's own; `reports`: those of persisted shards to the master that are under way."""
+        """`address`: the agent's own; `reports`: those of persisted shards to the master that are under way;
+        `wait_for_stages`: until each worker has staged one more state."""
         self._keeper, self._settings, self._address = keeper, settings, address
         self._reports, self._run_in_thread, self._say = reports, run_in_thread, say
+        self._wait_for_stages = wait_for_stages
 
     async def persist(self) -> None:
         """Start copying it to the store, while the workers train on."""
@@ -46,6 +49,14 @@ class LastState:
                 await self._run_in_thread(self._keeper.flush, newest.index, newest.iteration)
             except (RuntimeError, OSError) as error:
                 self._say(str(error))
+
+    async def stage(self) -> None:
+        """The job is over and the workers are about to be ended: let them stage the iteration that they compute, if it
+        ends within their grace period."""
+        self._keeper.want_stages()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.grace_s):
+                await self._wait_for_stages()
 
     async def store(self) -> None:
         """The workers have ended: have what they staged last in the store, and the master told.

@@ -104,8 +104,9 @@ class AgentLifecycle:
             LinkHandlers(self._on_report, self._on_fetched, self._reports.on_unrestored, client.ask_shard),
         )  # fmt: skip
         self._last_state = LastState(
-            self.keeper, settings, resources.address, self._reports.pending, self._run_in_thread, dependencies.say
-        )
+            self.keeper, settings, resources.address, self._reports.pending, self._run_in_thread,
+            self._link.wait_for_stages, dependencies.say,
+        )  # fmt: skip
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
         )
@@ -121,6 +122,7 @@ class AgentLifecycle:
         """End the workers and release the keeper's shared memory."""
         await self._workers.close()
         await self._link.close()
+        await self._background.cancel()
         self.keeper.close()
 
     async def run(self, admitted: asyncio.Event | None = None) -> Ending:
@@ -156,12 +158,15 @@ class AgentLifecycle:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, self._background.cancel(), return_exceptions=True)
+            stopping = self._background.cancel(but=self._reports.pending)
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
         self._dependencies.note(f"leaves: {ending.reason}")
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
         if self._shutdown.has_notice:
             ending = replace(ending, code=128 + self._shutdown.signal)
+        if ending.by_master:
+            await self._last_state.stage()
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
         if ending.by_master and self._talk.round:
             await self._last_state.store_in_time()

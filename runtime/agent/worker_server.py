@@ -114,6 +114,10 @@ class LinkServer:
         if self._has_greeted:
             await asyncio.Event().wait()
 
+    async def wait_for_stages(self) -> None:
+        """Wait until each worker that has staged a state in this round has staged one more, or is gone."""
+        await asyncio.gather(*[one.wait_for_stage() for one in self.connections if one.has_staged])
+
     async def close(self) -> None:
         """Stop listening."""
         self.end_round()
@@ -130,6 +134,21 @@ class _Connection(asyncio.Protocol):
         self._lines: deque[bytes] = deque()
         self._busy: asyncio.Task[None] | None = None
         self._local_rank: int | None = None
+        self._stages = 0
+        self._staged = asyncio.Event()
+        """Set by each stage, and by the end of the connection."""
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether the worker has staged a state by this connection."""
+        return self._stages > 0
+
+    async def wait_for_stage(self) -> None:
+        """Wait until the worker has staged one more, or is gone."""
+        before = self._stages
+        while self._stages == before and self._transport is not None:
+            self._staged.clear()
+            await self._staged.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -139,6 +158,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self._transport = None
+        self._staged.set()
 
     def read_last_stages(self) -> None:
         """Read the stages that the worker has committed but that were not read yet: they count, even if it has died."""
@@ -195,6 +215,8 @@ class _Connection(asyncio.Protocol):
                 self._server.handlers.on_unusable(refusals)
             case Staged():
                 keeper.commit_stage(rank, request)
+                self._stages += 1
+                self._staged.set()
                 self._send(Done())
             case Acquire(iteration):
                 if slot := keeper.try_acquire(rank, iteration):

@@ -45,6 +45,11 @@ class Keeper(Protocol):
         """The worker's slot is complete: offer it, copy it to the peer, persist it if it is due. Never blocks."""
         ...
 
+    def want_stages(self) -> None:
+        """Ask the workers to stage each iteration from now on, however rarely they do, if all ranks have the same
+        state. Never blocks."""
+        ...
+
     def interval(self) -> tuple[int, str]:
         """Iterations from one persisted state to the next (0: never), and the reason. Never blocks."""
         ...

@@ -36,6 +36,7 @@ class FakeKeeper:
         self.manifests: dict[int, str] = {}
         self.died: list[int] = []
         self.drained = 0
+        self.wanted = False
         self.certified: list[Evidence] = []
 
     def new_round(self, seat: Seat) -> None:
@@ -58,6 +59,9 @@ class FakeKeeper:
         self.held[local_rank, self.seat.round, stage.iteration] = self.path.read_bytes()[: stage.size]
         if stage.persist:
             self.on_persisted(Holding(self.seat.round, stage.iteration, key="k"))
+
+    def want_stages(self) -> None:
+        self.wanted = True
 
     def interval(self) -> tuple[int, str]:
         return 50, "every 50 iterations"

@@ -92,6 +92,24 @@ def test_what_was_staged_when_its_round_ends_counts_whatever_comes_of_the_worker
     asyncio.run(run())
 
 
+def test_the_next_stage_is_waited_for_of_workers_that_stage_until_they_are_gone(agent: Agent) -> None:
+    async def run() -> None:
+        await agent.begin()
+        other, link = await agent.worker(), await agent.worker()
+        await agent.server.wait_for_stages()  # Nobody has staged.
+        await asyncio.to_thread(link.ask, stage(7), Done)
+        for goes_on in (lambda: link.tell(stage(8)), link.close):
+            waiting = asyncio.create_task(agent.server.wait_for_stages())
+            await asyncio.to_thread(other.ask, Acquire(8), Slot)
+            assert not waiting.done()
+            goes_on()
+            await waiting
+        other.close()
+        await agent.server.close()
+
+    asyncio.run(run())
+
+
 def test_half_a_message_and_what_else_a_worker_asks_at_the_end_of_its_round_do_not_count(agent: Agent) -> None:
     async def run() -> None:
         await agent.begin()

@@ -13,6 +13,7 @@ from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
 from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
@@ -182,6 +183,14 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
         )
     keys = [f"jobs/job/checkpoints/000001-{n:09d}/rank-00000.safetensors" for n in (2, 4)]
     assert [entry.key for entry in store.list("jobs/")] == keys
+
+
+def test_each_iteration_is_wanted_of_a_state_that_all_ranks_have_alone(node: Any) -> None:
+    node.begin(1, world_size=2)
+    segments = [SegmentFile.open(Path(node.keeper.announce(rank, 100, sharded=rank > 0).path)) for rank in (0, 1)]
+    assert not any(segment.wants_stage for segment in segments)
+    node.keeper.want_stages()
+    assert [segment.wants_stage for segment in segments] == [True, False]
 
 
 def test_a_node_that_does_not_persist_puts_nothing_and_waits_for_nothing(

@@ -78,6 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
     parser.add_argument("--flip", default="0,0,", help="ITERATION,RANK,gradient|weights|optimizer, in the first round")
     parser.add_argument("--bad", default="0,1", help="ITERATION,FACTOR: of its loss, whatever the round")
+    parser.add_argument("--pause", type=float, default=ITERATION_S, help="seconds before each iteration")
     parser.add_argument("--omit", type=int, default=0, help="the batch of this iteration is not trained on")
     return parser.parse_known_args()[0]
 
@@ -100,7 +101,7 @@ def train(job: everstep.Context) -> None:
     at, whose, what = options.flip.split(",")
     bad, factor = options.bad.split(",")
     for batch in batches:
-        threading.Event().wait(ITERATION_S)
+        threading.Event().wait(options.pause)
         if batch.iteration == options.omit:
             continue
         loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())

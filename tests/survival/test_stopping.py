@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from everstep.runtime.checkpoint.worker.staging_interval import FIRST_DECISION
 from tests.harness import ROOT, TrainStep, tensors
 
+SLOW_S = 0.6
+"""Of an iteration: more than passes between two heartbeats of an agent."""
 README = ROOT / "README.md"
 WITHOUT_FINISH = "    checkpointer.finish(state)\n"
 
@@ -52,6 +55,32 @@ def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     training.start()
     assert training.finish() == 0, training.last_words()
     assert restored_iterations(training) == [0, int(match[1])]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+@pytest.mark.parametrize("rarely", [False, True], ids=["all staged", "few staged"])
+def test_a_training_that_is_told_to_end_ends_its_iteration_first(
+    rarely: bool, training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    """Its iterations are so long that the master has heard of the one that is computed."""
+    interval = {"checkpoint-overhead": "0.0001%"} if rarely else {"persist-interval": "1000"}
+    usual = {**training.flags}
+    del usual["persist-interval"]
+    script = usual.pop("script-args", "")
+    training.flags = {**usual, **interval, "script-args": f"{script} --pause {SLOW_S}"}
+    training.start()
+    reached = training.wait_iteration(FIRST_DECISION + 4 if rarely else 3)
+    assert ("one in" in (training.folder / "logs/worker-0-0.log").read_text()) == rarely
+    stop(training, signal.SIGTERM)
+    assert training.finish() == 143, training.last_words()
+    (ended,) = (one for one in training.records() if one["kind"] == "JobEnded")
+    newest = max(one["iteration"] for one in training.records() if one["kind"] == "Committed")
+    assert newest >= ended["iteration"] >= reached
+    goes_on(training)
+    training.flags["script-args"] = script
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert restored_iterations(training) == [0, newest]
     assert tensors(training.checkpoint()) == undisturbed
 
 

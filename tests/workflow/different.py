@@ -45,13 +45,12 @@ DIFFERENT: dict[str, tuple[str, str]] = {
         "on Argo the pod waits for the ConfigMap until a deadline; here it is told",
     ),
 }
-_RACE = "recorded both with and without the exit code: it is whether the pod's executor still told it"
+_NOT_BEGUN = "recorded before the container had begun, so without its exit code; five that had begun have it"
 DIFFERENT |= {
+    "pods/deadline-of-template": ("outputs", _NOT_BEGUN),
+    "pods/deadline-of-template-with-retry": ("phase", f"{_NOT_BEGUN}; its expression asks for that"),
     "flow41/sequence-int64": ("phase", "on Argo the counter overflows and nothing ever ends; here there are two items"),
     "mistakes41/pod-resources-limit-below-request": ("refused", _CLUSTER),
-    "pods41/deadline-from-input": ("outputs", _RACE),
-    "pods41/deadline-step-hook-onexit": ("outputs", _RACE),
-    "pods41/deadline-template-onexit": ("outputs", _RACE),
     "pods41/deadline-workflow-onexit": ("message", "the kubelet's words or the controller's, whichever comes first"),
 }
 OF_CLUSTER = [

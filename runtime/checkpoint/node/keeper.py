@@ -120,6 +120,14 @@ class Keeper:
         facts = (stage.slot, stage.iteration, stage.size, stage.persist, stage.thinned, flaw)
         self._ask(events.CommitStage(next(self._tickets), local_rank, *facts))
 
+    def want_stages(self) -> None:
+        """See the protocol. Ranks of a sharded state would see the wish in different iterations, and stage states that
+        have no other rank's part."""
+        with self._lock:
+            for segment in self._core.segments.of_workers():
+                if segment.has_file and not segment.sharded:
+                    self._files[segment.number].want_stage()
+
     def worker_died(self, local_rank: int) -> None:
         """See the protocol. The worker's newest state goes to the store unasked."""
         self._feed(events.WorkerDied(local_rank))

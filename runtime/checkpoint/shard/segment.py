@@ -27,6 +27,9 @@ _HEAD = struct.Struct("<8sIIQ")
 _READY_AT = 32
 _READY = struct.Struct("<I")
 """Number of allocated slots; these are the first ones."""
+_WANTED_AT = 36
+_WANTED = struct.Struct("<I")
+"""1: the agent wants each iteration staged from now on."""
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd during a write), iteration, Unix time, changes, length of the phase's name, the name."""
@@ -139,6 +142,15 @@ class SegmentFile:
         """Note the shard in a slot. Invariant: a slot whose bytes change has size 0, so that a torn shard is never
         read."""
         _RECORD.pack_into(self._memory, _RECORDS_AT + slot * _RECORD.size, *record)
+
+    @property
+    def wants_stage(self) -> bool:
+        """Whether the agent wants each iteration staged from now on."""
+        return bool(_WANTED.unpack_from(self._memory, _WANTED_AT)[0])
+
+    def want_stage(self) -> None:
+        """Ask the worker for that."""
+        _WANTED.pack_into(self._memory, _WANTED_AT, 1)
 
     @property
     def ready_slots(self) -> int:

@@ -148,7 +148,7 @@ class Checkpointer:
         `persist=True` copies it to the store regardless of the interval. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
-        staged = persist or self._interval.is_due(iteration)
+        staged = persist or self._interval.is_due(iteration) or self._is_asked_for()
         self._save(iteration, state, persist, staged)
         self.stall_s = time.perf_counter() - began
         if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
@@ -163,6 +163,10 @@ class Checkpointer:
                 self._alone.save(iteration, self._walker.flatten(state), persist)
         self._persisted = persist or (same and self._persisted)
         self._saved, self._saved_here = iteration, staged or same
+
+    def _is_asked_for(self) -> bool:
+        """Whether the agent wants each iteration from now on, as it does before a job ends."""
+        return self._segment is not None and self._segment.wants_stage
 
     def flush(self, iteration: int) -> str:
         """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""

@@ -65,7 +65,7 @@ def handle_timeout(engine: Scheduler, node: Node, kind: str, now: float) -> None
     elif node.type is NodeType.SUSPEND or node.phase is Phase.PENDING:
         engine.set_phase(node, Phase.FAILED, now, TOO_LONG)
     else:
-        engine.kill(node, TOO_LONG, keeps_code=kind == "timeout")
+        engine.kill(node, TOO_LONG, keeps_code=True)
 
 
 def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
