@@ -7,10 +7,15 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+import psutil
+
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from everstep.runtime.job.brain import WriteRecord
 from everstep.runtime.job.data_queues import NOTHING
 from everstep.runtime.job.events import DataShardAsked
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.snapshot import encode_snapshot
 from everstep.runtime.protocol.messages import ShardRequest
 from tests.job.world import World, platform
 
@@ -121,23 +126,34 @@ MANY = 10**6
 
 
 def many_shards(options: argparse.Namespace) -> Iterator[Line]:
-    """10^6 shards through the brain: two records each."""
+    """10^6 shards through the brain, none of them settled by a checkpoint: the most that a queue holds."""
     world = World(platform())
     world.join_all()
     nodes = world.names(NodePhase.RUNNING)[:2]
-    brain, position_by_node, began = world.brain, dict.fromkeys(nodes, NOTHING), time.process_time()
+    brain, position_by_node, written = world.brain, dict.fromkeys(nodes, NOTHING), 0
+    memory, began = psutil.Process().memory_info().rss, time.process_time()
     for number in range(1, MANY // 2 + 2):
         for node in nodes:
-            brain.handle(
-                DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, position_by_node[node], number)), world.now
-            )
+            asked = DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, position_by_node[node], number))
+            decisions = brain.handle(asked, world.now)
+            if number % SAMPLED == 0:
+                records = [one.record for one in decisions if isinstance(one, WriteRecord)]
+                written += sum(len(msgspec.json.encode(record)) + 1 for record in records)
             position_by_node[node] = brain.state.queues["q"].leases[f"{node}/0"].position
     seconds = time.process_time() - began
+    memory = psutil.Process().memory_info().rss - memory
+    snapshot = len(encode_snapshot(brain.state))
     is_over = brain.state.queues["q"].is_over
     yield Line(SHARDS, "<= 100 µs of the brain each", f"{seconds / MANY * 1e6:.0f} µs", is_over and seconds < 100)
+    yield Line(SHARDS, "<= 200 bytes of memory each", f"{memory / MANY:.0f} bytes", memory < 200 * MANY)
+    journal = written * SAMPLED / MANY
+    yield Line(SHARDS, "<= 400 bytes of the journal each", f"{journal:.0f} bytes", journal <= 400)
+    yield Line(SHARDS, "<= 40 bytes of a snapshot each", f"{snapshot / MANY:.0f} bytes", snapshot <= 40 * MANY)
 
 
 SHARDS = "shards: 10^6 of them are cheap"
+SAMPLED = 100
+"""The records of one in so many requests are measured."""
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SHARDS: many_shards}
 
 

@@ -15,7 +15,7 @@ Source: DeepSpeed, "Model Checkpointing" and "Universal Checkpointing"; DLRover,
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -69,10 +69,7 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
         """
         step = int(self._engine.global_steps)
         name = tag or f"global_step{step}"
-        with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder, self._files({}) as files:
-            # The engine makes the names of files and their folder; the only bytes there are those of a script.
-            self._engine.save_checkpoint(folder, name, client_state=client_state or {}, **engine_options)
-        state = {"tag": name, "files": {path: _portable(content, path) for path, content in files.items()}}
+        state = engine_state(self._engine, name, client_state or {}, **engine_options)
         super().save_checkpoint(step, state, f"{save_dir}/{name}" if save_dir else "", storage_type)
 
     def load_checkpoint(
@@ -84,50 +81,67 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
         rank. Raises RestoreError.
         """
         shards = self._shards(f"{load_dir}/{tag}" if tag else "")
-        if not shards:
-            return None, {}
-        saved_tag = _plain_name(shards[0].saved["state"]["saved"]["tag"])
-        sources = {name: (shard, json) for shard in shards for name, json in _files_of(shard).items()}
-        with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder:
-            target = Path(folder) / saved_tag
-            target.mkdir()
-            same = len(shards) == dist.get_world_size()
+        return load_engine(self._engine, shards, "saved", **engine_options) if shards else (None, {})
+
+
+def engine_state(engine: Any, tag: str, client_state: dict[str, Any], **engine_options: Any) -> dict[str, Any]:
+    """This rank's part of the engine's state, as a value that can be checkpointed: what the engine would write to files
+    for `tag`. Call it on every rank. Raises StateError for a value in `client_state` that cannot be kept."""
+    with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder, _files(engine, {}) as files:
+        # The engine makes the names of files and their folder; the only bytes there are those of a script.
+        engine.save_checkpoint(folder, tag, client_state=client_state, **engine_options)
+    return {"tag": tag, "files": {path: _portable(content, path) for path, content in files.items()}}
+
+
+def load_engine(engine: Any, shards: Sequence[Shard], key: str, **engine_options: Any) -> tuple[str, Any]:
+    """Load the value of `engine_state` that the shards have as `key`, of any number of ranks, into the engine.
+
+    Returns its tag and the client state. Call it on every rank. Raises RestoreError.
+    """
+    try:
+        states = [(shard, shard.saved["state"][key]) for shard in shards]
+        tag = _plain_name(states[0][1]["tag"])
+        files = [(name, shard, json) for shard, state in states for name, json in state["files"].items()]
+    except (KeyError, TypeError, AttributeError):
+        raise RestoreError("the checkpoint is none of a DeepSpeed engine") from None
+    sources = {_plain_name(name): (shard, json) for name, shard, json in files}
+    with tempfile.TemporaryDirectory(prefix="everstep-deepspeed-") as folder:
+        target = Path(folder) / tag
+        target.mkdir()
+        if len(shards) == dist.get_world_size():
+            for name in sources:
+                (target / name).touch()  # The engine lists the folder; the contents come from memory.
+            with _files(engine, sources):
+                path, client_state = engine.load_checkpoint(folder, tag, **engine_options)
+        else:
             for name, source in sources.items():
-                if same:
-                    (target / name).touch()  # The engine lists the folder; the contents come from memory.
-                else:
-                    torch.save(_original(read_value(*source)), target / name)
-            if same:
-                with self._files(sources):
-                    path, client_state = self._engine.load_checkpoint(folder, saved_tag, **engine_options)
-            else:
-                path, client_state = self._load_universal(Path(folder), saved_tag, engine_options)
-        if path is None:
-            raise RestoreError(
-                f"{saved_tag}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?"
-            )
-        return saved_tag, client_state
+                torch.save(_original(read_value(*source)), target / name)
+            path, client_state = _load_universal(engine, Path(folder), tag, engine_options)
+    if path is None:
+        raise RestoreError(f"{tag}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?")
+    return tag, client_state
 
-    def _load_universal(self, folder: Path, tag: str, engine_options: dict[str, Any]) -> tuple[str | None, Any]:
-        """Every rank converts for itself: ranks of one node are few where a job changes its size."""
-        universal = f"{tag}_universal"
-        _convert(folder / tag, folder / universal)
-        config = self._engine._config
-        before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
-        try:
-            return self._engine.load_checkpoint(str(folder), universal, **engine_options)
-        finally:
-            config.load_universal_checkpoint = before
 
-    @contextmanager
-    def _files(self, sources: "dict[str, tuple[Shard, Any]]") -> "Iterator[dict[str, Any]]":
-        """In the block the engine's files are values: those that it writes are in the yielded dict."""
-        engine = self._engine
-        before, engine.checkpoint_engine = engine.checkpoint_engine, _InMemory(sources)
-        try:
-            yield engine.checkpoint_engine.written
-        finally:
-            engine.checkpoint_engine = before
+def _load_universal(engine: Any, folder: Path, tag: str, engine_options: dict[str, Any]) -> tuple[str | None, Any]:
+    """Every rank converts for itself: ranks of one node are few where a job changes its size."""
+    universal = f"{tag}_universal"
+    _convert(folder / tag, folder / universal)
+    config = engine._config
+    before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
+    try:
+        return engine.load_checkpoint(str(folder), universal, **engine_options)
+    finally:
+        config.load_universal_checkpoint = before
+
+
+@contextmanager
+def _files(engine: Any, sources: dict[str, tuple[Shard, Any]]) -> Iterator[dict[str, Any]]:
+    """In the block the engine's files are values: those that it writes are in the yielded dict."""
+    before, engine.checkpoint_engine = engine.checkpoint_engine, _InMemory(sources)
+    try:
+        yield engine.checkpoint_engine.written
+    finally:
+        engine.checkpoint_engine = before
 
 
 class _InMemory(TorchCheckpointEngine):
@@ -155,11 +169,6 @@ class _InMemory(TorchCheckpointEngine):
         if name not in self._sources:
             raise RestoreError(f"{name}: the checkpoint has no such part; is it of this model and ZeRO stage?")
         return _original(read_value(*self._sources[name]))
-
-
-def _files_of(shard: Shard) -> dict[str, Any]:
-    """The JSON of each file in a shard. Raises RestoreError."""
-    return {_plain_name(name): json for name, json in shard.saved["state"]["saved"]["files"].items()}
 
 
 def _plain_name(name: str) -> str:

@@ -6,7 +6,8 @@
 
 Every optimizer step is staged. Weights, optimizer, schedule, the Trainer's own state and the random number generators
 are restored bit for bit; the Trainer itself skips the batches that are done. Works for one process, for
-DDP, and for FSDP2 (`fsdp=True`), where each rank keeps its own part.
+DDP, and for FSDP2 (`fsdp=True`) and DeepSpeed (`deepspeed=...`), where each rank keeps its own part. With DeepSpeed the
+callback needs the Trainer: `checkpoints.resume(trainer)`.
 """
 
 import json
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
@@ -25,9 +26,16 @@ from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
 
+if TYPE_CHECKING:
+    from transformers.trainer import Trainer
+
+    from everstep.trainer_engine import TrainerEngine
+
 __all__ = ["EverstepCallback"]
 
 _EMPTY_FILE = "nothing.safetensors"
+_OF_ENGINE = "DeepSpeedOptimizerWrapper"
+"""What Accelerate calls an optimizer that is a DeepSpeed engine's."""
 
 
 class EverstepCallback(TrainerCallback):
@@ -47,20 +55,29 @@ class EverstepCallback(TrainerCallback):
         self._logs = False
         """Will this step be logged before anything else happens?"""
         self._folder = ""
+        self._engine: TrainerEngine | None = None
+        """With DeepSpeed."""
 
-    def resume(self) -> str | None:
+    def resume(self, trainer: "Trainer | None" = None) -> str | None:
         """The argument for `trainer.train(resume_from_checkpoint=...)`: a folder with the Trainer's position.
 
-        None if there is nothing to resume. Call it after the Trainer is constructed. The weights come from the
-        checkpoint itself, when training begins. Raises RestoreError if no checkpoint can be read.
+        None if there is nothing to resume. Call it after the Trainer is constructed, with DeepSpeed with it. The
+        weights come from the checkpoint itself, when training begins. Raises RestoreError if no checkpoint can be read.
         """
         shards = self._checkpoints.shards()
+        if trainer is not None and trainer.is_deepspeed_enabled:
+            from everstep.trainer_engine import TrainerEngine
+
+            self._engine = TrainerEngine(trainer, shards)
         if not shards:
             return None
         trainer_state = decode(shards[0].saved["state"]["trainer"], str)
         self._folder = tempfile.mkdtemp(prefix="everstep-resume-")
         folder = Path(self._folder)
         (folder / "trainer_state.json").write_text(json.dumps(trainer_state))
+        if self._engine is not None:
+            self._engine.prepare(folder)
+            return self._folder
         keys = dict.fromkeys(self._model.state_dict(), _EMPTY_FILE) if self._model is not None else {}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": keys}))
         save_file({}, folder / _EMPTY_FILE)
@@ -68,11 +85,6 @@ class EverstepCallback(TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Raises StateError for settings whose state this callback cannot keep."""
-        if args.deepspeed:
-            raise StateError(
-                "TrainingArguments(deepspeed=...): EverstepCallback does not keep an engine's state; use fsdp=True, or "
-                "write the loop with everstep.deepspeed.DeepSpeedCheckpointer"
-            )
         settings = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
         version = settings.get("version", 2)
         if args.fsdp and int(version) != 2:
@@ -82,17 +94,26 @@ class EverstepCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore, if the Trainer was told to resume."""
-        self._state = {
-            "model": kwargs["model"],
-            "optimizer": getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"]),
-            "schedule": getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"]),
-            "trainer": _trainer_state(state),
-            "random": self._random,
-        }
+        """Restore, if the Trainer was told to resume. Raises StateError if it uses DeepSpeed, and `resume` was called
+        without it."""
+        if self._engine is None and type(kwargs["optimizer"]).__name__ == _OF_ENGINE:
+            raise StateError("with DeepSpeed the callback needs the Trainer; write checkpoints.resume(trainer)")
+        if self._engine is None:
+            self._state = {
+                "model": kwargs["model"],
+                "optimizer": getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"]),
+                "schedule": getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"]),
+                "trainer": _trainer_state(state),
+                "random": self._random,
+            }
+        else:
+            self._state = self._engine.state(_trainer_state(state), self._random)
         self._checkpointer = Checkpointer(self._state, self._checkpoints)
         if self._folder:
-            restored_step = self._checkpointer.load(self._state)
+            if self._engine is None:
+                restored_step = self._checkpointer.load(self._state)
+            else:
+                restored_step = self._engine.restore_random(self._random)
             if restored_step != state.global_step:
                 raise StateError(
                     f"the Trainer resumes after step {state.global_step}, the checkpoint is of {restored_step}"
@@ -138,7 +159,10 @@ class EverstepCallback(TrainerCallback):
     def _save(self, state: TrainerState, whatever: bool = False) -> None:
         assert self._checkpointer is not None
         if whatever or state.global_step % self._every == 0:
-            self._state["trainer"] = _trainer_state(state)
+            if self._engine is None:
+                self._state["trainer"] = _trainer_state(state)
+            else:
+                self._state = self._engine.state(_trainer_state(state), self._random)
             self._checkpointer.save(state.global_step, self._state)
 
 

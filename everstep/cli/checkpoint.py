@@ -137,7 +137,7 @@ def _verify(flags: Verify) -> int:
 
 
 def _export(flags: Export) -> int:
-    from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.errors import ApartError, RestoreError
 
     store, entries = _stored_below(flags.uri)
     committed = [entry for entry in entries if entry.commit or entry.wrong]
@@ -155,6 +155,8 @@ def _export(flags: Export) -> int:
             if entry.wrong:
                 raise RestoreError(entry.wrong)
             write(store, entry, path)
+        except ApartError as error:  # So are the older ones.
+            raise BadInput(f"{entry.folder}: {error}") from None
         except RestoreError as error:
             if entry is committed[0]:
                 raise

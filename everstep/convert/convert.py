@@ -105,6 +105,8 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     """The train step's arguments; adds to `notes`. Raises ConvertError."""
     arguments, policies, file = dict(job.arguments), dict(job.policies), fields.file
     roles = list(job.roles)
+    if twice := [role.name for number, role in enumerate(roles) if role.name in {one.name for one in roles[:number]}]:
+        raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     commands = {role.name: role.pod.command for role in roles}
     script = _take_launch(roles[0], arguments, policies, file, notes) if len(set(commands.values())) == 1 else None
     if script is None:
@@ -117,8 +119,10 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     slots = arguments.pop("workers_per_node", None)
     if len(roles) == 1:
         nodes = roles[0].nodes if most is None else most
-        node_bound = roles[0].min_nodes if least is None else least
-        roles = [replace(roles[0], nodes=nodes, min_nodes=min(node_bound, nodes), slots=slots or roles[0].slots)]
+        fewest = min(roles[0].min_nodes, nodes) if least is None else least
+        if not 1 <= max(1, fewest) <= nodes:
+            raise fields.wrong(f"the launcher's --nnodes={least}:{most} is no range of at least one node", "spec")
+        roles = [replace(roles[0], nodes=nodes, min_nodes=fewest, slots=slots or roles[0].slots)]
     elif slots:
         roles = [replace(role, slots=slots) for role in roles]
     ranks = sum(role.nodes * role.slots for role in roles)
@@ -170,5 +174,5 @@ def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> di
         spec_of({**spec, "job": "converted"}, fields.file)
     except SpecError as error:
         at, _, what = error.problems[0].removeprefix(f"{fields.file}: ").partition(": ")
-        raise ConvertError(f"{fields.file}:{fields.line_of_text(f'spec.{at}')}: spec.{at}: {what}") from None
+        raise fields.wrong_in_spec(at, what) from None
     return spec

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from everstep.errors import BadInput
+from everstep.runtime.workflow.manifest.schema import KINDS, type_problems
 from everstep.runtime.workflow.manifest.yaml_source import Document, FieldPath
 
 T = TypeVar("T")
+_MAX_DIGITS = 18
 _NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", bool: "true or false"}
 
 
@@ -48,16 +50,27 @@ class Fields:
         value = self._find(path)
         return "" if value is None else str(value)
 
-    def count(self, *path: str | int, default: int | None = None, least: int = 0) -> int:
-        """A number from `least` on, which may be given as a text. Raises ConvertError."""
+    def take_like(self, holder: str, name: str, *path: str | int) -> Any:
+        """The field's value, in which everything is as Argo's `holder` has it in its field `name`. Raises
+        ConvertError."""
+        value = self.take(object, *path)
+        for problem in type_problems(value, KINDS[holder][name].type):
+            if problem.only != "here":
+                raise self.wrong(problem.message, *path, *problem.where)
+        return value
+
+    def count(self, *path: str | int, default: int | None = None, least: int = 0, most: int | None = None) -> int:
+        """A number from `least` to `most`, which may be given as a text. Raises ConvertError."""
         value = self._find(path)
-        if isinstance(value, str) and value.isdecimal():
+        if isinstance(value, str) and (number := number_in(value)) is not None:
             self._read.add(path)
-            value = int(value)
+            value = number
         else:
             value = self.take(int, *path, default=default)
         if value < least:
             raise self.wrong(f"{value} must be at least {least}", *path)
+        if most is not None and value > most:
+            raise self.wrong(f"{value} is more than the {most} that there are", *path)
         return value
 
     def skip(self, *path: str | int) -> None:
@@ -92,10 +105,15 @@ class Fields:
         """The document's file."""
         return self._document.file
 
-    def line_of_text(self, text: str) -> int:
-        """Where the field stands whose path reads so, or the innermost one around it that the document has."""
-        places = ((path_text(path), line) for path, line in self._document.lines.items())
-        return max(((len(place), line) for place, line in places if text.startswith(place)), default=(0, 1))[1]
+    def wrong_in_spec(self, at: str, what: str) -> ConvertError:
+        """The error at the field that a job spec calls `at`: where the document has one of that name, or around it."""
+        paths = {path_text(path): path for path in self._document.lines}
+        exact = paths.get(f"spec.{at}")
+        named = [path for path in paths.values() if path[-1:] == (at.rpartition(".")[2],)]
+        if exact or len(named) == 1:
+            return self.wrong(what, *(exact or named[0]))
+        around = max((path for text, path in paths.items() if f"spec.{at}".startswith(text)), key=len, default=())
+        return self.wrong(f"{at}: {what}", *around)
 
     def unread(self) -> list[FieldPath]:
         """The fields that were not read: the outermost ones of which nothing was read."""
@@ -131,6 +149,11 @@ class Fields:
             else:
                 raise self.wrong(f"{value!r} is not a mapping", *path[:depth])
         return value
+
+
+def number_in(text: str) -> int | None:
+    """A whole number without a sign, as people write one; None: it is something else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def path_text(path: FieldPath) -> str:

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from everstep.convert.field_reader import number_in
+
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _LAUNCHERS = ("torchrun", "dlrover-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
 _SWITCHES = ("network_check", "exclude_straggler", "standalone", "no_python", "use_env", "switchbox_check")
 """Flags without a value."""
+_COUNTS = {"nproc_per_node": "workers_per_node", "max_restarts": "max_restarts"}
 _SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
@@ -90,11 +93,11 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
     """(arguments of the train step, fields of a job spec, flags that neither has) for a launcher's flags."""
     arguments, policies, flags_left = dict[str, Any](), dict[str, Any](), []
     for name, value in flags.items():
-        if name in ("nproc_per_node", "max_restarts") and value.isdecimal():
-            arguments[{"nproc_per_node": "workers_per_node", "max_restarts": "max_restarts"}[name]] = int(value)
-        elif name == "nnodes" and re.fullmatch(r"\d+(:\d+)?", value):
-            least, _, most = value.partition(":")
-            arguments |= {"min_nodes": int(least), "nodes": int(most or least)}
+        numbers = [number_in(part) for part in value.split(":")]
+        if name in _COUNTS and len(numbers) == 1 and numbers[0] is not None:
+            arguments[_COUNTS[name]] = numbers[0]
+        elif name == "nnodes" and len(numbers) < 3 and None not in numbers:
+            arguments |= {"min_nodes": numbers[0], "nodes": numbers[-1]}
         elif name == "network_check":
             arguments["network_check"] = True
         elif name == "exclude_straggler":

@@ -1,20 +1,18 @@
 """A role's pod template: what of it an Argo template takes as it is."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.source import Pod
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
-_CONTAINER = {
-    "imagePullPolicy": str, "env": list, "envFrom": list, "workingDir": str, "resources": dict, "volumeMounts": list,
-}  # fmt: skip
-_TEMPLATE = {
-    "nodeSelector": dict, "tolerations": list, "affinity": dict, "volumes": list, "schedulerName": str,
-    "priorityClassName": str, "hostAliases": list,
-}  # fmt: skip
-_USUAL = ("restartPolicy", "terminationGracePeriodSeconds", "dnsPolicy")
-"""Fields of a pod that the agent and the platform decide."""
+_CONTAINER = ("imagePullPolicy", "env", "envFrom", "workingDir", "resources", "volumeMounts")
+_TEMPLATE = (
+    "nodeSelector", "tolerations", "affinity", "volumes", "schedulerName", "priorityClassName", "hostAliases",
+)  # fmt: skip
+_UNDECLARED = {"tolerations": list, "affinity": dict, "hostAliases": list}
+"""Argo's schema here says nothing of these."""
 
 
 def read_pod(fields: Fields, path: FieldPath) -> Pod:
@@ -23,11 +21,11 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
     if not fields.length(*spec, "containers"):
         raise fields.wrong("missing: the pod needs a container", *spec, "containers")
     first = (*spec, "containers", 0)
-    container = {name: fields.take(kind, *first, name) for name, kind in _CONTAINER.items() if fields.has(*first, name)}
-    template = {name: fields.take(kind, *spec, name) for name, kind in _TEMPLATE.items() if fields.has(*spec, name)}
-    more = {
-        name: fields.take(dict, *metadata, name) for name in ("labels", "annotations") if fields.has(*metadata, name)
-    }
+    container = take_all(fields, "Container", _CONTAINER, first)
+    template = take_all(fields, "Template", _TEMPLATE, spec)
+    for name in template.keys() & _UNDECLARED.keys():
+        fields.take(_UNDECLARED[name], *spec, name)
+    more = take_all(fields, "PodMetadata", ("labels", "annotations"), metadata)
     if more:
         template["metadata"] = more
     secrets = fields.take(list, *spec, "imagePullSecrets", default=[])
@@ -40,6 +38,11 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
         fields.take(str, *first, "image"), read_command(fields, first), container, template,
         {"imagePullSecrets": secrets} if secrets else {},
     )  # fmt: skip
+
+
+def take_all(fields: Fields, holder: str, names: Iterable[str], path: FieldPath) -> dict[str, Any]:
+    """Those of the fields that are there, each as Argo's `holder` has it. Raises ConvertError."""
+    return {name: fields.take_like(holder, name, *path, name) for name in names if fields.has(*path, name)}
 
 
 def read_command(fields: Fields, path: FieldPath) -> tuple[str, ...]:

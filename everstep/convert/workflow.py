@@ -44,14 +44,15 @@ def _fit(template: dict[str, Any], conversion: Conversion) -> None:
     }
     more = dict(pod.template)
     volumes, mounts = more.pop("volumes", []), pod.container.get("volumeMounts", [])
-    own = {mount["name"] for mount in mounts if mount.get("mountPath") == "/dev/shm"}  # The step has one of its own.
+    # The step has one of its own.
+    own = {mount.get("name") for mount in mounts if mount.get("mountPath") == "/dev/shm"}
     sizes = [volume["emptyDir"]["sizeLimit"] for volume in volumes
              if volume.get("name") in own and (volume.get("emptyDir") or {}).get("sizeLimit")]  # fmt: skip
     for volume in template.get("volumes", []):
         if sizes and volume["name"] == "shared-memory":
             volume["emptyDir"]["sizeLimit"] = sizes[0]
     template["volumes"] = [*template.get("volumes", []), *(one for one in volumes if one.get("name") not in own)]
-    mounted = [mount for mount in mounts if mount["name"] not in own]
+    mounted = [mount for mount in mounts if mount.get("name") not in own]
     container["volumeMounts"] = [*container.get("volumeMounts", []), *mounted]
     metadata = more.pop("metadata", {})
     for name, values in metadata.items():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from everstep.cli.main import main
 from everstep.convert import ConvertError, convert
@@ -313,30 +312,3 @@ def test_a_role_runs_its_own_command(tmp_path: Path) -> None:
     assert run("worker").stdout == "3 of workers\n"
     assert "no-such-command: No such file" in run("worker", '{"worker": "no-such-command"}').stderr
     assert run("worker", "nonsense").returncode == 2
-
-
-@pytest.mark.long
-def test_a_converted_job_runs_here_with_a_stand_in_for_its_image(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
-    job = (JOBS / "train_job.yaml").read_text().replace("/workspace/mnist.py", str(tmp_path / "train.py"))
-    job = job.replace("numNodes: 3", "numNodes: 2").replace("numProcPerNode: 2", "numProcPerNode: 1")
-    (tmp_path / "job.yaml").write_text(job.replace("{cpu: 4, memory: 8Gi}", "{cpu: 1, memory: 1Gi}"))
-    everstep = [sys.executable, "-m", "everstep.cli.main"]
-    with open(tmp_path / "workflow.yaml", "w") as out:
-        subprocess.run([*everstep, "convert", str(tmp_path / "job.yaml")], stdout=out, check=True)
-    command = [
-        *everstep,
-        "workflow",
-        "run",
-        "workflow.yaml",
-        "--name",
-        "converted",
-        "-p",
-        f"store={tmp_path / 'store'}",
-    ]
-    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    logs = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
-    assert "rank 0 of 2" in logs
-    assert "rank 1 of 2" in logs
-    assert yaml.safe_load((tmp_path / "workflow.yaml").read_text())["metadata"] == {"generateName": "mnist-"}

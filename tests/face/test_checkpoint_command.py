@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from everstep.cli.main import main
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
+from everstep.runtime.checkpoint.worker.standalone import Collectives, StandaloneKeeper
 from everstep.runtime.store import open_store
 
 
@@ -104,6 +104,22 @@ def test_verify_goes_on_behind_a_manifest_that_is_broken(job: Path, capsys: Any)
     assert "version 7, this Everstep reads up to 1" in lines[1]
     assert lines[2].startswith("jobs/j/checkpoints/000002-000000005: whole")
     assert "DAMAGED" in run_command(capsys, "ls", str(job))[0]
+
+
+def test_export_of_ranks_own_states_says_what_reads_them(tmp_path: Path, capsys: Any) -> None:
+    store = open_store(str(tmp_path / "store"))
+    ranks = [StandaloneKeeper(store, "j", collectives=Collectives(lambda look: look(), float)) for _ in range(2)]
+    for rank, alone in enumerate(ranks):
+        alone.join(rank, 2)
+    for rank, alone in enumerate(ranks):
+        alone.save(3, flatten({"saved": {f"rank{rank}": torch.ones(3)}}), persist=True)
+    for alone in ranks:
+        alone.flush(3)
+    target = tmp_path / "model.safetensors"
+    error = run_command(capsys, "export", str(tmp_path / "store/jobs/j"), str(target), code=2)[1]
+    assert "load it by everstep.megatron or everstep.deepspeed" in error
+    assert "skipped" not in error
+    assert not target.exists()
 
 
 def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path: Path, capsys: Any) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
-from tests.frameworks.killed_once import assert_same_end, train_twice
+from tests.harness import ROOT
+from tests.trained import Start, train_twice
 
-SCRIPT = Path(__file__).with_name("deepspeed_script.py")
+SCRIPT, TRAINER = (Path(__file__).with_name(f"deepspeed_{name}.py") for name in ("script", "trainer"))
 VARIABLES = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -24,7 +24,13 @@ def python() -> Path:
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_an_engine_goes_on_bit_for_bit(trained: Start, python: Path, stage: str) -> None:
-    assert_same_end(*train_twice(trained, python, "with_deepspeed.py", f"--stage {stage}", environment=VARIABLES))
+    train_twice(trained, "with_deepspeed.py", f"--stage {stage}", python=python, environment=VARIABLES)
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_a_trainer_of_hugging_face_with_deepspeed_goes_on_bit_for_bit(trained: Start, python: Path, stage: str) -> None:
+    _, killed = train_twice(trained, str(TRAINER), f"--stage {stage}", python=python, environment=VARIABLES)
+    assert killed.last_words().count("done after 20 steps with DeepSpeedEngine") == 2
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
@@ -38,3 +44,47 @@ def test_an_engine_goes_on_at_another_number_of_ranks(python: Path, tmp_path: Pa
     assert [result["start"] for result in rounds] == [0, 2, 4]
     for before, after in pairwise(rounds):
         assert after["losses"][0] == pytest.approx(before["losses"][1], abs=1e-6)
+
+
+HOSTILE = """
+import sys
+from types import SimpleNamespace
+import torch.distributed as dist
+from everstep.deepspeed import load_engine
+from everstep.runtime.checkpoint.errors import RestoreError
+
+class Engine:
+    checkpoint_engine = None
+    def load_checkpoint(self, *args, **options):
+        print("loaded")
+        return "there", {}
+
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+tag, file, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+state = {"saved": {"tag": tag, "files": {file: {"weight": 1}}}}
+shards = [SimpleNamespace(saved={"state": state}, layout=SimpleNamespace(tensors={}))] * ranks
+try:
+    load_engine(Engine(), shards, "saved")
+except RestoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"], ids=["same", "universal"])
+@pytest.mark.parametrize(
+    ("tag", "file"),
+    [
+        ("../evil", "a.pt"), ("..", "a.pt"), ("", "a.pt"), ("step", "../../evil.pt"), ("step", "{folder}/evil.pt"),
+        ("step", ".."), ("step", "a/../../evil.pt"),
+    ],
+)  # fmt: skip
+def test_names_in_a_checkpoint_lead_out_of_no_folder(
+    python: Path, tmp_path: Path, tag: str, file: str, ranks: str
+) -> None:
+    (temporary := tmp_path / "outer" / "temporary").mkdir(parents=True)
+    variables = {**os.environ, **VARIABLES, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = [str(python), "-c", HOSTILE, tag, file.format(folder=tmp_path), ranks]
+    ended = subprocess.run(command, env=variables, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "not the name of a file" in ended.stdout
+    assert "loaded" not in ended.stdout
+    assert not list(tmp_path.rglob("*evil*"))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.conftest import Start
+from tests.docs.shell import follow, prepare
 from tests.frameworks.environments import Build, environment
 from tests.harness import ROOT, TrainStep, wait_until
 from tests.job_roles import evict, flags, log_of, nodes_requested, rounds_broken, wait_for_line
+from tests.trained import Start
 
 ITERATIONS = 250
 KEEP = [sys.executable, "-m", "everstep.keep_running"]
@@ -111,3 +112,18 @@ def test_trainers_come_and_go_under_one_launcher_and_the_losses_stay(trained: St
     )
     assert "trainer-0-1" in nodes_requested(step)
     assert "launcher-0-1" not in nodes_requested(step)
+
+
+def test_the_job_of_the_page_runs_as_it_stands(python: Path, tmp_path: Path) -> None:
+    commands = prepare(tmp_path) / "bin"
+    # The image has Everstep and Horovod for one Python, and a server of ssh, which one machine does not need.
+    stand_ins = {
+        "python": f'case "$2" in everstep.*) exec {sys.executable} "$@";; *) exec {python} "$@";; esac',
+        "horovodrun": f'exec {python.with_name("horovodrun")} "$@"',
+        "sshd": "exec sleep infinity",
+    }
+    for name, line in stand_ins.items():
+        (commands / name).write_text(f"#!/bin/sh\n{line}\n")
+        (commands / name).chmod(0o755)
+    told = follow(ROOT / "docs" / "how-to" / "from-horovod.md", tmp_path)
+    assert told.count("done after 20 iterations on 2 ranks") == 2

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
-from tests.frameworks.killed_once import assert_same_end, train_twice
 from tests.harness import PATIENCE_S, ROOT
+from tests.trained import Start, train_twice
 
 
 @pytest.fixture(scope="session")
@@ -19,15 +18,14 @@ def python() -> Path:
 
 @pytest.mark.parametrize("iteration", [11, 16], ids=["inside an epoch", "at its end"])
 def test_a_trainer_goes_on_bit_for_bit_with_dropout(trained: Start, python: Path, iteration: int) -> None:
-    calm, killed = train_twice(trained, python, "with_lightning.py", iteration=iteration)
-    assert_same_end(calm, killed)
+    calm, killed = train_twice(trained, "with_lightning.py", killed_at=iteration, python=python)
     ends = [line for one in (calm, killed) for line in one.last_words().splitlines() if "done after 20" in line]
     assert len(ends) == 4, "two ranks of each"
     assert {line.partition("] ")[2] for line in ends} == {"done after 20 steps in epoch 2"}
 
 
 def test_a_loop_of_fabric_goes_on_bit_for_bit(trained: Start, python: Path) -> None:
-    assert_same_end(*train_twice(trained, python, "with_fabric.py"))
+    train_twice(trained, "with_fabric.py", python=python)
 
 
 def test_the_script_of_the_page_runs_as_it_stands(python: Path, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
 from tests.harness import ROOT, TrainStep, wait_until
 from tests.job_roles import evict, example, flags, log_of, rounds_broken, wait_for_line
+from tests.trained import Start
 
 ITERATIONS = 200
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.conftest import Start
 from tests.frameworks.environments import environment
 from tests.harness import TrainStep, wait_until
 from tests.job_roles import (
@@ -28,6 +27,7 @@ from tests.job_roles import (
     wait_for_line,
 )
 from tests.memory_groups import memory_group
+from tests.trained import Start
 
 SHARDS = 100
 TWO_GIB, FOUR_GIB = "2Gi", "with 4 GiB of memory instead of 2 GiB"

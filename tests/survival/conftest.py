@@ -8,6 +8,9 @@ import pytest
 
 from tests.harness import ROUNDS, TrainStep, busy, tensors
 from tests.once import made_once
+from tests.trained import trained
+
+__all__ = ["trained"]
 
 SCRIPT = Path(__file__).with_name("small_script.py")
 VOCABULARY = 257

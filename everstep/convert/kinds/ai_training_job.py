@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from everstep.convert.field_reader import Fields
+from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER
@@ -58,7 +58,7 @@ def _role(fields: Fields, name: str) -> Role:
         for key in ("exitCodes", "exceptionalEvent"):  # A list, written as a text or a number.
             if isinstance(rule, dict) and isinstance(condition := rule.get(key), str | int):
                 parts = [part.strip() for part in str(condition).split(",")]
-                rule[key] = [int(part) if part.isdecimal() else part for part in parts]
+                rule[key] = [part if (number := number_in(part)) is None else number for part in parts]
     if _mend_policy(policies):
         fields.note("ExitCode without a rule that names exit codes restarts nothing: Never", *path, "restartPolicy")
     least = fields.count(*path, "minReplicas", default=nodes)

@@ -17,7 +17,8 @@ def read(fields: Fields) -> SourceJob:
         raise fields.wrong("missing: Master or Worker", *_REPLICAS)
     counts = {name: fields.count(*_REPLICAS, name, "replicas", default=1) for name in names}
     nodes = fields.count(*_ELASTIC, "maxReplicas", default=fields.count(*_ELASTIC, "max", default=sum(counts.values())))
-    least = fields.count(*_ELASTIC, "minReplicas", default=fields.count(*_ELASTIC, "min", default=nodes))
+    least = fields.count(*_ELASTIC, "min", default=nodes, most=nodes)
+    least = fields.count(*_ELASTIC, "minReplicas", default=least, most=nodes)
     pods = {name: read_pod(fields, (*_REPLICAS, name, "template")) for name in names}
     for name in names:
         fields.skip(*_REPLICAS, name, "restartPolicy")

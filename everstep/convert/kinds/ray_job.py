@@ -28,8 +28,8 @@ def read(fields: Fields) -> SourceJob:
         pod = replace(read_pod(fields, (*path, "template")), command=command)
         group = fields.take(str, *path, "groupName", default="worker")
         name = group if count > 1 else "worker"
-        least = max(1, fields.count(*path, "minReplicas", default=nodes))
-        most = fields.count(*path, "maxReplicas", default=nodes)
+        least = max(1, fields.count(*path, "minReplicas", default=nodes, most=nodes))
+        most = fields.count(*path, "maxReplicas", default=nodes, least=nodes)
         roles.append(Role(name, nodes, least, pod, policies={"maxReplicas": most} if most > nodes else {}))
     if fields.has("spec", "backoffLimit"):
         return SourceJob(

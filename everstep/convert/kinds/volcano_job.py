@@ -21,8 +21,7 @@ def read(fields: Fields) -> SourceJob:
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
     for plugin in ("svc", "ssh", "pytorch", "env"):
         fields.skip("spec", "plugins", plugin)
-    least = fields.count("spec", "minAvailable", default=total)
-    spare = max(0, total - least)
+    spare = total - fields.count("spec", "minAvailable", default=total, most=total)
     roles = tuple(_role(fields, number, spare if number == count - 1 else 0) for number in range(count))
     return SourceJob(fields.take(str, "metadata", "name"), roles, arguments)
 
@@ -33,4 +32,4 @@ def _role(fields: Fields, number: int, spare: int) -> Role:
     nodes = fields.count(*path, "replicas", default=1, least=1)
     pod = read_pod(fields, (*path, "template"))
     name = fields.take(str, *path, "name", default=f"worker{number or ''}")
-    return Role(name, nodes, fields.count(*path, "minAvailable", default=max(1, nodes - spare)), pod)
+    return Role(name, nodes, fields.count(*path, "minAvailable", default=max(1, nodes - spare), most=nodes), pod)

@@ -209,7 +209,10 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """Like `read_whole`, from open shards. Raises ApartError if each rank saved a state of its own."""
     every = {path for shard in shards for path in shard.name_by_path}
     if own := sorted(every - set(shards[0].name_by_path)):
-        raise ApartError(f"{own[0]}: not every rank has it, as each saved a state of its own; its framework reads that")
+        raise ApartError(
+            f"{own[0]}: not every rank has it, as each saved a state of its own, as Megatron-core and DeepSpeed do; "
+            "load it by everstep.megatron or everstep.deepspeed, and export it with the framework's own tools"
+        )
     saved_fields, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.part(name).whole for name in shards[0].name_by_path.values()}
     for path, name in shards[0].name_by_path.items():

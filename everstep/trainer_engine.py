@@ -1,0 +1,69 @@
+"""The DeepSpeed engine of a Hugging Face Trainer, for `everstep.huggingface.EverstepCallback`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.trainer
+from transformers.trainer import Trainer
+
+from everstep.deepspeed import engine_state, load_engine
+from everstep.random_state import RandomState
+from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.shard.reshard import Shard, read_value
+from everstep.runtime.checkpoint.worker.checkpointer import RankState
+
+_SCHEDULE = "scheduler.pt"
+"""The file in which the Trainer looks for its schedule."""
+
+
+class TrainerEngine:
+    """What a rank of such a Trainer keeps and restores."""
+
+    def __init__(self, trainer: Trainer, shards: list[Shard]) -> None:
+        """`shards`: of the checkpoint to resume from; empty: none."""
+        self._trainer, self._shards = trainer, shards
+
+    def prepare(self, folder: Path) -> None:
+        """Leave the schedule in the folder from which the Trainer will resume; the engine's own state will come from
+        the shards. Raises RestoreError."""
+        torch.save(self._restored("schedule"), folder / _SCHEDULE)
+        load_from_files = transformers.trainer.deepspeed_load_checkpoint
+
+        def load(engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
+            transformers.trainer.deepspeed_load_checkpoint = load_from_files
+            load_engine(engine, self._shards, "engine", load_module_strict=load_module_strict)
+
+        # The Trainer makes its engine in `train`, and loads it at once: there is no other place between the two.
+        transformers.trainer.deepspeed_load_checkpoint = load
+
+    def state(self, trainer_state: dict[str, Any], random: RandomState) -> RankState:
+        """The state of this rank now."""
+        trainer = self._trainer
+        return RankState(
+            engine=engine_state(trainer.model_wrapped, f"global_step{trainer.state.global_step}", {}),
+            schedule=trainer.lr_scheduler.state_dict(),
+            trainer=trainer_state,
+            random={_own_rank(): random.state_dict()},
+        )
+
+    def restore_random(self, random: RandomState) -> int:
+        """Set this rank's random state; with another number of ranks it stays as it is seeded. Returns the restored
+        iteration."""
+        if len(self._shards) == self._trainer.args.world_size:
+            random.load_state_dict(self._restored("random", self._trainer.args.process_index)[_own_rank()])
+        iteration = int(self._shards[0].saved["iteration"])
+        self._shards = []
+        return iteration
+
+    def _restored(self, key: str, rank: int = 0) -> Any:
+        shard = self._shards[rank]
+        try:
+            return read_value(shard, shard.saved["state"][key])
+        except KeyError:
+            raise RestoreError("the checkpoint is none of a Trainer with DeepSpeed") from None
+
+
+def _own_rank() -> str:
+    return f"rank{os.environ.get('RANK', '0')}"

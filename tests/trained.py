@@ -1,0 +1,70 @@
+"""Train steps in folders of their own, and a script trained twice: undisturbed, and with one worker killed."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import ROOT, TrainStep, tensors
+
+Start = Callable[..., TrainStep]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Iterator[Start]:
+    """Starts train steps in folders of their own; whatever a failed test leaves is ended."""
+    steps: list[TrainStep] = []
+
+    def start(name: str = "run", **given: Any) -> TrainStep:
+        step = TrainStep(tmp_path / name, tmp_path / f"{name}-store", **given)
+        steps.append(step)
+        step.start()
+        return step
+
+    yield start
+    for step in steps:
+        step.kill_all()
+
+
+def own_script(name: str, **flags: str) -> dict[str, str]:
+    """The flags of a train step of two nodes that run a script without a dataset: an example, or that of a path."""
+    return {"script": str(ROOT / "examples" / name), "nodes": "2", "replacement-wait-s": "120", **flags}
+
+
+def train_twice(
+    trained: Start,
+    name: str,
+    script_args: str = "",
+    *,
+    iterations: int = 20,
+    killed_at: int = 11,
+    python: Path | str = sys.executable,
+    **given: Any,
+) -> tuple[TrainStep, TrainStep]:
+    """The undisturbed training, and one whose node 1 loses its worker when it has staged iteration `killed_at`.
+
+    Asserts that both ended well, that the fault fired and broke one round, and that the last checkpoints and losses
+    are equal, bit for bit.
+    """
+    flags = own_script(name, iterations=str(iterations), **({"script-args": script_args} if script_args else {}))
+    given |= {"flags": flags, "python": str(python)}
+    calm = trained("calm", **given)
+    assert calm.finish() == 0, calm.last_words()
+    killed = trained("killed", faults=f"checkpoint.after_commit,iteration={killed_at},node=worker-1-0=kill", **given)
+    assert killed.finish() == 0, killed.last_words()
+    assert killed.fired_points() == ["checkpoint.after_commit"]
+    assert len(reasons(killed)) == 1, killed.last_words()
+    wanted, got = tensors(calm.checkpoint()), tensors(killed.checkpoint())
+    assert set(got) == set(wanted)
+    assert [name for name in wanted if got[name] != wanted[name]] == []
+    losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
+    for iteration in sorted(losses[0])[-2:]:
+        assert losses[1][iteration] == losses[0][iteration]
+    return calm, killed
+
+
+def reasons(step: TrainStep) -> list[str]:
+    """Why each broken round broke."""
+    return [record["reason"] for record in step.records() if record["kind"] == "RoundBroken"]
