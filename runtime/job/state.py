@@ -42,6 +42,8 @@ class State(msgspec.Struct, frozen=True):
     """When a node was last requested."""
     joined_at: float = 0.0
     """When a node last joined."""
+    fastest_start_s: float = 0.0
+    """Seconds from the request of a node to its first join, of the fastest so far; 0: none is known."""
     relaunches: dict[tuple[str, int], int] = {}
     """Replacements after faults per (role, index)."""
     restarts: dict[str, int] = {}
