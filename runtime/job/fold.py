@@ -48,7 +48,7 @@ from everstep.runtime.job.records import (
     SlowSeen,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
+from everstep.runtime.job.state import RELAUNCHES, State, fastest_start, member_names, next_round, round_number
 from everstep.runtime.protocol.holdings import Flaw
 from everstep.runtime.protocol.messages import Action
 
@@ -155,16 +155,8 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
         checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
     return _with_nodes(
-        state, node, joined_at=max(state.joined_at, since), fastest_start_s=_fastest_start(state, before, record.time)
+        state, node, joined_at=max(state.joined_at, since), fastest_start_s=fastest_start(state, before, record.time)
     )
-
-
-def _fastest_start(state: State, node: NodeState, now: float) -> float:
-    """The fastest start of a node so far, if this one joins now."""
-    if node.phase is not P.REQUESTED:
-        return state.fastest_start_s
-    took = now - node.requested_at
-    return min(state.fastest_start_s, took) if state.fastest_start_s else took
 
 
 def _apply_node_strayed(state: State, record: NodeStrayed) -> State:

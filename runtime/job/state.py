@@ -11,6 +11,7 @@ from everstep.runtime.job.checkpoints import (
 )
 from everstep.runtime.job.conditions import Condition
 from everstep.runtime.job.data_queues import DataQueue
+from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
@@ -131,3 +132,11 @@ def restore_point(state: State) -> tuple[int, int]:
     """The (round, iteration) that the running or last round restored; zeros: nothing."""
     restore = state.round.restore if state.round else None
     return (restore.round, restore.iteration) if restore else (0, 0)
+
+
+def fastest_start(state: State, node: NodeState, now: float) -> float:
+    """Seconds that the fastest node so far took to start, if this one joins now; 0: none is known."""
+    if node.phase is not NodePhase.REQUESTED:
+        return state.fastest_start_s
+    took = now - node.requested_at
+    return min(state.fastest_start_s, took) if state.fastest_start_s else took
