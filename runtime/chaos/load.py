@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _PERIOD_S = 0.05
@@ -86,7 +87,8 @@ def main(words: list[str]) -> int:
         case ["cpu", share, seconds]:
             use_cpu(float(share), float(seconds))
         case ["memory", share, seconds, group]:
-            fill_memory(float(share), float(seconds), Path(group))
+            with suppress(FileNotFoundError):  # The group is gone, as its node has ended.
+                fill_memory(float(share), float(seconds), Path(group))
         case ["connect", host, port]:
             try:
                 connect(host, int(port))
