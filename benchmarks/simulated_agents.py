@@ -83,8 +83,6 @@ class Beats:
 class _Agent(asyncio.Protocol):
     def __init__(self, name: str, crowd: "_Crowd") -> None:
         self.name = name
-        self.address = ""
-        """Of the master that it talks to."""
         self._talk = MasterDialogue(name, int(time.time() * 1000))
         self._length = 0
         self._crowd = crowd
@@ -188,7 +186,7 @@ class _Crowd:
     def add(self, names: list[str]) -> None:
         for name in names:
             self._agents[name] = agent = _Agent(name, self)
-            self._start(self._open(agent))
+            self._start(self._open_first(agent))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -205,14 +203,17 @@ class _Crowd:
             self._start(self._find_again(agent))
 
     async def _find_again(self, agent: _Agent) -> None:
-        """As a real agent's client does it: each look at the journal after a while that grows with the job."""
+        """As a real agent's client does it: each look at the journal after a while that grows with the job.
+
+        The address may be the same again: a master that is starved closes connections that it comes to read too late.
+        """
         between, pauses = self._size / LOOKS_PER_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform)
         next_look = time.monotonic() + between * self._chance.random()
         while agent.name in self._agents:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + between * self._chance.uniform(0.5, 1.5)
-                if await self._look() != agent.address:
-                    await self._open(agent)
+                await self._look()
+                if await self._open(agent):
                     return
             await asyncio.sleep(next(pauses))
 
@@ -241,17 +242,21 @@ class _Crowd:
         if len(seats) == len(self._agents):
             self._tell(AllSeated(round_, max(self._last_join.values()), seats))
 
-    async def _open(self, agent: _Agent) -> None:
-        agent.address = self._address
-        host, _, port = agent.address.partition(":")
+    async def _open_first(self, agent: _Agent) -> None:
+        if not await self._open(agent):
+            self.on_lost(agent)
+
+    async def _open(self, agent: _Agent) -> bool:
+        """Connect to the newest address. Whether something listens there."""
+        host, _, port = self._address.partition(":")
         async with self._opening:
             try:
                 loop = asyncio.get_running_loop()
                 await loop.create_connection(lambda: agent, host, int(port), ssl=self._trust)
             except OSError:
-                self.on_lost(agent)
-                return
+                return False
         self._connected.append(time.monotonic())
+        return True
 
 
 async def _run(pipe: Connection, find: Callable[[], str], size: int, credentials: Credentials) -> None:

@@ -89,7 +89,7 @@ class Soak:
                     return
                 await asyncio.sleep(AGAIN_S)
                 continue
-            lasted = planned.fault.seconds if fired.kind in LASTING else 0.0
+            lasted = time.time() - fired.time if fired.kind in LASTING else 0.0
             self.recoveries.append((fired, planned.how, lasted))
             print(f"{planned.at_s:6.1f} s  {fired.kind:12} {fired.node:12} {fired.evidence}", file=sys.stderr)
             return

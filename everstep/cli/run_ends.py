@@ -8,6 +8,7 @@ from typing import Any
 
 from everstep.cli import run_views
 from everstep.errors import BadInput
+from everstep.runtime.display.times import unix_time
 
 POLL_S = 0.3
 
@@ -105,7 +106,5 @@ def delete(runs: Path, names: Sequence[str], is_over: bool, older_s: float, dry_
 
 def _has_ended(folder: Path, older_s: float) -> bool:
     """Has it ended, that long ago at least?"""
-    from everstep.runtime.submission.tree import unix_time
-
-    finished_at = run_views.read_workflow(folder)["status"].get("finishedAt")
+    finished_at = run_views.read_head(folder)["status"].get("finishedAt")
     return bool(finished_at) and time.time() - unix_time(finished_at) >= older_s

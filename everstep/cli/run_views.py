@@ -1,16 +1,19 @@
 """Views of runs, here or on a cluster, formatted as the `argo` command does: `argo get`, `argo list`, `argo logs`."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from everstep.errors import BadInput
 from everstep.runtime.display.terminal import as_text
+from everstep.runtime.display.times import long_duration, short_duration, unix_time
 
-UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
 FILES = ("manifest.json", "workflow.json")
 """A run begins with the first file; the second is written before any of its pods starts."""
@@ -25,12 +28,19 @@ def run_folders(runs: Path) -> list[Path]:
     return [folder for folder, _ in _runs_by_age(runs)]
 
 
-def _runs_by_age(runs: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Folder and content of all runs, the oldest first. Raises BadInput."""
+def find_run_folders(runs: Path) -> Iterator[Path]:
+    """The folders of all runs, in any order."""
+    if runs.is_dir():
+        with os.scandir(runs) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        yield from (one for one in folders if any((one / file).is_file() for file in FILES))
+
+
+def _runs_by_age(runs: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Folder and head of all runs, the oldest first. Raises BadInput."""
     if runs.exists() and not runs.is_dir():
         raise BadInput(f"--runs {runs}: not a folder")
-    folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    runs_with_status = [(folder, read_workflow(folder)) for folder in folders]
+    runs_with_status = [(folder, read_head(folder)) for folder in find_run_folders(runs)]
     return sorted(runs_with_status, key=lambda run: (_creation_time(run[1]), run[0].name))
 
 
@@ -42,6 +52,38 @@ def run_folder(runs: Path, name: str) -> Path:
     if Path(name).name != name or not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
     return folder
+
+
+class _Spec(TypedDict, total=False):
+    priority: Any
+
+
+class _Status(TypedDict, total=False):
+    phase: str
+    message: str
+    startedAt: str
+    finishedAt: str
+
+
+class _Head(TypedDict):
+    metadata: dict[str, Any]
+    spec: _Spec
+    status: _Status
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def read_head(folder: Path) -> Mapping[str, Any]:
+    """The run as Argo's object, without what a list of runs does not show: templates and nodes.
+
+    A run with a message is read whole, as its nodes may tell more. Raises BadInput for a file that is not JSON.
+    """
+    try:
+        head = _decode_head((folder / "workflow.json").read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return read_workflow(folder)
+    return read_workflow(folder) if head["status"].get("message") else head
 
 
 def read_workflow(folder: Path) -> dict[str, Any]:
@@ -81,7 +123,6 @@ def run_view(workflow: Mapping[str, Any], now: float) -> str:
 
 def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """The lines above the tree."""
-    from everstep.runtime.submission.tree import unix_time
     from everstep.runtime.workflow.run.own_errors import workflow_message
 
     metadata, spec, status = workflow["metadata"], workflow["spec"], workflow["status"]
@@ -104,32 +145,35 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
             yield from ((f"  {one['name']}", str(one["value"])) for one in entries)
 
 
-def workflows(runs: Path) -> list[dict[str, Any]]:
-    """This machine's runs. Raises BadInput for no folder, and for a run that cannot be read."""
+def workflows(runs: Path) -> list[Mapping[str, Any]]:
+    """The heads of this machine's runs. Raises BadInput for no folder, and for a run that cannot be read."""
     return [workflow for _, workflow in _runs_by_age(runs)]
 
 
 def list_view(workflows: Sequence[Mapping[str, Any]], now: float) -> str:
     """What `argo list` prints, with the newest run last."""
-    from everstep.runtime.submission.tree import unix_time
-    from everstep.runtime.workflow.run.own_errors import workflow_message
-
     if not workflows:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
     for one in workflows:
         status, began = one["status"], unix_time(one["status"].get("startedAt"))
         lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
-        age, message = short_duration(now - _creation_time(one)), as_text(workflow_message(status))
+        age, message = short_duration(now - _creation_time(one)), as_text(_message(status))
         priority = str(one["spec"].get("priority") or 0)
         table.append((one["metadata"]["name"], status["phase"], age, short_duration(lasted), priority, message))
     return "\n".join(align_columns(table, 3))
 
 
+def _message(status: Mapping[str, Any]) -> str:
+    if not status.get("message"):
+        return ""
+    from everstep.runtime.workflow.run.own_errors import workflow_message
+
+    return workflow_message(status)
+
+
 def _creation_time(workflow: Mapping[str, Any]) -> float:
     """When the run was created."""
-    from everstep.runtime.submission.tree import unix_time
-
     return unix_time(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
@@ -175,19 +219,3 @@ def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:
         "".join(cell.ljust(width + gap) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip()
         for row in table
     ]
-
-
-def short_duration(seconds: float) -> str:
-    """`4s`, `2m`, `3h`: only the largest unit."""
-    letter, _, length = next((one for one in UNITS if seconds >= one[2]), UNITS[-1])
-    return f"{max(0, int(seconds / length))}{letter}"
-
-
-def long_duration(seconds: float) -> str:
-    """`20 seconds`, `1 minute 3 seconds`: the two largest units."""
-    remaining, words = max(0, int(seconds)), list[str]()
-    for _, name, length in UNITS:
-        count, remaining = divmod(remaining, length)
-        if count:
-            words.append(f"{count} {name}{'s' * (count != 1)}")
-    return " ".join(words[:2]) or "0 seconds"

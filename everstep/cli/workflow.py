@@ -34,6 +34,7 @@ from everstep.errors import BadInput, require_platform
 from everstep.extras import require_for
 from everstep.flags import add_verbs
 from everstep.runtime.display.terminal import as_text
+from everstep.runtime.display.times import UNITS
 from everstep.runtime.exit_codes import ExitCode
 from everstep.shell_settings import archive_limits, checked_variables, warn_missing_variables
 
@@ -309,7 +310,7 @@ def _delete(flags: Delete) -> int:
 
 def _seconds(flag: str, text: str) -> float:
     """The length of `90s`, `10m`, `3h` or `1d`; 0 for an empty text. Raises BadInput."""
-    number, unit = text[:-1], {letter: length for letter, _, length in run_views.UNITS}.get(text[-1:])
+    number, unit = text[:-1], {letter: length for letter, _, length in UNITS}.get(text[-1:])
     if text and (unit is None or not number.isdecimal()):
         raise BadInput(f"{flag} {text}: write a number and s, m, h or d, such as 3h")
     return float(number) * unit if unit else 0.0

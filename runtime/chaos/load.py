@@ -4,8 +4,8 @@ They import only the standard library, and end with whoever started them. The fi
 work.
 
     cpu SHARE SECONDS             keep one core busy for that share of the time
-    memory SHARE SECONDS GROUP    fill the control group to that share of its limit; SHARE above 1: until the kernel
-                                  kills somebody
+    memory SHARE SECONDS GROUP    fill the control group to that share of its limit and hold it; SHARE above 1: until
+                                  the kernel kills somebody, 60 seconds at the most
     connect HOST PORT             exit code 0 if a connection is accepted within 2 seconds
 """
 
@@ -14,10 +14,13 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _PERIOD_S = 0.05
 _STEP_BYTES = 16 << 20
+FILL_S = 60.0
+"""How long filling a group may take."""
 _FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
 """Limit and use in a control group, v1 and v2."""
 
@@ -42,16 +45,19 @@ def memory_use(group: Path) -> tuple[int, int]:
 
 
 def fill_memory(share: float, seconds: float, group: Path) -> None:
-    """Hold memory so that the group uses `share` of its limit, until the time is over or the group is gone."""
+    """Hold memory so that the group uses `share` of its limit, for `seconds` once it does, or until the group is gone.
+
+    A busy machine may fill it slowly: after FILL_S it is given up.
+    """
     (group / "cgroup.procs").write_text(str(os.getpid()))
-    parent, until, blocks, is_reported = os.getppid(), time.monotonic() + seconds, [], False
+    parent, until, blocks, is_reported = os.getppid(), time.monotonic() + FILL_S, [], False
     while time.monotonic() < until and os.getppid() == parent and _others(group):
         used, limit = memory_use(group)
         if used < share * limit - _STEP_BYTES:
             blocks.append(_map_and_touch(_STEP_BYTES))
             continue
         if not is_reported:
-            is_reported = True
+            is_reported, until = True, time.monotonic() + seconds
             print(f"{used} of {limit}", flush=True)
         if blocks and used > share * limit + _STEP_BYTES:
             blocks.pop().close()
@@ -81,7 +87,8 @@ def main(words: list[str]) -> int:
         case ["cpu", share, seconds]:
             use_cpu(float(share), float(seconds))
         case ["memory", share, seconds, group]:
-            fill_memory(float(share), float(seconds), Path(group))
+            with suppress(FileNotFoundError):  # The group is gone, as its node has ended.
+                fill_memory(float(share), float(seconds), Path(group))
         case ["connect", host, port]:
             try:
                 connect(host, int(port))

@@ -316,20 +316,31 @@ class MachineInjector:
         return FiredFault(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
 
     async def _resize(self, fault: Fault) -> FiredFault:
-        sizes = [sum(self._progress.state().members.values())]
-        moment = time.time()
-        for target in (sizes[0] + 1, sizes[0]):
-            await self._scale(target)
-            await self._progress.wait(
-                lambda target=target: self._world() == target, f"{target} nodes train", 2 * SEEN_S
-            )
-            sizes.append(target)
+        """One node more for some iterations, then the size that the job had, whatever happened meanwhile."""
+        before, moment = self._progress.size(), time.time()
+        await self._scale(before + 1)
+        try:
+            await self._wait_for_world(before + 1)
             newest = self._progress.iteration()
-            if target != sizes[0]:
-                await self._progress.wait(
-                    lambda newest=newest: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S
-                )
-        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes))} nodes")
+            await self._progress.wait(lambda: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S)
+        finally:
+            await self._scale_back(before)
+        await self._wait_for_world(before)
+        return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
+
+    async def _scale_back(self, nodes: int) -> None:
+        """Again and again while no master answers. Raises NotFiredError."""
+        until = time.monotonic() + SEEN_S
+        while True:
+            try:
+                return await self._scale(nodes)
+            except NotFiredError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOOK_S)
+
+    async def _wait_for_world(self, nodes: int) -> None:
+        await self._progress.wait(lambda: self._world() == nodes, f"{nodes} nodes train", 2 * SEEN_S)
 
     def _world(self) -> int:
         """Nodes of the newest round."""

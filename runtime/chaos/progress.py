@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.runtime.chaos.injector import NotFiredError
-from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.nodes import LIVE, NodePhase
 from everstep.runtime.job.records import Record
 from everstep.runtime.job.state import State
 from everstep.runtime.journal.journal import JournalError, read_journal, read_state
@@ -39,6 +39,11 @@ class Progress:
             return list(read_journal(self.store, self.job))
         except (JournalError, StoreError):
             return []
+
+    def size(self) -> int:
+        """How many nodes the job is to have: those that train, and those on their way."""
+        nodes = self.state().nodes.values()
+        return sum(node.phase in LIVE and not node.is_leaving for node in nodes)
 
     def training_nodes(self) -> list[str]:
         """The nodes of the running round, by name."""

@@ -48,7 +48,7 @@ from everstep.runtime.job.records import (
     SlowSeen,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import RELAUNCHES, State, member_names, next_round, round_number
+from everstep.runtime.job.state import RELAUNCHES, State, fastest_start, member_names, next_round, round_number
 from everstep.runtime.protocol.holdings import Flaw
 from everstep.runtime.protocol.messages import Action
 
@@ -154,7 +154,9 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
-    return _with_nodes(state, node, joined_at=max(state.joined_at, since))
+    return _with_nodes(
+        state, node, joined_at=max(state.joined_at, since), fastest_start_s=fastest_start(state, before, record.time)
+    )
 
 
 def _apply_node_strayed(state: State, record: NodeStrayed) -> State:

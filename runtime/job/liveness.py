@@ -67,6 +67,8 @@ class Liveness:
         """Nodes with a worker that waits for other ranks."""
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
         self._trained = 0
+        self.restart_s = 0.0
+        """Seconds that the last round took to its first iteration; 0: not known to this master."""
         self.rearm(state, now)
 
     def rearm(self, state: State, now: float) -> None:
@@ -100,7 +102,10 @@ class Liveness:
         node = state.nodes[beat.node]
         if state.round is None or beat.round != state.round.number or node.round != beat.round:
             return
+        before = self._trained
         self.record_iteration(beat.node, beat.iteration)
+        if self._trained > before == 0:
+            self.restart_s = self._heartbeat_times[beat.node] - self._started_at
         self._seated.add(beat.node)
         self._moved |= beat.moved
         if beat.has_beacon:

@@ -2,9 +2,10 @@
 
 A round is formed at once when every desired node has joined, or every live one and none is on its way. Otherwise, with
 at least the minimum, it is formed after a wait: the join window before the first round and for survivors (after
-torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth. A running round is broken
-to grow, after the cool-down, and to let members leave. Until a round is formed, nodes are only counted, so a join among
-10,000 nodes costs as much as one among two.
+torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth. A replacement is not
+waited for where no node has started that fast so far. A running round is broken to grow, after the cool-down, and to
+let members leave. Until a round is formed, nodes are only counted, so a join among 10,000 nodes costs as much as one
+among two.
 """
 
 from collections.abc import Collection, Sequence
@@ -59,12 +60,12 @@ class Verdict:
     """With BREAK: the node that has to leave."""
 
 
-def decide(now: float, state: State, spec: JobSpec) -> Verdict:
-    """The next step of the job's membership."""
+def decide(now: float, state: State, spec: JobSpec, restart_s: float = 0.0) -> Verdict:
+    """The next step of the job's membership. `restart_s`: how long the last round took to its first iteration."""
     if state.phase is JobPhase.ENDED:
         return Verdict(Step.WAIT, state.reason)
     if state.phase is JobPhase.RUNNING:
-        return _decide_leaving(now, state, spec) or _decide_resizing(now, state, spec)
+        return _decide_leaving(now, state, spec) or _decide_resizing(now, state, spec, restart_s)
     return _decide_forming(now, state, spec)
 
 
@@ -73,10 +74,18 @@ def check_deadline(state: State, spec: JobSpec) -> float:
     return max(state.checks_since, state.awake_since) + spec.patience.check_s
 
 
-def growth_pause(inside: int, more: int, patience: Patience) -> float:
+def growth_pause(inside: int, more: int, patience: Patience, restart_s: float = 0.0) -> float:
     """How long a round of `inside` nodes trains on before it is broken for `more`: until these have missed as much work
-    as the restart costs. So waiting costs at most as much again as the best choice in hindsight would (ski rental)."""
-    return max(patience.cooldown_s, patience.restart_cost_s * inside / more)
+    as the restart costs. So waiting costs at most as much again as the best choice in hindsight would (ski rental).
+
+    `restart_s`: what the last restart took."""
+    cost = max(patience.restart_cost_s, restart_s) if patience.restart_cost_s else 0.0
+    return max(patience.cooldown_s, cost * inside / more)
+
+
+def comes_in_time(state: State, patience: Patience) -> bool:
+    """Whether a replacement can come within the replacement wait, as far as earlier starts tell."""
+    return state.fastest_start_s <= patience.replacement_wait_s
 
 
 def usable_count(nodes: int, role: RoleSpec) -> int:
@@ -114,7 +123,7 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
     waits = _reasons_to_wait(state, spec, open_, waiting)
     if not waits:
-        return _form_round(state, spec, summary)
+        return _form_round(state, spec, summary + _unawaited(state, spec, open_))
     until = max(deadline for deadline, _ in waits)
     whom = " and ".join(who for _, who in waits)
     if now >= until:
@@ -137,7 +146,7 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
         requested = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
             waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
-        if requested:
+        if requested and (state.round is None or comes_in_time(state, patience)):
             waits.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
         if spec.placement is Placement.JOINED and state.round is None:
             waits.append((window, f"more {role} nodes"))
@@ -149,6 +158,15 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
             waits.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
     return waits
+
+
+def _unawaited(state: State, spec: JobSpec, roles: list[str]) -> str:
+    """Which nodes are on the way and not worth a wait, for the round's reason."""
+    counts = {role: state.nodes.count(role, (P.REQUESTED,)) for role in roles}
+    names = [_name_list(state, role, P.REQUESTED, count) for role, count in counts.items() if count]
+    if not names:
+        return ""
+    return f"; not waiting for {' and '.join(names)}: the fastest start so far took {state.fastest_start_s:.0f} s"
 
 
 def _decide_below_minimum(
@@ -238,7 +256,7 @@ def _decide_leaving(now: float, state: State, spec: JobSpec) -> Verdict | None:
     return Verdict(Step.WAIT, why, deadline=deadline)
 
 
-def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
+def _decide_resizing(now: float, state: State, spec: JobSpec, restart_s: float) -> Verdict:
     """Break a running round that has too many nodes, or, after the cool-down, to add waiting ones.
 
     The cool-down protects against flapping nodes; a requested change is done without it. While more nodes are on their
@@ -259,7 +277,7 @@ def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at
-        pause = growth_pause(inside, larger - inside, spec.patience)
+        pause = growth_pause(inside, larger - inside, spec.patience, restart_s)
         deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + pause
         if larger < desired_size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
             coming = max(state.requested_at, state.awake_since) + spec.patience.replacement_wait_s

@@ -240,7 +240,7 @@ def _end_if_done(tx: Transaction) -> None:
 
 
 def _regroup(tx: Transaction) -> rounds.Verdict:
-    verdict = rounds.decide(tx.now, tx.state, tx.spec)
+    verdict = rounds.decide(tx.now, tx.state, tx.spec, tx.liveness.restart_s)
     all_back = not tx.state.nodes.total((P.REJOINING,))
     if tx.state.nodes.total((P.CHECKING,)):
         return verdict
@@ -249,13 +249,13 @@ def _regroup(tx: Transaction) -> rounds.Verdict:
             return verdict
         if end := termination.end_by_error_limits(tx.state, tx.spec, all_back):
             tx.end_job(end)
-            return rounds.decide(tx.now, tx.state, tx.spec)
+            return rounds.decide(tx.now, tx.state, tx.spec, tx.liveness.restart_s)
     match verdict.step:
         case rounds.Step.FORM:
             assert verdict.round is not None
             if verdict.round.restore is None and (end := termination.end_without_readable_checkpoint(tx.state)):
                 tx.end_job(end)
-                return rounds.decide(tx.now, tx.state, tx.spec)
+                return rounds.decide(tx.now, tx.state, tx.spec, tx.liveness.restart_s)
             if not _exclude_stragglers(tx):
                 start = verdict.round.restore.iteration if verdict.round.restore else 0
                 tx.liveness.begin_round(start, tx.now)

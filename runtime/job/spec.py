@@ -208,12 +208,14 @@ class Patience(msgspec.Struct, frozen=True):
     join_timeout_s: float = 600.0
     """How long the job may lack its minimum before it ends with exit code 3."""
     replacement_wait_s: float = 10.0
-    """After a loss, how long survivors wait for the replacement before they continue with fewer nodes."""
+    """After a loss, how long survivors wait for the replacement before they continue with fewer nodes. They do not wait
+    where no node of the job has started that fast so far: it would be in vain."""
     cooldown_s: float = 30.0
     """After a change of membership, how long a running round is not broken only to add nodes, at least."""
     restart_cost_s: float = 10.0
-    """What a restart costs. A running round is not broken to grow before the nodes that wait have lost as much as all
-    others would lose: 2,047 nodes wait longer for one than three do. 0: only the cool-down counts."""
+    """What a restart costs at least; what the last one took counts if that is more. A running round is not broken to
+    grow before the nodes that wait have lost as much as all others would lose: 2,047 nodes wait longer for one than
+    three do. 0: only the cool-down counts."""
     silence_s: float = 30.0
     """How long a node may send no heartbeat before it is lost."""
     leave_s: float = 20.0

@@ -11,6 +11,7 @@ from everstep.runtime.job.checkpoints import (
 )
 from everstep.runtime.job.conditions import Condition
 from everstep.runtime.job.data_queues import DataQueue
+from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
@@ -42,6 +43,8 @@ class State(msgspec.Struct, frozen=True):
     """When a node was last requested."""
     joined_at: float = 0.0
     """When a node last joined."""
+    fastest_start_s: float = 0.0
+    """Seconds from the request of a node to its first join, of the fastest so far; 0: none is known."""
     relaunches: dict[tuple[str, int], int] = {}
     """Replacements after faults per (role, index)."""
     restarts: dict[str, int] = {}
@@ -129,3 +132,11 @@ def restore_point(state: State) -> tuple[int, int]:
     """The (round, iteration) that the running or last round restored; zeros: nothing."""
     restore = state.round.restore if state.round else None
     return (restore.round, restore.iteration) if restore else (0, 0)
+
+
+def fastest_start(state: State, node: NodeState, now: float) -> float:
+    """Seconds that the fastest node so far took to start, if this one joins now; 0: none is known."""
+    if node.phase is not NodePhase.REQUESTED:
+        return state.fastest_start_s
+    took = now - node.requested_at
+    return min(state.fastest_start_s, took) if state.fastest_start_s else took

@@ -8,6 +8,7 @@ from typing import Any
 from everstep.runtime.job.brain import Brain, WriteManifest, WriteRecord
 from everstep.runtime.job.events import (
     Event,
+    HeartbeatSeen,
     Joined,
     ManifestWritten,
     NodeCreated,
@@ -33,7 +34,7 @@ from everstep.runtime.job.records import (
 from everstep.runtime.job.spec import Hang, JobSpec, Patience, RoleSpec
 from everstep.runtime.job.state import round_number
 from everstep.runtime.protocol.holdings import Holding
-from everstep.runtime.protocol.messages import Join, Persisted, WorkerExit
+from everstep.runtime.protocol.messages import Heartbeat, Join, Persisted, WorkerExit
 from everstep.runtime.simulation.costs import Costs
 from everstep.runtime.simulation.outcome import Outcome
 from everstep.runtime.simulation.policy import Policy
@@ -71,7 +72,7 @@ class _World:
 
     def __init__(self, nodes: int, trace: Trace, policy: Policy, costs: Costs) -> None:
         self.policy, self.costs, self.trace, self.nodes = policy, costs, trace, nodes
-        self.now = _BEGIN
+        self.now = _BEGIN - costs.node_s - policy.check
         self.end = _BEGIN + trace.seconds
         machines = min(nodes + policy.spares, trace.machines)
         self.outcome = Outcome(policy.name, trace.seconds, nodes, machines)
@@ -92,7 +93,7 @@ class _World:
         """Seconds of work with all nodes that the running state has done."""
         self._rate = 0.0
         """Work per second; 0: nothing trains."""
-        self._since = self.now
+        self._since = _BEGIN
         """When the work was counted last."""
         self._staged = 0
         """Iteration of the copies in memory; 0: there are none."""
@@ -173,9 +174,8 @@ class _World:
             self._machine[node], self._node[machine] = machine, node
             placed.append(node)
         if placed:
-            delay = self.costs.node_s if round_number(self.brain.state) else 0.0
             self._feed(*map(NodeCreated, placed))
-            self._at(self.now + delay + self.policy.check, self._join, tuple(placed))
+            self._at(self.now + self.costs.node_s + self.policy.check, self._join, tuple(placed))
 
     def _finds(self, machine: int) -> bool:
         """Does the check find this machine? Which ones it misses follows from their numbers."""
@@ -229,11 +229,22 @@ class _World:
         members = sum(state.members.values())
         self._rate = members / self.nodes
         self._since = self.now
+        self._at(self.now + self.costs.iteration_s / self._rate, self._report_iteration, number)
         self.outcome.samples.append((self.now - _BEGIN, members))
         if self._failed_at is not None:
             first = self.now + self.costs.iteration_s / self._rate
             self.outcome.recoveries.append(first - self._failed_at)
             self._failed_at = None
+
+    def _report_iteration(self, number: int) -> None:
+        """The first iteration of a round is done: one node's heartbeat says so. No other heartbeats are simulated."""
+        state = self.brain.state
+        if round_number(state) == number and self._rate:
+            assert state.round is not None, "it trains"
+            node = state.nodes[state.round.members[ROLE][0].node]
+            done = int(self._work / self.costs.iteration_s) + 1
+            beat = Heartbeat(node.name, number, done, moved=True, life=node.life, number=number, join=node.join)
+            self._feed(HeartbeatSeen(beat))
 
     def _count_work(self) -> None:
         """The work since it was counted last."""

@@ -5,9 +5,9 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
+from everstep.runtime.display.times import unix_time
 from everstep.runtime.workflow.engine.nodes import NodeType, Phase, pod_name
 from everstep.runtime.workflow.run.own_errors import node_message
 
@@ -164,8 +164,3 @@ def exit_code(workflow: Mapping[str, Any]) -> int:
         return 2
     bad = sorted((row for row in rows(workflow) if row.phase.bad and row.pod), key=lambda row: row.finished)
     return next((int(row.exit_code) for row in bad if row.exit_code not in ("", "0")), 1)
-
-
-def unix_time(stamp: Any) -> float:
-    """Unix time of a time as Kubernetes writes it; 0 for none."""
-    return datetime.fromisoformat(str(stamp)).timestamp() if stamp else 0.0

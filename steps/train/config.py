@@ -161,7 +161,8 @@ class Config:
     max_restarts: int = 3
     """Restarts allowed for errors of the script."""
     replacement_wait_s: float = 10.0
-    """Seconds that survivors wait for a lost node's replacement before they continue without it."""
+    """Seconds that survivors wait for a lost node's replacement before they continue without it. They do not wait where
+    no node of the job has started that fast so far."""
     store: str = "runs/store"
     """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"

@@ -161,6 +161,59 @@ def test_a_flapping_node_breaks_a_round_once_a_cool_down_at_most() -> None:
     assert world.number <= rounds + 3
 
 
+def _lose_one_of_three(start_s: float) -> World:
+    """Three nodes that took so long to start; one is lost and the others have joined again."""
+    world = World(platform({"worker": RoleSpec(3, 1)}))
+    world.wait(start_s, beating=False)
+    world.join_all()
+    world.send(NodeGone("worker-2-0", "test"))
+    world.join("worker-0-0")
+    world.join("worker-1-0")
+    return world
+
+
+def test_survivors_wait_for_a_replacement_that_may_come_in_time() -> None:
+    world = _lose_one_of_three(start_s=4)
+    assert world.number == 1
+    world.join("worker-2-1")
+    assert members(world) == ["worker-0-0", "worker-1-0", "worker-2-1"]
+
+
+def test_survivors_do_not_wait_for_a_replacement_if_no_node_has_ever_started_in_that_time() -> None:
+    world = _lose_one_of_three(start_s=60)
+    assert members(world) == ["worker-0-0", "worker-1-0"]
+    assert world.state.round is not None
+    assert "not waiting for worker-2-1: the fastest start so far took 60 s" in world.state.round.reason
+
+
+def test_the_fastest_start_counts_and_a_master_that_takes_over_knows_it() -> None:
+    world = World(platform({"worker": RoleSpec(3, 1)}))
+    world.wait(4, beating=False)
+    world.join("worker-0-0")
+    world.wait(56, beating=False)
+    world.join_all()
+    world.takeover()
+    world.send(NodeGone("worker-2-0", "test"))
+    world.join("worker-0-0")
+    world.join("worker-1-0")
+    assert world.number == 1
+
+
+@pytest.mark.parametrize(("took_s", "pause_s"), [(5, 30), (100, 200)])
+def test_a_round_is_broken_to_grow_once_the_newcomer_has_missed_what_the_last_restart_took(
+    took_s: float, pause_s: float
+) -> None:
+    world = _lose_one_of_three(start_s=20)
+    formed = world.now
+    world.wait(took_s)
+    world.stage(1)
+    world.join("worker-2-1")
+    world.wait(formed + pause_s - world.now - 1)
+    assert world.names(NodePhase.RUNNING) == ["worker-0-0", "worker-1-0"]
+    world.wait(2)
+    assert world.names(NodePhase.REJOINING) == ["worker-0-0", "worker-1-0"]
+
+
 class TestNodesThatComeByThemselves:
     """Placement `joined`: as under `everstep launch`."""
 

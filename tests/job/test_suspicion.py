@@ -22,6 +22,7 @@ def training(least: int = 1, nodes: int = 3) -> World:
     """Trains since long; nobody was heard of in the last seconds."""
     world = World(platform({"worker": RoleSpec(nodes, least)}))
     world.join_all()
+    world.stage(1)
     world.wait(100.0)
     world.stage(7)
     world.now += 2.0

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from everstep.cli.run_views import list_view, log_lines, long_duration, run_view, short_duration, workflows
+from everstep.cli.run_views import list_view, log_lines, run_view, workflows
 from everstep.errors import BadInput
+from everstep.runtime.display.times import long_duration, short_duration
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
 from everstep.runtime.workflow.engine.nodes import fnv32a

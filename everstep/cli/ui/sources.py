@@ -1,6 +1,5 @@
 """Where runs are: a folder of this machine, or a namespace of a cluster. Everything here may block."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 from everstep.cli import cluster_runs, run_views
 from everstep.cli.find_job import store_of
 from everstep.errors import BadInput
+from everstep.runtime.display.times import unix_time
 from everstep.runtime.report import Run, WorkflowFacts, read_run
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.submission import tree
@@ -91,7 +91,7 @@ class LocalRuns:
 
     def entries(self) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
-        for folder in self._folders():
+        for folder in run_views.find_run_folders(self._runs):
             try:
                 entry = self._entry(folder)
             except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -102,12 +102,6 @@ class LocalRuns:
 
     def retry_log(self, name: str) -> Path | None:
         return run_views.run_folder(self._runs, name) / "retry.log"
-
-    def _folders(self) -> Iterator[Path]:
-        if self._runs.is_dir():
-            with os.scandir(self._runs) as entries:
-                folders = [Path(entry.path) for entry in entries if entry.is_dir()]
-            yield from (one for one in folders if any((one / file).is_file() for file in run_views.FILES))
 
     def _entry(self, folder: Path) -> Entry:
         path = next(path for file in reversed(run_views.FILES) if (path := folder / file).is_file())
@@ -227,11 +221,9 @@ def entry_of(place: str, name: str, workflow: Mapping[str, Any]) -> Entry:
     """The list's line for a workflow."""
     status, metadata = workflow.get("status") or {}, workflow.get("metadata") or {}
     phase = str(status.get("phase") or "Pending")
-    began = tree.unix_time(status.get("startedAt") or metadata.get("creationTimestamp"))
+    began = unix_time(status.get("startedAt") or metadata.get("creationTimestamp"))
     title = str((metadata.get("annotations") or {}).get("workflows.argoproj.io/title") or "")
-    return Entry(
-        place, name, phase, began, tree.unix_time(status.get("finishedAt")), _line(workflow, status, phase), title
-    )
+    return Entry(place, name, phase, began, unix_time(status.get("finishedAt")), _line(workflow, status, phase), title)
 
 
 def _line(workflow: Mapping[str, Any], status: Mapping[str, Any], phase: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-MAX_NODES = 50_000
+MAX_NODES = 120_000
 """Nodes of a run. Argo's controller ends a run whose nodes need more than 1 MiB, compressed: some ten thousand."""
 TOO_MANY_NODES = f"workflow is longer than maximum allowed size: more than {MAX_NODES} nodes;"
 """The error message; its first words are Argo's."""
