@@ -26,8 +26,8 @@ from torchtitan.components.checkpointer.base import (  # pyright: ignore[reportM
     ModelWrapper,
 )
 
+from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.runtime.checkpoint.errors import StateError
-from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["CheckpointManager"]
 
@@ -60,7 +60,7 @@ class CheckpointManager(BaseCheckpointManager):
         self._positions = _Positions(dataloader)
         self._state = {
             MODEL: ModelWrapper(model_parts),
-            OPTIMIZER: optimizers,
+            OPTIMIZER: _Part(optimizers),
             LR_SCHEDULER: lr_schedulers,
             DATALOADER: self._positions,
             **states,
@@ -106,6 +106,19 @@ class CheckpointManager(BaseCheckpointManager):
 
     def _close(self) -> None:
         """No-op: the last step has waited."""
+
+
+class _Part:
+    """torchtitan's container of optimizers, which is an Optimizer by name alone: its state has its own keys."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._container.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._container.load_state_dict(state_dict)
 
 
 class _Positions:

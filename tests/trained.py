@@ -17,8 +17,8 @@ def trained(tmp_path: Path) -> Iterator[Start]:
     """Starts train steps in folders of their own; whatever a failed test leaves is ended."""
     steps: list[TrainStep] = []
 
-    def start(name: str = "run", **given: Any) -> TrainStep:
-        step = TrainStep(tmp_path / name, tmp_path / f"{name}-store", **given)
+    def start(name: str = "run", **settings: Any) -> TrainStep:
+        step = TrainStep(tmp_path / name, tmp_path / f"{name}-store", **settings)
         steps.append(step)
         step.start()
         return step
@@ -41,7 +41,7 @@ def train_twice(
     iterations: int = 20,
     killed_at: int = 11,
     python: Path | str = sys.executable,
-    **given: Any,
+    **settings: Any,
 ) -> tuple[TrainStep, TrainStep]:
     """The undisturbed training, and one whose node 1 loses its worker when it has staged iteration `killed_at`.
 
@@ -49,16 +49,16 @@ def train_twice(
     are equal, bit for bit.
     """
     flags = own_script(name, iterations=str(iterations), **({"script-args": script_args} if script_args else {}))
-    given |= {"flags": flags, "python": str(python)}
-    calm = trained("calm", **given)
+    settings |= {"flags": flags, "python": str(python)}
+    calm = trained("calm", **settings)
     assert calm.finish() == 0, calm.last_words()
-    killed = trained("killed", faults=f"checkpoint.after_commit,iteration={killed_at},node=worker-1-0=kill", **given)
+    killed = trained("killed", faults=f"checkpoint.after_commit,iteration={killed_at},node=worker-1-0=kill", **settings)
     assert killed.finish() == 0, killed.last_words()
     assert killed.fired_points() == ["checkpoint.after_commit"]
     assert len(reasons(killed)) == 1, killed.last_words()
-    wanted, got = tensors(calm.checkpoint()), tensors(killed.checkpoint())
-    assert set(got) == set(wanted)
-    assert [name for name in wanted if got[name] != wanted[name]] == []
+    of_calm, of_killed = tensors(calm.checkpoint()), tensors(killed.checkpoint())
+    assert set(of_killed) == set(of_calm)
+    assert [name for name in of_calm if of_killed[name] != of_calm[name]] == []
     losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
     for iteration in sorted(losses[0])[-2:]:
         assert losses[1][iteration] == losses[0][iteration]

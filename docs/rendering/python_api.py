@@ -94,6 +94,7 @@ MODULES = {
         Public("load_checkpoint", MEGATRON),
         Public("MegatronCheckpointer", MEGATRON, FLASH_BASE, hidden=("save_checkpoint",)),
     ),
+    "everstep.torchtitan": (Public("CheckpointManager", "everstep/torchtitan.py"),),
     "everstep.deepspeed": (Public("DeepSpeedCheckpointer", "everstep/deepspeed.py", FLASH_BASE),),
     "everstep.flash_checkpoint": (
         Public("DdpCheckpointer", FLASH, FLASH_BASE),

@@ -51,10 +51,10 @@ def places(value: Any, inside: Any = None, key: Any = None) -> Iterator[tuple[An
 
 def change(job: Any, which: int, how: str, name: str, value: Any) -> None:
     """One field of it, in place."""
-    found = list(places(job))
-    if not found:
+    every = list(places(job))
+    if not every:
         return
-    inside, key = found[which % len(found)]
+    inside, key = every[which % len(every)]
     if how == "remove":
         del inside[key]
     elif how == "replace":

@@ -11,6 +11,7 @@ LINES = {
     "kubeflow": ["rank 0 of 2", "rank 1 of 2"],
     "volcano": ["rank 0 of 2", "rank 1 of 2", "ignored, as nodes are processes of this machine"],
     "aitrainingjob": ["launcher 0"],
+    "torchrun": ["the ranks' sum is 1"],
 }
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import IterableDataset
 from torchtitan.tools import utils  # pyright: ignore[reportMissingImports]
 
@@ -27,10 +28,19 @@ utils.device_type, utils.device_module = "cpu", Cpu  # Before the modules are im
 
 from torchtitan.components.dataloader import ParallelAwareDataloader  # pyright: ignore[reportMissingImports] # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # pyright: ignore[reportMissingImports] # noqa: E402
+from torchtitan.models.common.attention import FlexAttention  # pyright: ignore[reportMissingImports] # noqa: E402
 from torchtitan.models.llama3 import model_registry  # pyright: ignore[reportMissingImports] # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # pyright: ignore[reportMissingImports] # noqa: E402
 
 from everstep.torchtitan import CheckpointManager  # noqa: E402
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """Causal attention: FlexAttention has no backward pass on CPUs."""
+    heads = torch.nn.functional.scaled_dot_product_attention
+    return heads(query, key, value, is_causal=True, enable_gqa=enable_gqa), None
 
 
 class Counting(IterableDataset[Any]):
@@ -91,8 +101,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train torchtitan's debug model.")
     parser.add_argument("--iterations", type=int, default=20)
     options = parser.parse_args()
+    FlexAttention.compiled_flex_attn = staticmethod(attend)
     config = llama3_debugmodel()
-    config.model_spec = model_registry("debugmodel", attn_backend="sdpa")
+    config.model_spec = model_registry("debugmodel", attn_backend="flex")
     config.tokenizer, config.dataloader = NoTokenizer.Config(), Loader.Config()
     config.training.local_batch_size, config.training.seq_len = 2, 32
     config.training.steps, config.training.mixed_precision_param = options.iterations, "float32"
@@ -100,6 +111,9 @@ def main() -> None:
     config.checkpoint = CheckpointManager.Config()
     with tempfile.TemporaryDirectory() as config.dump_folder:
         trainer = config.build()
+        for module in trainer.model_parts[0].modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it sums.
         trainer.train()
         trainer.close()
     print(f"done after {trainer.step} steps with {type(trainer).__module__}")

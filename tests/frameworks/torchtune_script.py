@@ -48,7 +48,7 @@ def main() -> None:
         checkpointer.save(batch.iteration, state)
         everstep.report(loss=job.mean(loss.item()))
     checkpointer.finish(state)
-    print(f"done after {batches.iteration} steps with {type(model).__module__}")
+    print(f"done after {batches.iteration} steps")
 
 
 if __name__ == "__main__":
