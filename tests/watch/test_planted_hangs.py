@@ -91,7 +91,7 @@ HANGS = {
     ),
 }
 THRESHOLD_S = 4
-FLAGS = ("--standalone", "--nproc-per-node=2", f"--hang-timeout={THRESHOLD_S}")
+FLAGS = ("--standalone", "--store=store", "--nproc-per-node=2", f"--hang-timeout={THRESHOLD_S}")
 
 
 def run(launcher: Launcher, script: str, *flags: str, **more: str) -> LaunchOutcome:
@@ -128,7 +128,7 @@ def test_the_rank_that_hangs_is_named_before_the_job_fails(
 def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Launcher, record_property: Note) -> None:
     """NCCL waits for ever instead: `test_hang_culprit` has that. gloo's words are known where the output is kept."""
     script = SCRIPT.replace("PLANTED", "dist.all_reduce(torch.ones(3))").replace("BEFORE", "")
-    outcome = run(launcher, script, "--store=store", "--tee=3")
+    outcome = run(launcher, script, "--tee=3")
     assert (launcher.folder / "planted-1").exists()
     assert outcome.code == 1, outcome.err
     journal = records(launcher)
