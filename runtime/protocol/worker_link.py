@@ -120,7 +120,7 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     round: int
     iteration: int
     digest: str
-    """Digest of those bytes, to be verified while copying."""
+    """Digest of those bytes, which the agent has compared with it."""
     source: str
     """memory | peer NODE | store KEY | N shards"""
     sources: tuple[Holding, ...] = ()

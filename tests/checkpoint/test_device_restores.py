@@ -1,4 +1,4 @@
-"""Restores to a device, on one of threads: every byte is checked before it is copied, and all copies end in time."""
+"""Restores to a device, on one of threads: copies begin after what was queued there, and end in time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.errors import DamagedError
 from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.device_copies import Piece, Uploads
-from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, Digests, check_shard, seal
+from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.restore import load_shard, open_local_shard
 from everstep.runtime.checkpoint.state.flatten import flatten
@@ -26,11 +25,10 @@ SIZES = (0, 1, 7, 300, 40_000, BLOCK_BYTES // 4, 3 * BLOCK_BYTES // 8 + 5)
 
 
 class Recorder(ThreadedDevice):
-    """Keeps the blocks that it copied, and whether a copy ran after `wait` had returned."""
+    """Counts the pieces that it copied, and knows whether copies may still run."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.blocks: list[memoryview] = []
         self.pieces = 0
         self.running = False
 
@@ -40,17 +38,16 @@ class Recorder(ThreadedDevice):
 
 class _Recording:
     def __init__(self, recorder: Recorder, uploads: Uploads) -> None:
-        self._recorder, self._uploads = recorder, uploads
+        self.recorder, self._uploads = recorder, uploads
         recorder.running = True
 
     def add(self, block: memoryview, pieces: Sequence[Piece]) -> None:
-        self._recorder.blocks.append(block)
-        self._recorder.pieces += len(pieces)
+        self.recorder.pieces += len(pieces)
         self._uploads.add(block, pieces)
 
     def wait(self) -> None:
         self._uploads.wait()
-        self._recorder.running = False
+        self.recorder.running = False
 
 
 @contextmanager
@@ -78,9 +75,9 @@ def staged(state: dict[str, torch.Tensor]) -> memoryview:
     return data
 
 
-def load(data: memoryview, live: dict[str, torch.Tensor], digest: str, device: ThreadedDevice) -> int:
+def load(data: memoryview, live: dict[str, torch.Tensor], device: ThreadedDevice) -> int:
     tree = flatten(live)
-    return load_shard(open_local_shard(data, tree), live, tree, digest, copies=device)
+    return load_shard(open_local_shard(data, tree), live, tree, copies=device)
 
 
 def garbled(saved: dict[str, torch.Tensor], device: ThreadedDevice) -> dict[str, torch.Tensor]:
@@ -102,31 +99,27 @@ def test_a_state_on_the_device_is_restored_bit_for_bit_after_what_was_queued_the
     data = staged(saved)
     with recording(seed) as device:
         live = garbled(saved, device)
-        assert load(data, live, seal(data), device) == 5
+        assert load(data, live, device) == 5
         assert not device.running
         assert all(torch.equal(live[name], one) for name, one in saved.items())
         assert device.pieces >= sum(size > 0 for size in sizes)
 
 
-@settings(deadline=None, max_examples=15)
-@given(at=st.floats(0.0, 1.0), seed=st.integers(0, 999))
-def test_no_byte_of_a_damaged_block_reaches_the_device_and_the_copies_end_before_the_error(
-    at: float, seed: int
-) -> None:
+def test_the_copies_end_before_the_error_of_one_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = state_of(SIZES)
-    data = staged(saved)
-    digest, table = seal(data), Digests(data)
-    first = len(table.head)
-    flipped = first + int(at * (len(data) - 1 - first))
-    data[flipped] ^= 0x10
-    with recording(seed) as device:
-        live = {name: torch.zeros_like(one) for name, one in saved.items()}
-        with pytest.raises(DamagedError):
-            load(data, live, digest, device)
+    data, added = staged(saved), _Recording.add
+
+    def fail(self: _Recording, block: memoryview, pieces: Sequence[Piece]) -> None:
+        added(self, block, pieces)
+        if self.recorder.pieces > 2:
+            raise RuntimeError("no room for pinned memory")
+
+    monkeypatch.setattr(_Recording, "add", fail)
+    with recording() as device:
+        with pytest.raises(RuntimeError, match="no room for pinned memory"):
+            load(data, garbled(saved, device), device)
+        assert device.pieces > 2
         assert not device.running
-        block = (flipped - first) // BLOCK_BYTES * BLOCK_BYTES + first
-        damaged = bytes(data[block : block + BLOCK_BYTES])
-        assert all(bytes(copied) != damaged for copied in device.blocks)
 
 
 def test_the_property_finds_a_device_that_copies_before_what_was_queued_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +128,7 @@ def test_the_property_finds_a_device_that_copies_before_what_was_queued_there(mo
     monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
     with recording() as device:
         live = garbled(saved, device)
-        load(data, live, seal(data), device)
+        load(data, live, device)
         assert device.compute.record().wait(30)
         assert not all(torch.equal(live[name], one) for name, one in saved.items())
 
@@ -155,12 +148,3 @@ def test_a_checkpointer_restores_by_its_device(
         again.close()
         assert device.pieces
     assert same(live, saved)
-
-
-def test_a_shard_that_was_restored_is_still_whole(make_state: Callable[[int], dict[str, Any]]) -> None:
-    saved = state_of(SIZES)
-    data = staged(saved)
-    digest = seal(data)
-    with recording() as device:
-        load(data, {name: torch.zeros_like(one) for name, one in saved.items()}, digest, device)
-    check_shard(data, digest)

@@ -38,26 +38,18 @@ class Rows(NamedTuple):
     pitch: int
     """Bytes between the starts of two tensors in the shard."""
 
-    @property
-    def end(self) -> int:
-        """The byte of the shard after the first byte of the last tensor."""
-        return self.start + (len(self.chosen) - 1) * self.pitch + 1
-
     def copy_to(self, shard: memoryview) -> None:
         """Copy all tensors into the shard. They must not have moved since the rows were made."""
         torch.index_select(self.memory, 0, self.chosen, out=self._view(shard))
 
-    def copier_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
-        """Returns a function that prepares the copy, by the calling thread, of those tensors that start between two
-        bytes of the shard."""
+    def copies_from(self, shard: memoryview, threads: int) -> list[Callable[[], None]]:
+        """The copies of all tensors out of the shard, for so many threads."""
         memory, rows_chosen, within = self.memory.numpy(), self.chosen.numpy(), self._view(shard).numpy()
-        start, pitch, count = self.start, self.pitch, len(rows_chosen)
-
-        def copies(begin: int, end: int) -> Callable[[], None]:
-            first, last = max(0, (begin - start + pitch - 1) // pitch), min(count, (end - start + pitch - 1) // pitch)
-            return partial(memory.__setitem__, rows_chosen[first:last], within[first:last])
-
-        return copies
+        each = -(-len(rows_chosen) // threads)
+        return [
+            partial(memory.__setitem__, rows_chosen[at : at + each], within[at : at + each])
+            for at in range(0, len(rows_chosen), each)
+        ]
 
     def _view(self, shard: memoryview) -> torch.Tensor:
         kind, (count, elements) = self.memory.dtype, (len(self.chosen), self.memory.shape[1])

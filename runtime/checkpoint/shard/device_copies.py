@@ -8,10 +8,9 @@ Invariants of every save, whatever the device:
 Only what an optimizer's step alone changes may be copied so: parameters and the optimizer's own tensors. The forward
 pass changes others (the statistics of a batch norm): these are copied before `begin` returns.
 
-Invariants of every restore:
-4. No byte is copied before the digest of its block was right, nor before what was queued on the device at `uploads` is
-   done.
-5. The slot is not released, and no tensor is used, before all copies have ended, also if a block is damaged.
+Invariants of every restore, out of a slot whose bytes agree with their digests:
+4. No byte is copied before what was queued on the device at `uploads` is done.
+5. The slot is not released, and no tensor is used, before all copies have ended, also if one fails.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,9 +1,12 @@
-"""Copy a shard into the live state, in place. If anything does not fit, list it and load nothing."""
+"""Copy a shard into the live state, in place. If anything does not fit, list it and load nothing.
+
+The bytes are right: the agent compares them with their digests before it says where they are, so nobody does it again
+while copying (of one thread's time, that would be a third).
+"""
 
 import ctypes
-from bisect import bisect, bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -11,20 +14,18 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from xxhash import xxh3_128
 
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError
 from everstep.runtime.checkpoint.shard.batched_copy import Rows, group_rows, int_array, matches_shard_bytes
 from everstep.runtime.checkpoint.shard.copy_to_slot import CopyThreads, Stager, copy_tensors
 from everstep.runtime.checkpoint.shard.device_copies import DeviceCopies, Piece
-from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, check_head
+from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, check_shard
 from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten, name_by_path, prepare_state, restore_values
 from everstep.runtime.checkpoint.state.parts import whole_part
 
-_ALONE, _BESIDE = 1 << 19, 1 << 20
-"""Bytes that a single thread, or each of several, checks and then copies out of the cache. Fewer would fit a core's own
-cache better, but then threads wait for each other at the interpreter lock."""
+_TASK_BYTES = 4 << 20
+"""What a thread copies before it takes the next task."""
 _RELEASE_GIL_BYTES = 8 << 10
 _MAX_LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
@@ -55,20 +56,20 @@ def open_local_shard(data: memoryview, live: FlatState, expected: Layout | None 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     """Load the shard in `data` into `state` (prepared optimizers included); returns its iteration.
 
-    With `digest` the bytes are checked while they are copied, block by block, as they are in the cache then. Raises
-    RestoreError: keys are missing, unexpected or of another shape, or the head is damaged (nothing was loaded); or the
-    data is damaged (the state is partly overwritten: do not train on).
+    With `digest` the bytes are compared with it first. Raises RestoreError: they are damaged, or keys are missing,
+    unexpected or of another shape. Nothing was loaded then.
     """
+    if digest:
+        check_shard(data, digest)
     prepare_state(state)
     live = flatten(state)
-    return load_shard(open_local_shard(data, live), state, live, digest)
+    return load_shard(open_local_shard(data, live), state, live)
 
 
 def load_shard(
     shard: LocalShard,
     state: dict[str, Any],
     live: FlatState,
-    digest: str,
     stager: Stager | None = None,
     copies: DeviceCopies | None = None,
 ) -> int:
@@ -90,7 +91,7 @@ def load_shard(
         }
         require_same(shard_tensors, own, (state, saved_state))
     copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
-    _copy_checked(shard.data, layout, digest, copied, copies)
+    _copy(shard.data, layout, copied, copies)
     restore_values(state, saved_state, live)
     return int(shard.saved["iteration"])
 
@@ -113,104 +114,73 @@ def _staged_copy_order(stager: Stager, live: FlatState) -> CopyOrder:
     return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
 
 
-def _copy_checked(
-    data: memoryview, layout: Layout, digest: str, copied: CopyOrder, copies: DeviceCopies | None
-) -> None:
-    """Copy every tensor by all threads, block by block. With a digest, check each block on the way, once: before its
-    bytes go to the device, and before anything uses those that went to a tensor of this process.
+def _first_byte(pair: tuple[TensorInfo, torch.Tensor]) -> int:
+    return pair[0].start
 
-    The calls for a block are prepared before the first of them, then made without anything in between. A thread that
-    returns from a call needs the interpreter lock; waiting for it takes as long as many calls.
-    """
+
+def _copy(data: memoryview, layout: Layout, copied: CopyOrder, copies: DeviceCopies | None) -> None:
+    """Copy every tensor by all threads, in few calls: a thread that returns from one needs the interpreter lock."""
     threads = CopyThreads()
-    step = _BESIDE if threads.count > 1 else _ALONE
-    digests = check_head(data, digest) if digest else None
     pieces, pairs = _plan_pieces(layout, copied[1], copies.device if copies else None)
-    moves, others = _plan_moves(data, layout, pairs, step)
-    rows = [some.copier_from(data) for some in copied[0]]
-    begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
+    moves, others = _plan_moves(data, pairs)
+    tasks: list[Callable[[], None]] = [copy for some in copied[0] for copy in some.copies_from(data, threads.count)]
+    tasks += [partial(_move_all, some) for some in moves]
     uploads = copies.uploads() if copies and pieces else None
-
-    def block(start: int) -> None:
-        hashed, end = xxh3_128(), min(start + BLOCK_BYTES, layout.size)
-        calls: list[Callable[[], Any]] = []
-        for at in range(start, end, step):
-            then = min(at + step, end)
-            if digests:
-                calls.append(partial(hashed.update, data[at:then]))
-            calls += (rows[n](at, then) for n in range(bisect(ends, at), bisect_left(begins, then)))
-            calls += moves.calls_between(at, then)
-        for call in calls:
-            call()
-        if digests:
-            digests.require_block(hashed, start, end)
-        if uploads and start in pieces:
-            uploads.add(data[start:end], pieces[start])
-
+    if uploads:
+        tasks += [partial(uploads.add, data[at : at + BLOCK_BYTES], some) for at, some in pieces.items()]
     try:
-        threads.run(partial(block, start) for start in _block_starts(layout))
+        threads.run(tasks)
     finally:
         if uploads:
             uploads.wait()
     copy_tensors([target for _, target in others], [place.view(data) for place, _ in others])
 
 
-def _block_starts(layout: Layout) -> range:
-    """First bytes of the blocks of data."""
-    return range(layout.table.start + layout.table.size, layout.size, BLOCK_BYTES)
+Move = tuple[int, int, int]
+"""Target address, source address, size."""
 
 
-class _Moves(NamedTuple):
-    """Copies from the shard to tensors that have the same bytes in memory as in the file."""
-
-    begins: list[int]
-    """First byte of each stretch in the file, ascending. A stretch does not cross the end of a step."""
-    stretches: list[tuple[int, int, int]]
-    """Target address, source address, size."""
-
-    def calls_between(self, start: int, end: int) -> Iterator[Callable[[], Any]]:
-        """The copies of stretches that start in this range of the file, each by one thread, unlike torch's. A small
-        copy keeps the interpreter lock, as it ends before another thread could use the lock."""
-        for stretch in self.stretches[bisect_left(self.begins, start) : bisect_left(self.begins, end)]:
-            yield partial(_move if stretch[2] >= _RELEASE_GIL_BYTES else _move_at_once, *stretch)
-
-
-def _first_byte(pair: tuple[TensorInfo, torch.Tensor]) -> int:
-    return pair[0].start
+def _move_all(moves: Sequence[Move]) -> None:
+    """A small copy keeps the interpreter lock, as it ends before another thread could use the lock."""
+    for move in moves:
+        (_move if move[2] >= _RELEASE_GIL_BYTES else _move_at_once)(*move)
 
 
 def _plan_moves(
-    data: memoryview, layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], step: int
-) -> tuple[_Moves, list[tuple[TensorInfo, torch.Tensor]]]:
-    """The moves, and the tensors that torch must copy: on a device, not contiguous, or sharing bytes with another."""
+    data: memoryview, pairs: list[tuple[TensorInfo, torch.Tensor]]
+) -> tuple[list[list[Move]], list[tuple[TensorInfo, torch.Tensor]]]:
+    """The copies to tensors that have the same bytes in memory as in the file, some for each task; and the tensors that
+    torch must copy: on a device, or not contiguous."""
     places, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
-    starts, sizes, addresses = (
-        int_array(_start, places),
-        int_array(_size, places),
-        int_array(torch.Tensor.data_ptr, tensors),
-    )
-    again = np.diff(starts, prepend=-1) == 0
-    plain = matches_shard_bytes(tensors) & ~again
-    others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
-    of_this_size = plain & (sizes > 0)
-    starts, sizes, addresses = starts[of_this_size], sizes[of_this_size], addresses[of_this_size]
-    steps = np.add.outer(_block_starts(layout), np.arange(0, BLOCK_BYTES, step, dtype=np.int64)).ravel()
-    begins = np.sort(np.concatenate((starts, steps)), kind="stable")
-    of = np.searchsorted(starts, begins, "right") - 1
-    ends = np.minimum(np.append(begins[1:], layout.size), (starts + sizes)[of]) if len(starts) else begins
-    begins, of, ends = (some[(of >= 0) & (ends > begins)] for some in (begins, of, ends))
+    plain = matches_shard_bytes(tensors)
     base = np.frombuffer(data, np.uint8).ctypes.data
-    targets = addresses[of] + begins - starts[of]
-    stretches = zip(targets.tolist(), (base + begins).tolist(), (ends - begins).tolist(), strict=True)
-    return _Moves(begins.tolist(), list(stretches)), others
+    facts = (int_array(torch.Tensor.data_ptr, tensors), base + int_array(_start, places), int_array(_size, places))
+    moves = zip(*(fact[plain].tolist() for fact in facts), strict=True)
+    return list(_group_moves(moves)), [pairs[number] for number in np.flatnonzero(~plain).tolist()]
+
+
+def _group_moves(moves: Iterable[Move]) -> Iterator[list[Move]]:
+    """Cut large copies, and group small ones, so that each task has up to about _TASK_BYTES."""
+    group: list[Move] = []
+    room = _TASK_BYTES
+    for target, source, size in moves:
+        for at in range(0, size, _TASK_BYTES):
+            part = min(_TASK_BYTES, size - at)
+            if part > room:
+                yield group
+                group, room = [], _TASK_BYTES
+            group.append((target + at, source + at, part))
+            room -= part
+    if group:
+        yield group
 
 
 def _plan_pieces(
     layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], device: torch.device | None
 ) -> tuple[dict[int, list[Piece]], list[tuple[TensorInfo, torch.Tensor]]]:
-    """What goes to the device out of each block, by the block's first byte; and all other pairs, in order."""
+    """What goes to the device out of each BLOCK_BYTES of data, by their first byte; and all other pairs, in order."""
     pieces, others = defaultdict[int, list[Piece]](list), list[tuple[TensorInfo, torch.Tensor]]()
-    base = _block_starts(layout).start
+    base = layout.table.start + layout.table.size
     for place, tensor in pairs:
         if tensor.device != device or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             others.append((place, tensor))

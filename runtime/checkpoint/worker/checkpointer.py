@@ -215,7 +215,7 @@ class Checkpointer:
             shard = open_local_shard(self._own_shard(place), live, stager.layout if stager else None)
             stager = stager if stager and shard.layout is stager.layout else None
             if stager or has_same_parts(shard, live):
-                return load_shard(shard, state, live, place.digest, stager, self._copies)
+                return load_shard(shard, state, live, stager, self._copies)
         return reshard(*shard_sources(self._link, place), state, self._rank)
 
     def _own_shard(self, place: Fetched) -> memoryview:
