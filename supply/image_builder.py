@@ -185,6 +185,8 @@ class Builder:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
         if completed.returncode:
             raise ContainerfileError(f"FROM {image}: {completed.stderr[-2000:]}")
+        shutil.rmtree(self._layer(image) / "dev")  # Each container gets its own; nobody but root may unpack devices.
+        (self._layer(image) / "dev").mkdir()
 
     def _layer(self, name: str) -> Path:
         return self.folder / re.sub("[:@]", "-", name) / "layer"

@@ -49,7 +49,7 @@ def test_a_pipeline_runs_here_with_all_packages() -> None:
         (("torch", "numpy", "pyspark"), r"^steps check, corpus, evaluate, model, preprocess, train: this Python has no "
          r"numpy, pyspark, torch: pip install 'everstep\[all\]', or submit it to Argo$"),
         (("pyspark",), r"^step preprocess: this Python has no pyspark: pip install 'everstep\[preprocess\]', or"),
-        (("torch",), r"^steps check, evaluate, model, train: this Python has no torch: pip install"),
+        (("torch",), r"^steps check, evaluate, model, train: this Python has no torch: pip install 'everstep\[train"),
     ],
 )  # fmt: skip
 def test_a_pipeline_is_refused_where_its_steps_cannot_run(

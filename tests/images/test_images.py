@@ -94,15 +94,15 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
     )
 
 
-def test_it_has_the_licences_of_its_debian_packages_and_no_secret(builder: Builder, image: str) -> None:
+def test_it_has_the_licences_of_its_debian_packages_and_nothing_of_who_built_it(builder: Builder, image: str) -> None:
     script = (
         "for name in $(dpkg-query --show --showformat '${binary:Package} '); do "
         'test -e /usr/share/doc/${name%:*}/copyright || echo "no licence: $name"; done; '
-        "find / -xdev -name '*.pem' -path '*private*' -o -xdev -name '.netrc' -o -xdev -name 'pip.conf' -o -xdev "
-        "-name 'certificates.crt' -path '/run/*' 2>/dev/null; ls -A /root /tmp /home /opt 2>/dev/null"
+        "ls -A /tmp /home /opt/tools | grep -v '^$'; ls /var/cache/apt /var/lib/apt/lists | grep -E 'bin$|Packages'; "
+        r"find / -xdev \( -name .netrc -o -name pip.conf -o -path '/run/*.crt' \) 2>/dev/null"
     )
     ended = builder.run(image, ["sh", "-c", script])
-    assert ended.text.split() == ["/home:", "/opt:", "everstep", "/tmp:"], ended.text
+    assert set(ended.text.split()) <= {"/tmp:", "/home:", "/opt/tools:"}, ended.text
 
 
 def test_its_steps_start(builder: Builder, image: str) -> None:
