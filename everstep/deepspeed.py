@@ -104,7 +104,7 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
                 path, client_state = self._load_universal(Path(folder), saved_tag, engine_options)
         if path is None:
             raise RestoreError(
-                f"{saved_tag}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?"
+                f"{saved_tag}: the engine found no checkpoint of its kind; does it belong to this model and ZeRO stage?"
             )
         return saved_tag, client_state
 
@@ -153,7 +153,7 @@ class _InMemory(TorchCheckpointEngine):
         """The content as it was saved, with its tensors on the CPU. Raises RestoreError."""
         name = os.path.basename(path)
         if name not in self._sources:
-            raise RestoreError(f"{name}: the checkpoint has no such part; is it of this model and ZeRO stage?")
+            raise RestoreError(f"{name}: the checkpoint has no such part; does it belong to this model and ZeRO stage?")
         return _original(read_value(*self._sources[name]))
 
 

@@ -109,7 +109,7 @@ def source_of(dataset: Any, shape: Shape, reading: Reading) -> Source:
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return _MapStyle(dataset, shape, reading)
     if not hasattr(dataset, "__iter__"):
-        raise TypeError(f"{type(dataset).__name__} is no dataset: it needs __getitem__ and __len__, or __iter__")
+        raise TypeError(f"{type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__, or __iter__")
     return _IterableStyle(dataset, shape, reading)
 
 

@@ -62,7 +62,7 @@ def run(flags: Chaos) -> int:
     if not 0 < flags.share <= 1 or not flags.seconds > 0:
         raise BadInput("--share must be above 0 and at most 1, --seconds above 0")
     if flags.namespace and not flags.yes:
-        raise BadInput(f"{flags.job} is on a cluster: give --yes if it shall be harmed")
+        raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     try:
         fired = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
     except NotPossibleError as error:

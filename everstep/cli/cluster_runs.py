@@ -65,7 +65,7 @@ def states(namespace: str, name: str) -> Iterator[dict[str, Any]]:
     with _route(namespace) as route:
         for news in updates(route, name, time.sleep):
             if isinstance(news, ApiError):
-                print(f"{name}: cannot be seen now, asked again: {news}", file=sys.stderr)
+                print(f"{name}: cannot be watched now, trying again: {news}", file=sys.stderr)
             else:
                 yield _with_status(news)
 

@@ -40,7 +40,7 @@ def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 
         return ["workflow", what, run, *place]
     if what == "stacks":
         return ["stacks", name, *place]
-    raise BadInput(f"{what!r} is nothing that can be done here")
+    raise BadInput(f"{what!r} cannot be done here")
 
 
 async def act(command: Sequence[str], log: Path | None) -> Deed:
@@ -56,7 +56,7 @@ async def act(command: Sequence[str], log: Path | None) -> Deed:
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     except TimeoutError:
         process.kill()
-        return Deed(typed, 1, f"no end after {LIMIT_S:g} s")
+        return Deed(typed, 1, f"it has not ended after {LIMIT_S:g} s")
     text = b"\n".join(part.strip() for part in (out, err) if part.strip())
     return Deed(typed, process.returncode or 0, text.decode(errors="replace")[:MOST_OUTPUT])
 

@@ -109,9 +109,9 @@ def _guard(gate: TokenGate, port: int) -> Any:
         is_admitted = gate.admits(request)
         origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
         if host not in hosts:
-            answer: web.StreamResponse = _error(403, "this server is 127.0.0.1 or localhost, and nobody else")
+            answer: web.StreamResponse = _error(403, "this server answers only as 127.0.0.1 or localhost")
         elif origin is not None and origin != f"http://{host}":
-            answer = _error(403, "another site's page may not ask this server")
+            answer = _error(403, "a page of another site may not call this server")
         elif request.path.startswith("/api/") and not is_admitted:
             answer = _error(401, "the token is missing: open the address that `everstep ui` printed")
         else:

@@ -121,7 +121,7 @@ class LocalRuns:
         if entry.phase not in LIVE:
             return entry
         if not _is_run(folder):
-            return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry goes on with it")
+            return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry continues it")
         return msgspec.structs.replace(entry, line=_last_line(folder, entry.line))
 
     def open(self, name: str) -> OpenedRun:
