@@ -36,7 +36,7 @@ def run(config: Config) -> Result:
         try:
             return _measure(config) if config.checkpoint else _nothing_measured(config, "no checkpoint")
         except NotALlamaError:
-            return _nothing_measured(config, "a checkpoint that is not of a Llama")
+            return _nothing_measured(config, "a checkpoint of another model than a Llama")
         except CannotMeasureError as error:
             return _nothing_measured(config, f"a checkpoint that this text cannot measure ({error})")
     return _measure(config)
