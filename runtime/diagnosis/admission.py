@@ -104,7 +104,7 @@ async def serve_admission(
 async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:
     if not await _wait_for_first_nodes(coordinator, admission):
         came = len(coordinator.ready_nodes())
-        why = f"{came} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
+        why = f"{came} of {admission.least} nodes joined the check within {admission.timeout_s:g} s"
         say(why)
         coordinator.call_off(why)
         return

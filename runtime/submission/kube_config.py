@@ -103,7 +103,7 @@ class KubeConfig:
         fields, folder = _find_entry("cluster", context.cluster, self.clusters)
         cluster = msgspec.convert(fields, Cluster)
         if urlsplit(cluster.server).scheme not in ("http", "https"):
-            raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is no http:// or https:// URL")
+            raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is not an http:// or https:// URL")
         login = KubeLogin()
         if context.user:
             user, users_folder = _find_entry("user", context.user, self.users)

@@ -164,7 +164,7 @@ def _find_absent(ordered: Sequence[Standing]) -> Verdict | None:
     if not absent or len(absent) == len(ordered) or any(one.waits or one.iteration for one in ordered):
         return None
     cause, does = _activity(absent[0])
-    what = f"never came to where the others make a process group; it {does}"
+    what = f"never reached the point where the others create a process group; it {does}"
     return _verdict(cause, absent, ordered, what, verb="")
 
 
