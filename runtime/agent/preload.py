@@ -23,7 +23,7 @@ _BY_OPTIMIZERS = "torch._dynamo"
 
 
 TURN_S, _LOOK_S = 10.0, 0.05
-"""So long a fork server waits for its turn; then it imports all the same."""
+"""A fork server waits this long for its turn; then it imports without one."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runt
 """Modules that a node's child processes run."""
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
-"""So long after it was done something may take to be seen in the journal."""
+"""A fault may take this long to appear in the journal."""
 STOP_S = 5.0
 """A process that is told to stop does so when it next runs."""
 PERIOD_S = 0.1

@@ -180,7 +180,7 @@ def _seconds_on(device: int, work: Callable[[], object]) -> float:
 
 @contextmanager
 def _blaming(what: str) -> "Iterator[None]":
-    """Errors in the block are told as those of `what`."""
+    """Errors in the block are reported as those of `what`."""
     try:
         yield
     except RuntimeError as error:  # Also torch's own: out of memory, a lost device, NCCL's.

@@ -1,7 +1,7 @@
-"""Process, node, job: what follows when restarts in place do not mend an error. Pure.
+"""Process, node, job: what follows when restarts in place do not end an error. Pure.
 
 The order is that of AITrainingJob's and DLRover's operators: `max_restarts` of a process, then relaunches of its pod
-elsewhere, then the job. An error that is the same on two machines is the script's own, and no machine mends it.
+elsewhere, then the job. An error that is the same on two machines is the script's own, and no other machine helps.
 """
 
 from collections import Counter

@@ -10,7 +10,7 @@ from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence
 
 REPEATED = 2
-"""So often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
+"""How often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
 the hardware's."""
 
 

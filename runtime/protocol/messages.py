@@ -104,7 +104,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     silent: tuple[str, ...] = ()
     """Neighbours in `round` that answer neither this agent nor those through which it asked them."""
     silent_s: float = 0.0
-    """For so many seconds, at least."""
+    """For at least this many seconds."""
     life: int = 0
     number: int = 0
     """Counts this agent's heartbeats, from 1; 0: not given."""

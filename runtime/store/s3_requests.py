@@ -50,11 +50,11 @@ class StreamedBody:
     length: int
     """Bytes, in total."""
     pieces: Callable[[], Generator[memoryview]]
-    """Begins anew with each attempt."""
+    """Called again for each attempt."""
 
 
 Body = bytes | StreamedBody
-"""A function makes the chunks anew for each attempt."""
+"""A function makes the chunks again for each attempt."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _innermost_reason(error: BaseException) -> str:
 
 
 def _explain(where: str, response: requests.Response) -> tuple[Trouble, str]:
-    """What an answer from 400 on means, and how to mend it."""
+    """What an answer from 400 on means, and how to fix it."""
     try:
         status_object = response.json()
         why = str(status_object.get("message") or "") if isinstance(status_object, dict) else ""

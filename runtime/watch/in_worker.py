@@ -78,7 +78,7 @@ def install(environment: Mapping[str, str]) -> None:
 
 
 def begin_round(environment: Mapping[str, str]) -> None:
-    """This process goes on in another round, and its board begins anew; a spare's begins now."""
+    """This process continues in another round, and its board starts again; a spare's starts now."""
     if _watch is None:
         install(environment)
     elif (board := make_board(environment)) is not None:

@@ -1,4 +1,4 @@
-"""Which rank is slow, from how long each waits for the others, and what of it is slow. Pure.
+"""Which rank is slow, from how long each waits for the others, and its slow part. Pure.
 
 In data-parallel training all ranks take the same time per iteration: fast ones wait in collectives for the slow one.
 A rank's own time is what it does not spend there. What explains at least half of what a slow rank takes longer than the
