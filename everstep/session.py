@@ -28,7 +28,7 @@ NOT_FINITE_SAID = (10, 100, 1000)
 EVALUATION = "evaluation"
 """The phase whose seconds are reported as such."""
 WATCHED = 3
-"""For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
+"""A non-finite loss within this many iterations after a restore means that the restored state may be broken."""
 
 
 class RehearsalOver(BaseException):
@@ -82,7 +82,7 @@ class Session:
     shard_requests: int = 0
     """Counts the requests for data shards."""
     not_finite: int = 0
-    """So many losses in a row were not finite."""
+    """How many losses in a row were not finite."""
     trackers: dict[str, Callback] = field(default_factory=dict)
     """By name; called on rank 0 with each iteration's figures."""
     loop: "OwnLoop | None" = None

@@ -394,7 +394,7 @@ def _end(flags: OneRun, verb: Literal["stop", "terminate"]) -> int:
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{flags.name}: has already ended: {status['phase']}")
-    # Its launcher was killed and its pods go on: the run is taken up to be ended.
+    # Its launcher was killed and its pods still run: the run is adopted in order to end it.
     submit_request(folder, ControlRequest(verb))
     _take_over(flags)
     return 0

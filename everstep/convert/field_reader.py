@@ -11,7 +11,7 @@ _NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", boo
 
 
 class ConvertError(BadInput):
-    """`FILE:LINE: FIELD: what, and how to mend it`."""
+    """`FILE:LINE: FIELD: what, and how to fix it`."""
 
 
 class Fields:

@@ -27,7 +27,7 @@ _DOWNLOADED = "load_tiktoken_bpe"
 
 
 def encoding_of_table(source: str, content: bytes) -> "Encoding":
-    """The encoding of a table. Raises StepError for a damaged table, or a name that is none of tiktoken's."""
+    """The encoding of a table. Raises StepError for a damaged table, or a name that tiktoken does not have."""
     import tiktoken
     from tiktoken_ext import openai_public
 

@@ -242,7 +242,7 @@ def _unexpected_error_line(error: Exception, log: Path) -> str:
 
 
 def stopped_line(outcome: "Outcome") -> str:
-    """Where a job that was stopped goes on, and what of it is lost."""
+    """Where a stopped job continues, and what it has lost."""
     from everstep.runtime.checkpoint.stored.keys import parse_folder
 
     place = parse_folder(outcome.checkpoint.rpartition("/")[2]) if outcome.checkpoint else None

@@ -14,7 +14,7 @@ from everstep.errors import BadInput
 
 LIMIT_S = 60.0
 EARLY_S = 4.0
-"""A verb that runs a whole run again is watched this long; then it goes on by itself."""
+"""A verb that runs a whole run again is watched this long; then it continues in the background."""
 MOST_OUTPUT = 200_000
 _STEP = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -32,7 +32,7 @@ class Deed(NamedTuple):
 def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 0) -> list[str]:
     """The words after `everstep`. `run` is known to be a run of the source. Raises BadInput."""
     if job and not _STEP.fullmatch(job):
-        raise BadInput(f"{job!r} is no step")
+        raise BadInput(f"{job!r} is not a step")
     name, place = f"{run}/{job}" if job else run, list(source.command_flags)
     if what == "scale":
         return ["scale", name, "--nodes", str(nodes), *place]
