@@ -28,7 +28,7 @@ TURN_S, _LOOK_S = 10.0, 0.05
 
 @contextmanager
 def import_turn(turns: int, wait_s: float = TURN_S, name: str = f"everstep-imports-{os.getuid()}") -> Iterator[None]:
-    """Hold one of so many turns of this machine and user while the block runs. The end of the process frees it."""
+    """Hold one of `turns` turns of this machine and user while the block runs. The end of the process frees it."""
     until = time.monotonic() + wait_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
         while not _take_turn(turn, turns, name) and time.monotonic() < until:

@@ -37,7 +37,7 @@ class Admission(msgspec.Struct, frozen=True):
     nodes: int
     """Number of nodes expected at first."""
     least: int
-    """With so many nodes the check begins, once none has arrived for `window_s`."""
+    """The check begins with this many nodes, once none has arrived for `window_s`."""
     window_s: float
     timeout_s: float
     """With fewer nodes after this time there is no check, and the nodes end."""

@@ -30,7 +30,7 @@ REDUCED_BYTES = 64 << 20
 SLOWEST_COPY = 1e9
 """Bytes per second between host and device below which the device's bus is faulty: a quarter of PCIe 3.0 x4."""
 SLOW_FACTOR = 2.0
-"""A device that takes so many times the time of the fastest one of its machine is slow."""
+"""A device that takes this many times as long as the fastest one of its machine is slow."""
 
 
 class DeviceError(RuntimeError):

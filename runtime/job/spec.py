@@ -309,8 +309,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
     complete state is."""
     loss_spike: float = 0.0
-    """With certify_interval: a loss above so many times the median of those before counts as unsound, as one does that
-    is not finite; 0: none does."""
+    """With certify_interval: a loss above this many times the median of those before counts as unsound, as a non-finite
+    one does; 0: none does."""
     skip_batches: int = 0
     """With certify_interval: how many batches may be skipped whose loss was unsound again when the iteration was
     repeated; beyond that the job fails."""

@@ -260,7 +260,7 @@ class Requests:
         self._idle.append(connection)
 
     def _wait(self, pauses: Iterator[float], retry_after: str) -> None:
-        """Wait before the next attempt. `told` is the server's Retry-After."""
+        """Wait before the next attempt. `retry_after` is the server's Retry-After."""
         pause = next(pauses)
         with suppress(ValueError):
             pause = max(pause, min(float(retry_after or 0), 10.0))

@@ -97,7 +97,7 @@ def making_group() -> AbstractContextManager[None]:
 
 
 def note_staging(seconds: float) -> None:
-    """A save has kept this worker from training for so long."""
+    """A save has kept this worker from training for `seconds`."""
     if _watch is not None:
         _watch.add_spent(staging_s=seconds)
 

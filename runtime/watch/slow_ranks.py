@@ -22,7 +22,7 @@ _WORTH = 0.1
 """What it takes longer is at least this share of an iteration: less saves nobody time, and samples tell no less."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
-"""If the mean iteration of a window takes more than so many times the median, a pause has made it long: no pace."""
+"""If the mean iteration of a window takes more than this many times the median, a pause made it long: no pace."""
 _EXPLAINS = 0.5
 _THRASHES_HZ = 50.0
 _SLOW_LINK_S = 0.02
