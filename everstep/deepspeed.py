@@ -131,7 +131,7 @@ class DeepSpeedCheckpointer(FlashCheckpoints):
 
 
 class _InMemory(TorchCheckpointEngine):
-    """DeepSpeed's seam for whoever writes and reads its files."""
+    """DeepSpeed's interface for writing and reading its files."""
 
     def __init__(self, sources: dict[str, tuple[Shard, Any]]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _InMemory(TorchCheckpointEngine):
         self.written: dict[str, Any] = {}
 
     def create(self, info: Any) -> None:
-        """No-op: a checkpoint of every step is nothing to log."""
+        """No-op: a checkpoint of every step needs no log line."""
 
     def commit(self, info: Any) -> bool:
         """No-op: the job commits a checkpoint when every rank's part is there."""
@@ -163,7 +163,7 @@ def _files_of(shard: Shard) -> dict[str, Any]:
 
 
 def _plain_name(name: str) -> str:
-    """A name that leads out of no folder: a checkpoint's bytes may be anybody's. Raises RestoreError."""
+    """The name, if it stays within its folder: anybody may have written a checkpoint's bytes. Raises RestoreError."""
     if name in ("", ".", "..") or os.path.basename(name) != name:
         raise RestoreError(f"{name}: not the name of a file; the checkpoint is damaged, or of a nested tag")
     return name

@@ -107,7 +107,7 @@ class Session:
             self.checkpointer.beacon(self.iteration, name)
 
     def note_restore(self, seconds: float) -> None:
-        """The state was restored in so many seconds."""
+        """The state was restored in `seconds`."""
         self._add("restore_s", seconds)
 
     def _add(self, name: str, seconds: float) -> None:

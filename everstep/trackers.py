@@ -18,7 +18,7 @@ Callback = Callable[[int, Mapping[str, float]], None]
 TAG = "everstep.job"
 """The tag by which an MLflow run is found again."""
 _OWN = ("joined_at",)
-"""Facts that are no figures of an iteration."""
+"""Facts other than figures of an iteration."""
 
 
 class TrackerMissing(ImportError):  # noqa: N818 (a name that reads well in a traceback)

@@ -30,7 +30,7 @@ class Conversion:
     pod: Pod
     """What the step and its nodes run in."""
     notes: tuple[str, ...]
-    """What could not be carried over, one line each: FILE:LINE: FIELD: what, and the nearest."""
+    """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
 
 def convert(text: str, file: str) -> Conversion:

@@ -22,7 +22,7 @@ class Fields:
         self._document = document
         self._read = set[FieldPath]()
         self.notes = list[str]()
-        """What was carried over otherwise than it stands, one line each."""
+        """Fields that were converted to something else, one line each."""
         for path, line in document.repeated:
             raise ConvertError(f"{document.file}:{line}: {path_text(path)}: appears twice")
 

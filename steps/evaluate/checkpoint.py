@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CannotMeasureError(StepError):
-    """What there is cannot be measured. This is not an error after a user's own script: it need not leave a Llama."""
+    """The checkpoint cannot be measured. This is not an error after a user's own script: it need not leave a Llama."""
 
 
 class NotALlamaError(CannotMeasureError):

@@ -16,7 +16,7 @@ GAUGES = {
     "goodput": "Share of the nodes' seconds that were productive, 0 to 1",
     "tokens_per_second": "Tokens trained on per second, from the first reported iteration to the last",
 }
-"""Outputs that Argo exports as metrics; empty where the script tells no such thing."""
+"""Outputs that Argo exports as metrics; empty where the script reports none."""
 
 
 @cache

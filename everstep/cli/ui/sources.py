@@ -22,7 +22,7 @@ TAIL_BYTES = 64 << 10
 """Of a log that is opened, the last bytes are shown."""
 LIVE = ("Running", "Pending")
 INTERRUPTED = "Interrupted"
-"""A run of this machine that has not ended and that no process runs: nothing in it moves on."""
+"""A run of this machine that has not ended and that no process runs: nothing in it progresses."""
 
 
 class Entry(msgspec.Struct, frozen=True):
