@@ -85,7 +85,7 @@ def node() -> Iterator[Node]:
 
 
 def fitting_gib(requested_gib: float) -> float:
-    """As many GiB of state as asked, or as shared memory and device have room for."""
+    """The GiB of state that were requested, or fewer if shared memory or the device has less room."""
     free = os.statvfs(SHARED_MEMORY)
     shared = free.f_bavail * free.f_frsize * SHARE / SLOTS
     return min(requested_gib, shared / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)

@@ -74,7 +74,7 @@ PROVEN = {
     "the page: a hundred nodes": ["tests/report/test_browser.py::hundred"],
     "report of what a store has, without its run folder": ["tests/report/test_report_verb.py::store"],
     "timeline of the last iterations as a Chrome trace": ["tests/watch/test_timeline.py"],
-    "slow ranks: named from how long each waits for the others, with what of it is slow": [
+    "slow ranks: named from how long each waits for the others, with its slow part": [
         "tests/watch/test_slow_ranks.py",
         SLOW,
     ],

@@ -9,8 +9,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,18 +32,13 @@ class Memory:
 
 
 @contextmanager
-def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Memory]:
-    """Sample while the block runs. Memory mapped from /dev/shm counts twice, so the figure errs upwards."""
+def sample_memory(total: Callable[[], int], every_s: float) -> Iterator[Memory]:
+    """Call `total`, which returns bytes, again and again while the block runs."""
     memory, over = Memory(), threading.Event()
 
     def sample() -> None:
         while not over.wait(every_s):
-            total = sum(path.stat().st_size for path in run.segments() if path.exists())
-            for process in {*run.processes(), *tree(launcher)}:
-                with suppress(psutil.Error):
-                    total += process.memory_full_info().pss
-            memory.peak = max(memory.peak, total)
-            memory.samples += 1
+            memory.peak, memory.samples = max(memory.peak, total()), memory.samples + 1
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -52,6 +47,19 @@ def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Mem
     finally:
         over.set()
         thread.join()
+
+
+def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> AbstractContextManager[Memory]:
+    """Sample while the block runs. Memory mapped from /dev/shm counts twice, so the figure errs upwards."""
+
+    def total() -> int:
+        number = sum(path.stat().st_size for path in run.segments() if path.exists())
+        for process in {*run.processes(), *tree(launcher)}:
+            with suppress(psutil.Error):
+                number += process.memory_full_info().pss
+        return number
+
+    return sample_memory(total, every_s)
 
 
 def tree(pid: int) -> list[psutil.Process]:

@@ -27,7 +27,7 @@ STEPS_OF_A_RUN = 10
 
 
 def tasks(count: int) -> Iterator[Line]:
-    """So many tasks of one workflow, side by side and one after the other."""
+    """`count` tasks of one workflow, side by side and one after the other."""
     shapes: tuple[tuple[str, Callable[[int], dict[str, Any]]], ...] = (
         ("items of one task", fan),
         ("tasks one after the other", chain),
@@ -50,7 +50,7 @@ def tasks(count: int) -> Iterator[Line]:
 
 
 def runs(count: int) -> Iterator[Line]:
-    """So many runs of one folder, listed."""
+    """A listing of `count` runs in one folder."""
     _, engine = engine_s(chain(STEPS_OF_A_RUN))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

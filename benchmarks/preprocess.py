@@ -17,15 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.corpus import write
-from benchmarks.main_job import Memory, table, tree
+from benchmarks.main_job import Memory, sample_memory, table, tree
 from tests.harness import ROOT
 
 VOCABULARY = 32_000
@@ -61,25 +60,9 @@ class Figure:
     """PSS of all its processes."""
 
 
-@contextmanager
-def memory_of(pid: int, every_s: float = 0.2) -> Iterator[Memory]:
+def memory_of(pid: int, every_s: float = 0.2) -> AbstractContextManager[Memory]:
     """Measure the peak PSS of a process and its children while the block runs."""
-    memory, over = Memory(), threading.Event()
-
-    def sample() -> None:
-        while not over.wait(every_s):
-            total = 0
-            for process in tree(pid):
-                total += _pss(process.pid)
-            memory.peak, memory.samples = max(memory.peak, total), memory.samples + 1
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield memory
-    finally:
-        over.set()
-        thread.join()
+    return sample_memory(lambda: sum(_pss(process.pid) for process in tree(pid)), every_s)
 
 
 def _pss(pid: int) -> int:

@@ -118,7 +118,7 @@ def load_engine(engine: Any, shards: Sequence[Shard], key: str, **engine_options
                 torch.save(_original(read_value(*source)), target / name)
             path, client_state = _load_universal(engine, Path(folder), tag, engine_options)
     if path is None:
-        raise RestoreError(f"{tag}: the engine found no checkpoint of its kind; is it of this model and ZeRO stage?")
+        raise RestoreError(f"{tag}: the engine found no checkpoint of its kind; does it belong to this model and ZeRO stage?")
     return tag, client_state
 
 
@@ -145,7 +145,7 @@ def _files(engine: Any, sources: dict[str, tuple[Shard, Any]]) -> Iterator[dict[
 
 
 class _InMemory(TorchCheckpointEngine):
-    """DeepSpeed's seam for whoever writes and reads its files."""
+    """DeepSpeed's interface for writing and reading its files."""
 
     def __init__(self, sources: dict[str, tuple[Shard, Any]]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _InMemory(TorchCheckpointEngine):
         self.written: dict[str, Any] = {}
 
     def create(self, info: Any) -> None:
-        """No-op: a checkpoint of every step is nothing to log."""
+        """No-op: a checkpoint of every step needs no log line."""
 
     def commit(self, info: Any) -> bool:
         """No-op: the job commits a checkpoint when every rank's part is there."""
@@ -167,12 +167,12 @@ class _InMemory(TorchCheckpointEngine):
         """The content as it was saved, with its tensors on the CPU. Raises RestoreError."""
         name = os.path.basename(path)
         if name not in self._sources:
-            raise RestoreError(f"{name}: the checkpoint has no such part; is it of this model and ZeRO stage?")
+            raise RestoreError(f"{name}: the checkpoint has no such part; does it belong to this model and ZeRO stage?")
         return _original(read_value(*self._sources[name]))
 
 
 def _plain_name(name: str) -> str:
-    """A name that leads out of no folder: a checkpoint's bytes may be anybody's. Raises RestoreError."""
+    """The name, if it stays within its folder: anybody may have written a checkpoint's bytes. Raises RestoreError."""
     if name in ("", ".", "..") or os.path.basename(name) != name:
         raise RestoreError(f"{name}: not the name of a file; the checkpoint is damaged, or of a nested tag")
     return name

@@ -116,7 +116,8 @@ class EverstepCallback(TrainerCallback):
                 restored_step = self._engine.restore_random(self._random)
             if restored_step != state.global_step:
                 raise StateError(
-                    f"the Trainer resumes after step {state.global_step}, the checkpoint is of {restored_step}"
+                    f"the Trainer resumes after step {state.global_step}, "
+                    f"the checkpoint belongs to step {restored_step}"
                 )
             self._unsettled = True
             shutil.rmtree(self._folder)

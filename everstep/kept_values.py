@@ -23,7 +23,7 @@ class _Entry:
 
 
 class KeptValues:
-    """The values that one process has built, by builder and by its how manieth call of the round it is."""
+    """The values that one process has built, by builder and by the number of its call in the round."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], _Entry] = {}

@@ -132,7 +132,7 @@ class EverstepCallback(pl.Callback):
 
 
 class _Newest(pl.plugins.CheckpointIO):
-    """Lightning's seam for whoever writes and reads its checkpoints: one path of ours, the files are the others'."""
+    """Lightning's interface for writing and reading its checkpoints: one path is ours, all others are files."""
 
     def __init__(self, files: Any, callback: EverstepCallback) -> None:
         self._files, self._callback = files, callback

@@ -53,7 +53,7 @@ def with_addresses(config: C, store_uri: str, code: str) -> C:
     marked = {name: kind for name, kind in _marked_fields(type(config)).items() if getattr(config, name)}
     scripts = [name for name, kind in marked.items() if kind is LocalFile.SCRIPT]
     if root and not scripts:
-        raise BadInput(f"--code {code}: there is no script that it belongs to; give one")
+        raise BadInput(f"--code {code}: it belongs to a --script; give one")
     changes: dict[str, str] = {}
     try:
         for name, kind in marked.items():

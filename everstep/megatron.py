@@ -252,7 +252,8 @@ def _wanted_parts(one: ShardedTensor, tensor: torch.Tensor, holders: Iterable[_H
     box = _box(one)
     covered, missing = cover(box, [(holder, holder.box) for holder in holders])
     if missing:
-        raise RestoreError(f"{one.key}: the checkpoint has no part at {list(missing[0].offset)}; is it of this model?")
+        part = list(missing[0].offset)
+        raise RestoreError(f"{one.key}: the checkpoint has no part at {part}; does it belong to this model?")
     target = tensor.view(box.shape)
     for holder, region in covered:
         offset = tuple(a - b for a, b in zip(region.offset, holder.box.offset, strict=True))[one.prepend_axis_num :]
@@ -270,7 +271,9 @@ def _object(one: ShardedObject, objects: dict[str, tuple[Shard, Any]]) -> Any:
     if one.unique_key in objects:
         return read_value(*objects[one.unique_key])
     if one.data is not None:
-        raise RestoreError(f"{one.unique_key}: the checkpoint has no such object; is it of these parallel sizes?")
+        raise RestoreError(
+            f"{one.unique_key}: the checkpoint has no such object; was it saved with these parallel sizes?"
+        )
     if one.key == "random" and not any(one.global_offset):
         print("everstep: other parallel sizes than the checkpoint's: random states stay as seeded", file=sys.stderr)
     return None

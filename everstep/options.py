@@ -59,7 +59,7 @@ class Submission:
         if not self.store:
             raise BadInput("--store is empty: give a directory, or s3://bucket/prefix")
         if not self.runs or "://" in self.runs:
-            raise BadInput(f"--runs {self.runs!r}: give a directory of this machine; --store may be in S3")
+            raise BadInput(f"--runs {self.runs!r}: give a directory on this machine; --store may be in S3")
         if self.watch and self.detach:
             raise BadInput("--watch and --detach: give only one of them")
         if self.detach and self.logs:

@@ -103,13 +103,13 @@ class Source(Protocol):
 
 
 def source_of(dataset: Any, shape: Shape, reading: Reading) -> Source:
-    """Raises DatasetError for an empty dataset, TypeError for something that is none."""
+    """Raises DatasetError for an empty dataset, TypeError for anything else."""
     if shape.global_batch < 1 or (shape.micro_batch or 1) < 1:
         raise ValueError(f"global_batch {shape.global_batch}, micro_batch {shape.micro_batch}: both must be at least 1")
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return _MapStyle(dataset, shape, reading)
     if not hasattr(dataset, "__iter__"):
-        raise TypeError(f"{type(dataset).__name__} is no dataset: it needs __getitem__ and __len__, or __iter__")
+        raise TypeError(f"{type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__, or __iter__")
     return _IterableStyle(dataset, shape, reading)
 
 

@@ -28,7 +28,7 @@ NOT_FINITE_SAID = (10, 100, 1000)
 EVALUATION = "evaluation"
 """The phase whose seconds are reported as such."""
 WATCHED = 3
-"""For so many iterations after a restore a non-finite loss means that the restored state may be broken."""
+"""A non-finite loss within this many iterations after a restore means that the restored state may be broken."""
 
 
 class RehearsalOver(BaseException):
@@ -89,7 +89,7 @@ class Session:
     shard_requests: int = 0
     """Counts the requests for data shards."""
     not_finite: int = 0
-    """So many losses in a row were not finite."""
+    """How many losses in a row were not finite."""
     trackers: dict[str, Callback] = field(default_factory=dict)
     """By name; called on rank 0 with each iteration's figures."""
     loop: "OwnLoop | None" = None
@@ -114,7 +114,7 @@ class Session:
             self.checkpointer.beacon(self.iteration, name)
 
     def note_restore(self, seconds: float) -> None:
-        """The state was restored in so many seconds."""
+        """The state was restored in `seconds`."""
         self._add("restore_s", seconds)
 
     def _add(self, name: str, seconds: float) -> None:

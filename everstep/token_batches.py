@@ -52,7 +52,7 @@ class Batches:
         samples = sample_count(len(opened.tokens), length)
         if not samples:
             raise DatasetError(
-                f"{dataset}: {len(opened.tokens)} tokens are not one sample of {length}; "
+                f"{dataset}: {len(opened.tokens)} tokens do not fill one sample of {length}; "
                 "give more text or shorter samples"
             )
         self._sampler = Sampler(samples, order.global_batch, order.seed)

@@ -1,6 +1,6 @@
 """Experiment trackers behind one callback: TensorBoard, MLflow, Weights & Biases, or a function of the script's own.
 
-A job has one run in a tracker, whose name is the job's: a worker that takes over after a fault goes on with it. No
+A job has one run in a tracker, whose name is the job's: a worker that takes over after a fault continues it. No
 tracker is a dependency of Everstep; each is imported when a script asks for it.
 """
 
@@ -18,7 +18,7 @@ Callback = Callable[[int, Mapping[str, float]], None]
 TAG = "everstep.job"
 """The tag by which an MLflow run is found again."""
 _OWN = ("joined_at",)
-"""Facts that are no figures of an iteration."""
+"""Facts other than figures of an iteration."""
 
 
 def figures(line: Mapping[str, float | int | str]) -> dict[str, float]:

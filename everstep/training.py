@@ -48,7 +48,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 def enter(
     seed: int, timeout: timedelta, kept_values: KeptValues | None = None, sockets: GroupSockets | None = None
 ) -> Context:
-    """`init` for this process's first round or a later one. `kept` and `sockets` outlive the round."""
+    """`init` for this process's first round or a later one. `kept_values` and `sockets` outlive the round."""
     context = context_from_environment(kept_values or KeptValues())
     ahead = map_segment_ahead(context.link)
     if context.device.type != "cpu":
@@ -98,7 +98,7 @@ def track(to: trackers.Kind | trackers.Callback, folder: str = "") -> None:
     session = current("track")
     if session.context.rank == 0 and not session.context.rehearses:
         name = to if isinstance(to, str) else getattr(to, "__qualname__", repr(to))
-        if name not in session.trackers:  # With surviving workers a script comes by here in each round.
+        if name not in session.trackers:  # With surviving workers, a script calls this in each round.
             session.trackers[name] = to if callable(to) else trackers.open_tracker(cast(trackers.Kind, to), folder)
             if session.loop is not None:  # Before the tracker's own end: functions at exit run in reverse order.
                 atexit.register(session.loop.end_at_exit)

@@ -13,7 +13,7 @@ import yaml
 def main() -> None:
     """Read a Workflow from stdin, print the CronWorkflow."""
     parser = argparse.ArgumentParser(description="A CronWorkflow of the Workflow on stdin.")
-    parser.add_argument("schedule", help='as of cron, such as "0 2 * * *"')
+    parser.add_argument("schedule", help='as in cron, such as "0 2 * * *"')
     parser.add_argument("--name", default="nightly")
     parser.add_argument("--timezone", default="Etc/UTC")
     options = parser.parse_args()

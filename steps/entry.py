@@ -120,9 +120,9 @@ def require_script(flag: str, script: str) -> None:
         raise StepError(f"{flag} {script}: cannot be read ({error.strerror})") from None
     except SyntaxError as error:
         where = f" line {error.lineno}" if error.lineno else ""
-        raise StepError(f"{flag} {script}{where}: {error.msg}; it is no Python script that can start") from None
+        raise StepError(f"{flag} {script}{where}: {error.msg}; it is not a Python script that can start") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise StepError(f"{flag} {script}: no Python script ({error})") from None
+        raise StepError(f"{flag} {script}: not a Python script ({error})") from None
 
 
 def artifact(config: StepConfig, name: str, content: bytes) -> Path:

@@ -165,7 +165,7 @@ def step(
 
 
 def progress(count: int, total: int, text: str = "") -> None:
-    """Say how far a step is: a line on stderr, at most two a second, and `done/total` in Argo's UI."""
+    """Say how far a step is: a line on stderr, at most two a second, and `count/total` in Argo's UI."""
     _progress.say(text or f"{count}/{total}")
     write_for_argo(count, total, os.environ)
 

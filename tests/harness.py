@@ -44,7 +44,7 @@ def busy(soaking: bool = ROUNDS > 1) -> Iterator[None]:
 
 
 def wait_until(predicate: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.005) -> Any:
-    """The first true value of `found`. Raises TimeoutError that names what was waited for."""
+    """The first true value of `predicate`. Raises TimeoutError that names what was waited for."""
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := predicate():

@@ -37,7 +37,7 @@ def paths_of(part: str) -> list[str]:
 def too_long(part: str, report_file: Path, seconds: float) -> dict[str, float]:
     """Tests of other folders than the part's own, and their seconds, that do not fit beside it in so many seconds.
 
-    `ended`: how the last whole run ended, as JUnit XML; where there was none, nothing is known to take long.
+    `report_file`: how the last whole run ended, as JUnit XML; where there was none, nothing is known to take long.
     """
     cases = ElementTree.parse(report_file).iter("testcase") if report_file.exists() else ()
     took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in cases}

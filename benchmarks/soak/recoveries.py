@@ -8,7 +8,7 @@ from typing import Any
 from everstep.runtime.chaos import FiredFault
 
 AFTER_S = 1.0
-"""So long after a fault has ended its consequences begin at the latest."""
+"""The consequences of a fault begin at most this long after it has ended."""
 
 
 @dataclass(frozen=True)

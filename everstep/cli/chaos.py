@@ -1,4 +1,4 @@
-"""`everstep chaos RUN[/STEP] --kind crash`: let one fault happen to a training that is under way."""
+"""`everstep chaos RUN[/STEP] --kind crash`: inject one fault into a running training."""
 
 import argparse
 import asyncio
@@ -26,7 +26,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Chaos:
-    """Let one fault happen to a training that is under way, and say when it fired. Exit code 1: it did not fire."""
+    """Inject one fault into a running training, and say when it fired. Exit code 1: it did not fire."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
     """A run, and its train step if it has several."""
@@ -34,15 +34,15 @@ class Chaos:
     """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, resize, master, store or
     everything; on a cluster: node, preempt, evict, resize, master, everything, cordon or taint."""
     node: str = ""
-    """The node that it happens to; empty: one of those that train, by chance."""
+    """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0
-    """How long it lasts, where it lasts."""
+    """How long it lasts, for faults that last."""
     share: float = 0.9
     """Share of the CPU, of the memory limit, or of the time that a slow node stands still."""
     namespace: Annotated[str, Flag("-n")] = ""
     """Namespace of the run, if it is on a cluster (kube context)."""
     yes: bool = False
-    """On a cluster: yes, harm this run; without it nothing is done there."""
+    """Required on a cluster: confirms that this run may be harmed."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -62,7 +62,7 @@ def run(flags: Chaos) -> int:
     if not 0 < flags.share <= 1 or not flags.seconds > 0:
         raise BadInput("--share must be above 0 and at most 1, --seconds above 0")
     if flags.namespace and not flags.yes:
-        raise BadInput(f"{flags.job} is on a cluster: give --yes if it shall be harmed")
+        raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     try:
         fired = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
     except NotPossibleError as error:

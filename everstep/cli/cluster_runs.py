@@ -18,7 +18,7 @@ ENDED = ("Succeeded", "Failed", "Error")
 
 @contextmanager
 def _route(namespace: str) -> "Iterator[Route]":
-    """The way there. Raises BadInput, also for what goes wrong in the block."""
+    """The route to the cluster. Raises BadInput, also for errors in the block."""
     from everstep.runtime.submission import ApiError, TargetError, choose
 
     try:
@@ -58,14 +58,14 @@ def wait(namespace: str, names: Sequence[str]) -> int:
 
 
 def states(namespace: str, name: str) -> Iterator[dict[str, Any]]:
-    """The run each time that it has changed, until it has ended; trouble on the way is told. Raises BadInput."""
+    """The run each time that it has changed, until it has ended; trouble on the way is reported. Raises BadInput."""
     from everstep.runtime.submission import ApiError
     from everstep.runtime.submission.follow import updates
 
     with _route(namespace) as route:
         for news in updates(route, name, time.sleep):
             if isinstance(news, ApiError):
-                print(f"{name}: cannot be seen now, asked again: {news}", file=sys.stderr)
+                print(f"{name}: cannot be watched now, trying again: {news}", file=sys.stderr)
             else:
                 yield _with_status(news)
 
@@ -93,7 +93,8 @@ def retry(namespace: str, name: str) -> int:
 
 
 def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
-    """Print the lines of its pods, `POD: LINE`; returns the exit code. `wanted` as for `log_lines`. Raises BadInput."""
+    """Print the lines of its pods, `POD: LINE`; returns the exit code. `selector` as for `log_lines`. Raises
+    BadInput."""
     from everstep.runtime.submission.follow import Follower, LogFollower, View
     from everstep.runtime.submission.tree import Row, rows
 

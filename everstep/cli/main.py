@@ -18,7 +18,7 @@ VERBS = {
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
     "doctor": "is a cluster's namespace ready for a pipeline?",
     "scale": "change the number of nodes of a running job",
-    "chaos": "let a fault happen to a training that is under way",
+    "chaos": "inject a fault into a running training",
     "simulate": "thousands of nodes in virtual time: goodput of policies side by side",
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "report": "what a run did and where its seconds went, also while it runs",

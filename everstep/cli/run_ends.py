@@ -84,7 +84,7 @@ def _live_status(folder: Path) -> dict[str, Any]:
 
 
 def delete(runs: Path, names: Sequence[str], is_over: bool, older_s: float, dry_run: bool) -> int:
-    """Delete the folders of runs that have ended: those named, and with `ended` or `older_s` all that fit."""
+    """Delete the folders of runs that have ended: those named, and with `is_over` or `older_s` all that fit."""
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.run.run_folder import lock
 

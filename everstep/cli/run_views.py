@@ -178,7 +178,7 @@ def _creation_time(workflow: Mapping[str, Any]) -> float:
 
 
 def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
-    """Lines as `argo logs` prints them, `POD: LINE`. `wanted` selects a pod, or steps whose name begins with it.
+    """Lines as `argo logs` prints them, `POD: LINE`. `selector` selects a pod, or steps whose name begins with it.
 
     `follow`: go on until the run has ended.
     """

@@ -62,7 +62,7 @@ def run(flags: Stacks) -> int:
     if flags.namespace and flags.path is not None:
         raise BadInput(f"--path {flags.path} is read on this machine; leave --namespace out")
     if flags.job and flags.path is not None:
-        raise BadInput(f"--path {flags.path} holds stacks of a job that needs no name; leave {flags.job} out")
+        raise BadInput(f"--path {flags.path} already names the job; leave {flags.job} out")
     looks = _looks(flags)
     if flags.to is not None:
         for path in write_all(looks, flags.to, flags.job or str(flags.path or "job"), flags.native):
@@ -110,7 +110,7 @@ def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
     from everstep.runtime.watch.looks import Look, parse_looks
 
     if not name:
-        raise BadInput(f"--namespace {namespace}: name the run whose stacks are wanted")
+        raise BadInput(f"--namespace {namespace}: name the run")
     try:
         cluster_run = find_on_cluster(namespace, name)
         pods = [pod["metadata"] for pod in cluster_run.route.pods(selector(cluster_run.job)) if not has_ended(pod)]
@@ -132,7 +132,7 @@ def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
     for line in trouble:
         print(line, file=sys.stderr)
     if not looks:
-        raise BadInput(f"{name}: no pod of it has told its stacks" + ("" if pods else ": none runs"))
+        raise BadInput(f"{name}: no pod of it has sent its stacks" + ("" if pods else ": none runs"))
     return sorted(looks, key=lambda one: one.stacks.rank)
 
 

@@ -10,7 +10,7 @@ from everstep.version import IMAGE
 
 HEAD = """\
 # Every step, for workflows that call it: templateRef: {name: everstep-train, template: train}
-# Made by `everstep templates`, which knows of another image, service account and Secret.
+# Made by `everstep templates`, which has flags for another image, service account and Secret.
 """
 EXAMPLE = "example: everstep templates --image registry.example/everstep:0.1.0 | kubectl apply -n ml -f -"
 

@@ -344,7 +344,9 @@ def _retry(flags: Retry) -> int:
         _refuse_there(flags, plain=not (flags.node_field_selector or flags.restart_successful or flags.parameter))
         return cluster_runs.retry(flags.namespace, flags.name)
     if bool(flags.node_field_selector) != flags.restart_successful:
-        raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
+        raise BadInput(
+            "--restart-successful and --node-field-selector go together: they choose the successful steps to run again"
+        )
     status = run_views.read_workflow(run_views.run_folder(flags.runs, flags.name))["status"]
     if status["phase"] == "Succeeded" and not flags.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
@@ -396,7 +398,7 @@ def _end(flags: OneRun, verb: Literal["stop", "terminate"]) -> int:
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{flags.name}: has already ended: {status['phase']}")
-    # Its launcher was killed and its pods go on: the run is taken up to be ended.
+    # Its launcher was killed and its pods still run: the run is adopted in order to end it.
     submit_request(folder, ControlRequest(verb))
     _take_over(flags)
     return 0

@@ -33,7 +33,7 @@ class Conversion:
     pod: Pod
     """What the step and its nodes run in."""
     notes: tuple[str, ...]
-    """What could not be carried over, one line each: FILE:LINE: FIELD: what, and the nearest."""
+    """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
 
 def convert(text: str, file: str) -> Conversion:
@@ -112,7 +112,9 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     if script is None:
         each = {name: shlex.join(command) for name, command in commands.items()}
         arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
-        notes.append(f"{file}: its command is no line of torchrun, dlrover-run or python: each worker runs it as it is")
+        notes.append(
+            f"{file}: its command does not start torchrun, dlrover-run or python: each worker runs it unchanged"
+        )
         empty = [name for name, command in commands.items() if not command]
         notes += [f"{file}: {name}: it has no command, and its image's own is not known here" for name in empty]
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)

@@ -13,7 +13,7 @@ _NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", boo
 
 
 class ConvertError(BadInput):
-    """`FILE:LINE: FIELD: what, and how to mend it`."""
+    """`FILE:LINE: FIELD: what, and how to fix it`."""
 
 
 class Fields:
@@ -24,7 +24,7 @@ class Fields:
         self._document = document
         self._read = set[FieldPath]()
         self.notes = list[str]()
-        """What was carried over otherwise than it stands, one line each."""
+        """Fields that were converted to something else, one line each."""
         for path, line in document.repeated:
             raise ConvertError(f"{document.file}:{line}: {path_text(path)}: appears twice")
 

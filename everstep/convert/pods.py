@@ -54,5 +54,5 @@ def _texts(fields: Fields, path: FieldPath) -> list[str]:
     texts: list[Any] = fields.take(list, *path, default=[])
     for number, word in enumerate(texts):
         if not isinstance(word, str):
-            raise fields.wrong(f"{word!r} is not a text; put it in quotes", *path, number)
+            raise fields.wrong(f"{word!r} is not a string; put it in quotes", *path, number)
     return texts

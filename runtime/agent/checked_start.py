@@ -12,7 +12,7 @@ from everstep.runtime.exit_codes import ExitCode
 async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
     """Run the check and the agent, which joins when the check says so. Exit code `unfit` if it excludes this node.
 
-    Raises NoQuorumError if too few nodes came to be checked.
+    Raises NoQuorumError if too few nodes joined the check.
     """
     admitted = asyncio.Event()
     checking = asyncio.create_task(checked.run())

@@ -223,7 +223,7 @@ class MasterClient:
         except msgspec.DecodeError as error:
             return None, f"an answer that is not a {kind.__name__}: {error}"
         if reply.epoch < self.epoch:
-            return None, f"an answer of epoch {reply.epoch}, older than {self.epoch}"
+            return None, f"an answer from epoch {reply.epoch}, older than {self.epoch}"
         self.epoch = reply.epoch
         return reply, ""
 

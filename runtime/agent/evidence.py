@@ -26,7 +26,7 @@ class LossWatch:
         """(Iteration, loss), sound ones, by iteration."""
 
     def doubt(self, iteration: int, values: Mapping[str, float | int | str], spike: float) -> str:
-        """Why the iteration cannot be sound: a loss or norm of the gradient that is no finite number, or a loss above
+        """Why the iteration cannot be sound: a non-finite loss or gradient norm, or a loss above
         `spike` (0: any may be) times the median of those before. Empty: nothing speaks against it."""
         for name, value in values.items():
             if (name == "loss" or "norm" in name) and not _is_finite(value):

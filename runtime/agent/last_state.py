@@ -9,7 +9,7 @@ from everstep.runtime.agent.settings import Settings
 from everstep.runtime.protocol.keeper import Keeper
 
 _LAST_STATE_S = 13.0
-"""How long a node that was told to leave may take for it; then the master has the platform end it."""
+"""How long a node that was told to leave may take; then the platform ends it."""
 _COMMIT_S = 5.0
 """How long to wait for the commit of a stored state: other nodes' shards of that iteration may be missing."""
 

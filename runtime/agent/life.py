@@ -51,7 +51,7 @@ _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
 _KERNEL_S = 10.0
-"""What the kernel said so long before a worker's end may explain it."""
+"""What the kernel said within this time before a worker's end may explain it."""
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.protocol.rounds import Neighbour, Seat
 
 STILL_S = 0.75
-"""So long no worker has made progress, or the node has waited for a seat, before it asks."""
+"""It asks once no worker has made progress for this long, or the node has waited this long for a seat."""
 LOOK_S = 0.2
 """Between two looks at the workers' progress."""
 AGAIN_S = 1.0
@@ -100,7 +100,7 @@ class NeighbourWatch:
             await self._until_seated(0 if self._silent else AGAIN_S)
 
     async def _until_seated(self, at_most_s: float) -> None:
-        """Sleep, but ask the neighbours of a new round at once: only who answered before can be silent."""
+        """Sleep, but ask the neighbours of a new round at once: only a neighbour that has answered can be silent."""
         with suppress(TimeoutError):  # asyncio.wait_for would swallow a cancellation that comes with the seat.
             async with asyncio.timeout(at_most_s):
                 await self._seated.wait()

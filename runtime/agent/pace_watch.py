@@ -54,7 +54,7 @@ class PaceWatch:
         for local_rank, one in list(self._looks.items()):
             board = boards.get(local_rank)
             if board is None or (board.pid, board.round) != (one.board.pid, one.board.round):
-                self._looks.clear()  # Another round: the window begins anew.
+                self._looks.clear()  # Another round: the window starts again.
                 break
             one.looks += 1
             one.in_kernel += main_thread_state(board.pid) == "D"

@@ -23,12 +23,12 @@ _BY_OPTIMIZERS = "torch._dynamo"
 
 
 TURN_S, _LOOK_S = 10.0, 0.05
-"""So long a fork server waits for its turn; then it imports all the same."""
+"""A fork server waits this long for its turn; then it imports without one."""
 
 
 @contextmanager
 def import_turn(turns: int, wait_s: float = TURN_S, name: str = f"everstep-imports-{os.getuid()}") -> Iterator[None]:
-    """Hold one of so many turns of this machine and user while the block runs. The end of the process frees it."""
+    """Hold one of `turns` turns of this machine and user while the block runs. The end of the process frees it."""
     until = time.monotonic() + wait_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
         while not _take_turn(turn, turns, name) and time.monotonic() < until:

@@ -61,7 +61,7 @@ class ProgressMonitor:
         is_restored: bool,
         board: Callable[[int], Board | None] = lambda local_rank: None,
     ) -> None:
-        """`known`: the script is known to show progress; `board`: the board of a local rank."""
+        """`is_restored`: the script is known to show progress; `board`: the board of a local rank."""
         self._keeper = keeper
         self._slots = slots
         self._clock = clock

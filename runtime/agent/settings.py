@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_box_flags(flags)
     flags.add_argument("--has-beacon", action="store_true", help="the script is known to show its progress")
-    flags.add_argument("--any-script", action="store_true", help="the script need not use everstep: tell if not")
+    flags.add_argument("--any-script", action="store_true", help="the script may not use everstep; then say so")
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
     flags.add_argument(
         "--grace", type=float, default=3.0, help="of these, seconds between SIGTERM and SIGKILL of the workers"

@@ -54,7 +54,7 @@ class MasterDialogue:
         self.round, self.waits = seat.round, False
 
     def next_heartbeat(self, **signals: Any) -> Heartbeat:
-        """The next heartbeat; `shown` are its fields from the beacons and telemetry."""
+        """The next heartbeat; `signals` are its fields from the beacons and telemetry."""
         self._beats += 1
         return Heartbeat(
             self.node, self.round, seen=self.seen, life=self.life, number=self._beats, join=self._joins,

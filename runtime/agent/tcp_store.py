@@ -3,8 +3,8 @@
 torch accepts no address to listen at, but it accepts a bound listener (`master_listen_fd`), so we pass one of ours.
 The store has no authentication: any process that reaches that address may read and write it.
 
-torch closes rank 0's store with its process group. A script that makes its group anew would race with that: a rank that
-is ahead of rank 0 still finds the old store, which then closes under it (a broken pipe), or reads the old group's keys
+torch closes rank 0's store with its process group. A script that makes its group again would race with that: a rank
+ahead of rank 0 still finds the old store, which then closes under it (a broken pipe), or reads the old group's keys
 there and waits forever. So a process keeps its store, and each further group has keys of its own in it.
 Standard library only; torch's modules are looked up in sys.modules.
 """

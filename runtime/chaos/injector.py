@@ -91,5 +91,5 @@ class Injector(Protocol):
         ...
 
     async def inject(self, fault: Fault) -> FiredFault:
-        """Let it happen, and mend what does not mend itself. Raises NotPossibleError, NotFiredError."""
+        """Inject it, and undo what does not undo itself. Raises NotPossibleError, NotFiredError."""
         ...

@@ -15,7 +15,7 @@ from everstep.runtime.platform.kubernetes.pods import GRACE_S, NODE, object_name
 from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
 
 SEEN_S = 180.0
-"""So long after it was done something may take to be seen."""
+"""A fault may take this long to show."""
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
 """Argo's annotation of a step's pod: WORKFLOW.TASK(TRY)."""

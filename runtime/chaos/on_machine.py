@@ -23,14 +23,14 @@ AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runt
 """Modules that a node's child processes run."""
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
-"""So long after it was done something may take to be seen in the journal."""
+"""A fault may take this long to appear in the journal."""
 STOP_S = 5.0
 """A process that is told to stop does so when it next runs."""
 PERIOD_S = 0.1
 """Of stopping and continuing a slow node."""
 _FIRST = 1000
 """The oom_score_adj of the process that the kernel kills first."""
-_ONLY_PODS = "it is done to machines of a cluster, and here nodes are processes; use --target argo"
+_ONLY_PODS = "it needs machines of a cluster, and here nodes are processes; use --target argo"
 _NO_GROUP = (
     "its nodes have no memory limit: the job must set one (resources: {memory: 2Gi}), and this process must be allowed "
     "to make control groups (memory)"
@@ -177,7 +177,7 @@ class MachineInjector:
             records = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
             return next((one for one in records if getattr(one, "node", "") == node), None)
 
-        await self._progress.wait(find_record, f"the journal tells of {node}", SEEN_S)
+        await self._progress.wait(find_record, f"the journal mentions {node}", SEEN_S)
         record = find_record()
         reason = getattr(record, "reason", "")
         return FiredFault(kind, node, moment, f"the journal has {type(record).__name__} of {node}: {reason}")
@@ -195,7 +195,7 @@ class MachineInjector:
                 await asyncio.sleep(0.01)
                 stopped = sum(map(victims.stands_still, processes))
             if not stopped:
-                raise NotFiredError(f"SIGSTOP, and no process of {entry.name} stands still")
+                raise NotFiredError(f"SIGSTOP, but no process of {entry.name} stopped")
             await asyncio.sleep(fault.seconds)
         finally:
             victims.resume(processes)
@@ -232,7 +232,7 @@ class MachineInjector:
         deadline = time.time() + 10 * SEEN_S
         while not (record := find_judgement()):
             if time.time() > deadline or self._progress.has_ended():
-                raise NotFiredError(f"{killed} measurements were killed, and no node was found faulty")
+                raise NotFiredError(f"{killed} measurements were killed, but no node was found faulty")
             for entry in self._nodes():
                 check_victims = check_victims or [entry.name]
                 for process in victims.children_running(entry, MEASUREMENTS) if entry.name in check_victims else ():
@@ -256,7 +256,7 @@ class MachineInjector:
             )
         address = self._progress.state().address
         if not await victims.can_connect(group, address):
-            raise NotFiredError(f"the master at {address} was out of reach before")
+            raise NotFiredError(f"the master at {address} was already unreachable")
         with packet_loss.cut_off(group):
             moment = time.time()
             if await victims.can_connect(group, address):

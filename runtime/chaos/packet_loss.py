@@ -31,16 +31,14 @@ _DROP = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
 def refusal() -> str:
     """Why packets cannot be dropped here, in one line; empty if they can."""
     if platform.machine() not in _BPF:
-        return f"packets are dropped by BPF, which is not known for {platform.machine()}"
+        return f"packets are dropped by BPF, which is not supported on {platform.machine()}"
     root = find_root()
     if root is None:
-        return "packets are dropped for a control group v2, and this machine has none mounted"
+        return "packets are dropped by a control group v2, and this machine has none mounted"
     try:
         os.close(_load_program())
     except OSError as error:
-        return (
-            f"the kernel does not take a BPF program from this user ({error.strerror}); it needs CAP_BPF, as root has"
-        )
+        return f"the kernel accepts no BPF program from this user ({error.strerror}); it needs CAP_BPF, as root has"
     probe = root / f"everstep-probe-{os.getpid()}"
     try:
         probe.mkdir()

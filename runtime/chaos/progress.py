@@ -72,7 +72,7 @@ class Progress:
         return self.state().ended is not None
 
     async def wait(self, ready: Callable[[], object], what: str, seconds: float) -> None:
-        """Until `ready` is true. Raises NotFiredError after so many seconds, or when the job has ended before."""
+        """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not ready():

@@ -30,7 +30,7 @@ def out_of_reach(folder: Path) -> Iterator[str]:
         aside.unlink()
         raise
     try:
-        yield f"{folder.name} is no folder: every write below it fails with ENOTDIR"
+        yield f"{folder.name} is not a folder: every write below it fails with ENOTDIR"
     finally:
         _exchange(folder, aside)
         aside.unlink()

@@ -58,7 +58,7 @@ async def kill(kind: Kind, node: str, processes: list[psutil.Process]) -> FiredF
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 10)
     still_running = [process.pid for process in alive if is_running(process)]
     if still_running:
-        raise NotFiredError(f"SIGKILL, and {still_running} still run")
+        raise NotFiredError(f"SIGKILL, but {still_running} still run")
     what = f"process {processes[0].pid}" if len(processes) == 1 else f"{len(processes)} processes"
     return FiredFault(kind, node, moment, f"SIGKILL of {what}; ended")
 

@@ -1,4 +1,4 @@
-"""Errors of checkpoints. Each text is one line and says how to mend it."""
+"""Errors of checkpoints. Each text is one line and says how to fix it."""
 
 from collections.abc import Iterable
 

@@ -32,7 +32,7 @@ class Scalar(Protocol):
 
 
 class ResultsError(ValueError):
-    """A result that cannot be kept: one line with its name, and how to mend it."""
+    """A result that cannot be kept: one line with its name, and how to fix it."""
 
 
 def results_key(job: str) -> str:

@@ -37,7 +37,7 @@ class Admission(msgspec.Struct, frozen=True):
     nodes: int
     """Number of nodes expected at first."""
     least: int
-    """With so many nodes the check begins, once none has arrived for `window_s`."""
+    """The check begins with this many nodes, once none has arrived for `window_s`."""
     window_s: float
     timeout_s: float
     """With fewer nodes after this time there is no check, and the nodes end."""
@@ -104,7 +104,7 @@ async def serve_admission(
 async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:
     if not await _wait_for_first_nodes(coordinator, admission):
         came = len(coordinator.ready_nodes())
-        why = f"{came} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
+        why = f"{came} of {admission.least} nodes joined the check within {admission.timeout_s:g} s"
         say(why)
         coordinator.call_off(why)
         return

@@ -38,7 +38,7 @@ REDUCED_BYTES = 64 << 20
 SLOWEST_COPY = 1e9
 """Bytes per second between host and device below which the device's bus is faulty: a quarter of PCIe 3.0 x4."""
 SLOW_FACTOR = 2.0
-"""A device that takes so many times the time of the fastest one of its machine is slow."""
+"""A device that takes this many times as long as the fastest one of its machine is slow."""
 
 
 class DeviceError(RuntimeError):
@@ -232,7 +232,7 @@ def _seconds_on(device: int, work: Callable[[], object], beside: Callable[[], ob
 
 @contextmanager
 def _blaming(what: str) -> "Iterator[None]":
-    """Errors in the block are told as those of `what`."""
+    """Errors in the block are reported as those of `what`."""
     try:
         yield
     except RuntimeError as error:  # Also torch's own: out of memory, a lost device, NCCL's.

@@ -59,7 +59,7 @@ class Attribution:
             echo_text = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
             count = len(self.echoes)
             sentences.append(f"{count} other end{' is an echo' if count == 1 else 's are echoes'} of it: {echo_text}.")
-        sentences.append(f"A restart {kind.hope.value}." + (f" To mend it: {kind.mend}." if kind.mend else ""))
+        sentences.append(f"A restart {kind.hope.value}." + (f" To fix it: {kind.mend}." if kind.mend else ""))
         if what_was_done:
             sentences.append(f"Done: {what_was_done}.")
         return " ".join(sentences)

@@ -120,7 +120,7 @@ class MeasurementProcess:
 async def start_measurement_process(
     environment: Mapping[str, str] = os.environ, threads: int = 1
 ) -> AsyncIterator[MeasurementProcess]:
-    """Start a process that is ready to measure, with so many threads; it ends with the block. Raises MeasurementError
+    """Start a process that is ready to measure, with that many threads; it ends with the block. Raises MeasurementError
     if it does not start."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

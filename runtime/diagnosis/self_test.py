@@ -24,7 +24,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def result_of(exit_code: int, output: str) -> Result:
-    """The result of a test that ended so. A crash is a problem; a test that was killed or could not run is none."""
+    """The result of a test that ended so. A crash is a problem; a test that was killed or could not run is not."""
     lines: Sequence[str] = output.strip().splitlines()
     if exit_code < 0 and exit_code != -signal.SIGKILL:
         return Result(0.0, f"cpu: its test was ended by {signal.Signals(-exit_code).name}")

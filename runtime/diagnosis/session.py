@@ -68,7 +68,7 @@ class Session:
         self._advance_rounds(now)
 
     def order(self, node: str, last_number: int) -> Order | None:
-        """The newest order of a node, if it is newer than `seen`. Older orders need not be carried out."""
+        """The newest order of a node, if it is newer than `last_number`. Older orders need not be carried out."""
         order = self._orders.get(node)
         return order if order is not None and order.number > last_number else None
 

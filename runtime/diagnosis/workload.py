@@ -109,7 +109,7 @@ def work_together(
 
 
 def time_matmul(node: str, host: str, round_number: int, products: int = PRODUCTS) -> float:
-    """Seconds for so many products of MATRIX_SIZE squared. All values are integers below 2^24: float32 is exact."""
+    """Seconds for that many products of MATRIX_SIZE squared. All values are integers below 2^24: float32 is exact."""
     import torch
 
     factor_a = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)

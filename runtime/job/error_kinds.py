@@ -1,4 +1,4 @@
-"""The table of errors: by which words, signal or exit code each is known, whether a restart can help, how to mend it.
+"""The table of errors: by which words, signal or exit code each is known, whether a restart can help, how to fix it.
 
 `python -m everstep.runtime.job.error_kinds` prints docs/errors.md. Pure. The first row that matches counts.
 """
@@ -18,7 +18,7 @@ class Hope(StrEnum):
     YES = "can help"
     """The cause has passed, or stays with the machine."""
     NO = "does not help"
-    """The same comes again until somebody mends it."""
+    """The same error comes again until somebody fixes it."""
     PERHAPS = "may help"
 
 
@@ -146,7 +146,7 @@ def render() -> str:
         "",
         "Made from `runtime/job/error_kinds.py` by",
         "`python -m everstep.runtime.job.error_kinds > docs/errors.md`; a test keeps it true.",
-        "`everstep report` names the kind of each end, and sets echoes apart: an echo follows from another end.",
+        "`everstep report` names the kind of each end, and marks echoes: an echo follows from another end.",
         "",
         "| error | a restart | what to do | exit codes, signals |",
         "|---|---|---|---|",

@@ -1,7 +1,7 @@
-"""Process, node, job: what follows when restarts in place do not mend an error. Pure.
+"""Process, node, job: what follows when restarts in place do not end an error. Pure.
 
 The order is that of AITrainingJob's and DLRover's operators: `max_restarts` of a process, then relaunches of its pod
-elsewhere, then the job. An error that is the same on two machines is the script's own, and no machine mends it.
+elsewhere, then the job. An error that is the same on two machines is the script's own, and no other machine helps.
 """
 
 from collections import Counter
@@ -103,7 +103,7 @@ def _repeated_elsewhere(errors: Sequence[WorkerFaulted], state: State) -> Exceed
         return None
     last, hosts = errors[-1], _hosts((before, errors[-1]), state)
     where = f"on {hosts[1]}, as on {hosts[0]} before" if len(hosts) == 2 else f"after {before.node} was replaced"
-    return Exceeded(f"the same error at iteration {last.iteration} came again {where}", errors, is_own=True)
+    return Exceeded(f"the same error at iteration {last.iteration} occurred again {where}", errors, is_own=True)
 
 
 def _same_again(errors: Sequence[WorkerFaulted], state: State, spec: JobSpec) -> Exceeded | None:
@@ -128,7 +128,7 @@ def _too_many(errors: Sequence[WorkerFaulted], state: State, spec: JobSpec) -> E
     for before in state.moved_for:
         hosts = _hosts((before, errors[-1]), state)
         if error_signature(before)[1:] == error_signature(errors[-1])[1:] and len(hosts) == 2:
-            return Exceeded(f"{why}, the last one on {hosts[1]} as on {hosts[0]} before", errors, is_own=True)
+            return Exceeded(f"{why}, the last one on {hosts[1]}, and on {hosts[0]} before", errors, is_own=True)
     return Exceeded(why, errors)
 
 

@@ -154,7 +154,7 @@ class ScaleRequested:
 
 @dataclass(frozen=True)
 class StopRequested:
-    """The job shall end, with its nodes."""
+    """End the job and its nodes."""
 
     reason: str
 

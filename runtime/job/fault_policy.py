@@ -154,13 +154,13 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
     decision = DECISIONS[reason]
     by_itself = spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE)
     if by_itself and reason not in WORKER_FAULTS:
-        return Judgement(Decision.MEMBERSHIP, "nodes of this job come by themselves")
+        return Judgement(Decision.MEMBERSHIP, "nodes of this job join by themselves")
     has_limit = reason is not Reason.STRAGGLER and role.restart_limit is not None
     if has_limit and state.restarts.get(node.role, 0) >= (role.restart_limit or 0):
         why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
         return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     if by_itself:
-        return Judgement(Decision.RESTART, "nodes of this job come by themselves")
+        return Judgement(Decision.RESTART, "nodes of this job join by themselves")
     if scope is not RestartScope.POD and decision is Decision.RESTART:
         decision = Decision.RELAUNCH
     times = state.relaunches.get(node.replica, 0)

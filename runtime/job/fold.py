@@ -257,14 +257,14 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
 
 def _apply_hang_explained(state: State, record: HangExplained) -> State:
     if state.hang is None or record.round != state.hang.round:
-        raise UnlistedTransition(f"HangExplained in round {record.round}, but it does not hang")
+        raise UnlistedTransition(f"HangExplained in round {record.round}, but it is not hanging")
     hang = replace(state.hang, explanation=record.detail)
     return replace(state, hang=hang, reason=f"round {record.round} hangs: {record.detail}")
 
 
 def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
     if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it does not run")
+        raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it is not running")
     hangs = record if isinstance(record, HangSeen) else None
     action, why = (Action.DUMP, "all ranks stand still") if hangs else (Action.CONTINUE, "they move again")
     nodes = [
@@ -278,7 +278,7 @@ def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
 
 def _apply_slow_seen(state: State, record: SlowSeen) -> State:
     if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"SlowSeen in round {record.round}, but it does not run")
+        raise UnlistedTransition(f"SlowSeen in round {record.round}, but it is not running")
     return replace(state, slow=(*state.slow, record), reason=f"round {record.round}: {record.detail}")
 
 
@@ -318,7 +318,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
 
 
 def _apply_check_requested(state: State, record: CheckRequested) -> State:
-    why = f"round {record.round} may have ended by a fault of the hardware"
+    why = f"round {record.round} may have ended because of faulty hardware"
     nodes = [
         node_after(node, record, why, record.round)
         for role in state.members
@@ -346,7 +346,7 @@ def _apply_check_over(state: State, record: CheckOver) -> State:
 
 def _apply_round_broken(state: State, record: RoundBroken) -> State:
     if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"round {record.round} broken, but it does not run")
+        raise UnlistedTransition(f"round {record.round} broken, but it is not running")
     start = state.round.restore.iteration if state.round.restore else 0
     stalled = state.stalled + (record.reason not in _FAULTLESS)
     # Members stop their workers one after the other: workers of the others die of the broken connection first.

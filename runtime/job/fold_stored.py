@@ -41,7 +41,7 @@ def _apply_data_shard_taken(state: State, record: DataShardTaken) -> State:
 def _apply_data_shard_ended(state: State, record: DataShardEnded) -> State:
     before = state.queues[record.queue]
     if before.leases[record.worker].position != record.position:
-        raise UnlistedTransition(f"{record.worker} does not do shard {record.position} of {record.queue}")
+        raise UnlistedTransition(f"{record.worker} is not doing shard {record.position} of {record.queue}")
     lease = data_queues.Lease(record.round, record.number, data_queues.NOTHING)
     if record.is_done:
         after = data_queues.finish_position(before, record.worker, lease, record.position, record.iteration)

@@ -1,7 +1,7 @@
 """Signs of life, which are not journaled: when each node was last heard from, its iteration, whether it stands still.
 
 A new master knows the round from the journal and learns the rest from heartbeats: until a heartbeat says otherwise, no
-node has taken its seat, made progress or stands still, and all timeouts start anew.
+node has taken its seat, made progress or stands still, and all timeouts restart.
 
 Deadlines are in a heap and are re-evaluated only when they expire, so a heartbeat costs as much among 10,000 nodes as
 among two.
@@ -23,7 +23,7 @@ LONG_PHASES = frozenset({"evaluation", "eval", "validation", "torch.save", "expo
 """Phases that may take long without a sign of progress, as scripts name them; the first and `torch.save` are seen from
 outside, too."""
 PACES = 10
-"""So many median iterations may pass before a node counts as standing still, if that is more than the time limit."""
+"""This many median iterations may pass before a node counts as standing still, if that is more than the time limit."""
 
 
 _MAY_BE_SILENT = (NodePhase.RUNNING, NodePhase.REJOINING)

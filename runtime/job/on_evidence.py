@@ -10,7 +10,7 @@ from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence
 
 REPEATED = 2
-"""So often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
+"""How often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
 the hardware's."""
 
 
@@ -20,7 +20,7 @@ def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
     node, current, place = tx.require_node(evidence.node), tx.state.round, (evidence.round, evidence.iteration)
     tx.mark_alive(evidence.node)
     if not 0 <= evidence.shard < evidence.shards:
-        raise Refused(f"{evidence.node} tells of shard {evidence.shard} of {evidence.shards}")
+        raise Refused(f"{evidence.node} reports shard {evidence.shard} of {evidence.shards}")
     if tx.state.phase is not JobPhase.RUNNING or not tx.spec.certify_interval:
         return
     if current is None or not evidence.round == node.round == current.number:
@@ -58,7 +58,7 @@ def _reject(tx: Transaction, evidence: Evidence, verdict: certification.Verdict)
     times, most = tx.state.rejections.get(iteration, 0), tx.spec.patience.same_error
     if times < (most or REPEATED):
         return
-    again, skipped = f"{detail}; it is so for the {times}. time", tx.state.skipped
+    again, skipped = f"{detail}; this has happened {times} times", tx.state.skipped
     if evidence.doubt and iteration not in skipped and len(skipped) < tx.spec.skip_batches:
         what = f"{again}: its batch is skipped ({len(skipped) + 1} of at most {tx.spec.skip_batches})"
         tx.record(BatchSkipped(time=tx.now, iteration=iteration, detail=what))

@@ -52,7 +52,7 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
         for name in ("command", "args"):
             words = container.get(name)
             if isinstance(words, list) and not all(isinstance(word, str) for word in words):
-                yield f"spec.containers[0].{name}: texts are needed; put numbers in quotes"
+                yield f"spec.containers[0].{name}: strings are needed; put numbers in quotes"
 
 
 def _unknown(

@@ -211,7 +211,7 @@ class RoundFormed(Fact, frozen=True, kw_only=True):
 
 
 class CheckRequested(Fact, frozen=True, kw_only=True):
-    """Hardware may be to blame for the end of this round: its waiting members are told to test themselves before the
+    """Hardware may have ended this round: its waiting members are told to test themselves before the
     next one is formed."""
 
     round: int

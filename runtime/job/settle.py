@@ -167,7 +167,7 @@ def _handle_hang(tx: Transaction) -> None:
 
 
 def _handle_slow(tx: Transaction) -> None:
-    """Say once which node the others wait for, and what of it is slow; replace it if the policy says so."""
+    """Say once which node the others wait for, and its slow part; replace it if the policy says so."""
     for slow in tx.liveness.slow_nodes.stragglers:
         state, verdict = tx.state, slow.verdict
         if state.phase is not JobPhase.RUNNING or state.hang or slow.node not in state.nodes:
@@ -270,7 +270,7 @@ def _regroup(tx: Transaction) -> rounds.Verdict:
 
 
 def _request_check(tx: Transaction) -> bool:
-    """Have the last round's nodes test themselves if hardware may be why it ended. Whether they were told just now.
+    """Have the last round's nodes test themselves if hardware may be why it ended. Returns whether it told them now.
 
     An error that echoes a kill or a loss asks for none: by now all members have reported what happened.
     """

@@ -27,9 +27,9 @@ class SlowNode:
     node: str
     verdict: SlowVerdict
     windows: int
-    """So many windows in a row, up to now, told of this: of this node, or of slow connections."""
+    """How many windows in a row, up to now, reported this node, or slow connections."""
     own_windows: int
-    """In so many of them, up to now, it was the slowest."""
+    """In how many of them it was the slowest."""
     others: bool
     """Ranks of other nodes are slow, too."""
 
@@ -44,7 +44,7 @@ class SlowNodes:
     """By role."""
 
     def clear(self) -> None:
-        """Begin another round, or anew after a gap."""
+        """Begin another round, or start again after a gap."""
         self._paces.clear()
         self._slow.clear()
 

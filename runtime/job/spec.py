@@ -91,7 +91,7 @@ class HangPolicy(StrEnum):
     """What happens once all ranks stand still and their stacks are written."""
 
     REPORT = "report"
-    """The job goes on; the hang is reported."""
+    """The job continues; the hang is reported."""
     RESTART = "restart"
     """All workers restart in a new round."""
     FAIL = "fail"
@@ -100,14 +100,14 @@ class HangPolicy(StrEnum):
 
 class StragglerPolicy(StrEnum):
     """What happens to a slow node: one whose check took more than twice the median of the job's nodes, or for which the
-    others wait in iteration after iteration. Every policy reports it, with what of it is slow."""
+    others wait in iteration after iteration. Every policy reports it, with its slow part."""
 
     REPORT = "report"
     """It is only reported."""
     EXCLUDE = "exclude"
     """After a slow check, it is replaced, and its host is avoided."""
     REPLACE = "replace"
-    """Also while it trains, once per replica, if the job can go on without it meanwhile."""
+    """Also while it trains, once per replica, if the job can continue without it meanwhile."""
 
 
 class NodeEvent(StrEnum):
@@ -311,8 +311,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Iterations between two states that are compared across replicas; only states that agree are restored. 0: every
     complete state is."""
     loss_spike: float = 0.0
-    """With certify_interval: a loss above so many times the median of those before counts as unsound, as one does that
-    is not finite; 0: none does."""
+    """With certify_interval: a loss above this many times the median of those before counts as unsound, as a non-finite
+    one does; 0: none does."""
     skip_batches: int = 0
     """With certify_interval: how many batches may be skipped whose loss was unsound again when the iteration was
     repeated; beyond that the job fails."""

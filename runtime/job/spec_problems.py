@@ -49,7 +49,7 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         if getattr(spec, name) < 0:
             yield f"{name}: {getattr(spec, name)} is negative"
     if spec.loss_spike and not spec.loss_spike > 1:
-        yield f"loss_spike: {spec.loss_spike:g} times the median is no spike; give more than 1, or 0"
+        yield f"loss_spike: {spec.loss_spike:g} times the median is not a spike; give more than 1, or 0"
     if (spec.loss_spike or spec.skip_batches) and not spec.certify_interval:
         yield "loss_spike, skip_batches: a step back leads to a certified state; set certify_interval, too"
     if spec.keep_every and not spec.keep_last:
@@ -71,14 +71,14 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
     if spec.oom != Oom() and not any(role.resources.memory_bytes for role in spec.roles.values()):
         yield "oom: no role says how much memory its nodes have"
     if spec.placement is Placement.JOINED and spec.clean_pod_policy is not CleanPodPolicy.ALL:
-        yield "clean_pod_policy: nodes that come by themselves (placement joined) cannot be removed"
+        yield "clean_pod_policy: nodes that join by themselves (placement joined) cannot be removed"
     if spec.placement is Placement.JOINED and spec.avoid_hosts:
-        yield "avoid_hosts: nodes that come by themselves (placement joined) cannot be placed"
+        yield "avoid_hosts: nodes that join by themselves (placement joined) cannot be placed"
     if spec.placement is Placement.JOINED and spec.hosts not in ("", JobSpec().hosts):
-        yield "hosts: nodes that come by themselves (placement joined) cannot be placed"
+        yield "hosts: nodes that join by themselves (placement joined) cannot be placed"
     if spec.placement is Placement.JOINED and (spec.priority_class or spec.scheduler_name):
         field = "priority_class" if spec.priority_class else "scheduler_name"
-        yield f"{field}: nodes that come by themselves (placement joined) are no pods of this job"
+        yield f"{field}: nodes that join by themselves (placement joined) are not pods of this job"
     try:
         switches(spec.topology)
     except TopologyError as error:
@@ -129,7 +129,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
         if rule.events and rule.restart_policy is RestartPolicy.EXIT_CODE:
             yield f"{at}.fault_rules[{number}]: the restart policy ExitCode is for exit codes, not events"
         if spec.placement is Placement.JOINED and rule.restart_scope is not RestartScope.POD:
-            yield f"{at}.fault_rules[{number}]: nodes that come by themselves (placement joined) cannot be replaced"
+            yield f"{at}.fault_rules[{number}]: nodes that join by themselves (placement joined) cannot be replaced"
     if spec.placement is Placement.JOINED:
         pointless = {
             "scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources", "restart_scope",
@@ -138,7 +138,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):
             if getattr(role, field) != getattr(defaults, field):
-                yield f"{at}.{field}: is not possible for nodes that come by themselves (placement joined)"
+                yield f"{at}.{field}: is not possible for nodes that join by themselves (placement joined)"
 
 
 def _of_waiting(spec: JobSpec) -> Iterator[str]:

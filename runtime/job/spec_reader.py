@@ -41,7 +41,7 @@ class FlagValue(NamedTuple):
 
 
 class SpecError(ValueError):
-    """What is wrong with a spec, one line each: `file line N: field: what, and how to mend it`."""
+    """What is wrong with a spec, one line each: `file line N: field: what, and how to fix it`."""
 
     def __init__(self, wrong: list[str]) -> None:
         super().__init__("\n".join(wrong))

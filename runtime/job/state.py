@@ -69,7 +69,7 @@ class State(msgspec.Struct, frozen=True):
     slow: tuple[SlowSeen, ...] = ()
     """The slow nodes that were seen in the running round."""
     slow_replaced: frozenset[tuple[str, int]] = frozenset()
-    """(role, index) of replicas whose slow node was replaced. If the next one is slow, too, no machine mends it."""
+    """(role, index) of replicas whose slow node was replaced. If the next one is slow, too, no other machine helps."""
     worlds: dict[int, int] = {}
     """World size of the newest rounds."""
     blamed: dict[int, WorkerFaulted] = {}

@@ -80,8 +80,8 @@ def choose_suspects(
 ) -> dict[str, tuple[str, ...]]:
     """Who is suspected -> who asked, from (accuser, accused).
 
-    Whom most accuse comes first, and what it says no longer counts: a node that lost its own network accuses everybody,
-    and everybody accuses it. Among equals it is the one not heard from for longest.
+    The node with the most accusers comes first, and its own accusations no longer count: a node that lost its own
+    network accuses everybody, and everybody accuses it. Among equals it is the one not heard from for longest.
     """
     by_accused: defaultdict[str, set[str]] = defaultdict(set)
     for accuser, accused in pairs:

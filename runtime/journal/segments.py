@@ -108,7 +108,7 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
 
 
 def _read_consecutive(store: Store, job: str, next_number: int, listed: list[int]) -> list[StoredSegment]:
-    """The segments from `wanted` on, up to the first that is missing."""
+    """The segments from `next_number` on, up to the first that is missing."""
     bodies: list[StoredSegment] = []
     for number in listed:
         if number != next_number + len(bodies):

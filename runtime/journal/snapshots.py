@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_due(segments: int, records: int, state: State) -> bool:
-    """Whether a replay of so many segments and records takes much longer than reading a snapshot."""
+    """Whether a replay of that many segments and records takes much longer than reading a snapshot."""
     return segments >= MAX_SEGMENTS or records >= max(MAX_RECORDS, MAX_RECORDS_PER_NODE * len(state.nodes))
 
 

@@ -81,7 +81,7 @@ def token_of(environment: Mapping[str, str], address: str | None, job: str) -> s
         return secrets.token_urlsafe(32)
     if not is_loopback(address):
         raise ValueError(
-            f"{TOKEN_VARIABLE} is not set: nodes on several machines need a secret in common; "
+            f"{TOKEN_VARIABLE} is not set: nodes on several machines need a common secret; "
             f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
         )
     return shared_token(own_folder() / f"{job}.token")

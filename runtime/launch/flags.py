@@ -94,7 +94,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
         choices=["report", "replace"],
         default="report",
         help="what follows if the others wait for a node for a minute, iteration after iteration: it is reported, with "
-        "what of it is slow, or also left out, if enough others are there (report)",
+        "its slow part, or also left out, if enough others are there (report)",
     )
     group.add_argument(
         "--cooldown", type=float, default=30.0, metavar="SECONDS",

@@ -45,7 +45,7 @@ class Master:
             code = await self._run_once()
             if self.stopped or (code >= 0 and code != ExitCode.TRY_AGAIN):
                 return code
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not continue"
             self._say(f"the master {how}; another one takes over")
             await asyncio.sleep(_PAUSE_S if code >= 0 else 0)
             if self.stopped:  # Checked during the pause, because a new master would never hear of the stop.

@@ -80,7 +80,9 @@ def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> 
     process = listening_process(ip, port) if answer in (Answer.OTHER, Answer.SILENT) else None
     if answer is Answer.OTHER or (process is not None and not is_master(process)):
         who = process_text(process) if process else "something"
-        raise ValueError(f"{ip}:{port}: {who} is there, no master of this job: it {probed_answer}; choose another port")
+        raise ValueError(
+            f"{ip}:{port}: {who} is there, not a master of this job: it {probed_answer}; choose another port"
+        )
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(
             f"{ip}:{port}: the master there refuses this token; set {TOKEN_VARIABLE} to the one that it has"

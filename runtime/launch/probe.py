@@ -36,7 +36,7 @@ class Listener(NamedTuple):
 
     answer: Answer
     seen: str = ""
-    """What a listener that is no master answered, for people."""
+    """What a listener other than a master answered, for people."""
 
 
 def probe_endpoint(address: str, port: int, credentials: Credentials, job: str) -> Listener:

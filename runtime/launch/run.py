@@ -214,7 +214,8 @@ class _Node:
             if answer.answer not in (Answer.NOBODY, Answer.SILENT, Answer.OTHER):
                 return  # The agent says what is wrong with a master.
             if answer.answer not in answers:
-                what = "nothing listens there yet" if answer.answer is Answer.NOBODY else f"what is there {answer.seen}"
+                is_free = answer.answer is Answer.NOBODY
+                what = "nothing listens there yet" if is_free else f"the listener there {answer.seen}"
                 limit_s = self._options.rendezvous.connect_s
                 say(f"no master of this job at {place.host}:{place.port}: {what}; this node tries for {limit_s:g} s")
             answers.add(answer.answer)

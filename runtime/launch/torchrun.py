@@ -29,7 +29,7 @@ class ValueAction(argparse.Action):
 
 
 class SwitchAction(argparse.Action):
-    """A flag without a value; PET_<DEST>=1 also turns it on. Raises ValueError if the variable is no number."""
+    """A flag without a value; PET_<DEST>=1 also turns it on. Raises ValueError if the variable is not a number."""
 
     def __init__(self, *, environment: Mapping[str, str], dest: str, default: bool = False, **more: Any) -> None:
         name = f"PET_{dest.upper()}"

@@ -292,7 +292,7 @@ class Endpoints:
         )
 
     def _refused(self) -> dict[str, int]:
-        """So many requests were refused, by reason."""
+        """How many requests were refused, by reason."""
         return {"unauthorized": self._unauthorized, "malformed": self._malformed, "misplaced": self._misplaced}
 
     def _get_nodes(self) -> Reply:

@@ -270,7 +270,7 @@ class JournaledBrain:
         async with self._surveying:
             if report.round == round_number(self.core.state) and self.core.state.phase is JobPhase.RUNNING:
                 look = partial(survey_store, self.store, self.spec.job, self.core.state)
-                survey = await retry("a look at the checkpoints", look)
+                survey = await retry("the survey of the checkpoints", look)
                 self.feed(RestoreFailed(report, survey))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:

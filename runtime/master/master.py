@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
-    """Cannot listen at the address, or cannot open a connection per node. One line: why, and how to mend it."""
+    """Cannot listen at the address, or cannot open a connection per node. One line: why, and how to fix it."""
 
 
 @dataclass(frozen=True)

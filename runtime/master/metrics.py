@@ -38,7 +38,8 @@ FAMILIES = (
     Family("everstep_iterations", "counter", "Iterations reported to this master; repeated ones count again."),
     Family("everstep_tokens", "counter", "Tokens of these iterations."),
     Family("everstep_iteration_seconds", "counter", "Seconds of these iterations, stalls included.", (), "seconds"),
-    Family("everstep_stall_seconds", "counter", "Of these seconds, those that saving blocked training.", (), "seconds"),
+    Family("everstep_stall_seconds", "counter", "Of these seconds, those in which saving blocked training.",
+           (), "seconds"),
     Family("everstep_loss", "gauge", "The newest loss that rank 0 has reported."),
     Family("everstep_round", "gauge", "The newest round."),
     Family("everstep_nodes", "gauge", "Nodes, by role and phase.", ("role", "phase")),
@@ -53,9 +54,9 @@ FAMILIES = (
            ("node", "role", "host"), "seconds"),
     Family("everstep_node_heartbeat_timestamp_seconds", "gauge", "Unix time of each node's last heartbeat.",
            ("node", "role", "host"), "seconds"),
-    Family("everstep_rank_own_seconds", "gauge", "Of an iteration, what each rank does not wait for the others: the "
-           "mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
-    Family("everstep_rank_waiting_ratio", "gauge", "Of its newest window, what each rank waited in collectives.",
+    Family("everstep_rank_own_seconds", "gauge", "Seconds of an iteration in which a rank does not wait for others: "
+           "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
+    Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",
            ("node", "role", "host", "rank"), "ratio"),
     Family("everstep_requests_refused", "counter", "Requests that this master has refused.", ("reason",)),
 )  # fmt: skip

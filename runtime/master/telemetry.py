@@ -99,7 +99,7 @@ class Telemetry:
         try:
             await asyncio.to_thread(pack, self._store, self._job)
         except (StoreError, NoSuchKey) as error:
-            _log.warning("old telemetry was not packed, to be tried again: %s", error)
+            _log.warning("old telemetry was not packed, trying again later: %s", error)
 
 
 def flush_interval(age_s: float) -> float:

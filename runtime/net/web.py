@@ -28,7 +28,7 @@ PIECE = 1 << 20
 CONNECT_S = 10.0
 """Seconds for each address of a host to accept the connection."""
 SLOW_S, SLOW_BYTES = 60.0, 1024
-"""An answer with fewer bytes in so many seconds has failed: a server could send a byte now and then for ever."""
+"""An answer with fewer bytes in this many seconds has failed: a server could send a byte now and then forever."""
 WIRE_ERRORS = (http.client.HTTPException, OSError, ValueError)
 """What urllib and http.client raise for invalid addresses, answers and connections."""
 

@@ -28,7 +28,7 @@ def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev"))
     listed = environment.get(VARIABLE)
     if listed is not None:
         names = [name.strip() for name in listed.split(",")]
-        # CUDA ignores what follows a name that is none, such as -1.
+        # CUDA ignores what follows an invalid name, such as -1.
         return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
     numbers = (match.group(1) for path in folder.glob("nvidia*") if (match := _FILE.fullmatch(path.name)))
     return tuple(sorted(numbers, key=int))

@@ -96,7 +96,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     is_working: bool = False
     """The workers show no beacon of their own, compute, and wait for no other rank."""
     blocked_s: float = 0.0
-    """Before the first progress: for so long neither a worker nor a process that it started has used CPU or disk."""
+    """Before the first progress: for how long neither a worker nor a process that it started has used CPU or disk."""
     awaits: bool = False
     """Some worker waits for other ranks, in a collective or for a process group."""
     paces: tuple[Pace, ...] = ()
@@ -104,7 +104,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     silent: tuple[str, ...] = ()
     """Neighbours in `round` that answer neither this agent nor those through which it asked them."""
     silent_s: float = 0.0
-    """For so many seconds, at least."""
+    """For at least this many seconds."""
     life: int = 0
     number: int = 0
     """Counts this agent's heartbeats, from 1; 0: not given."""

@@ -47,7 +47,7 @@ class Round(msgspec.Struct, frozen=True):
     certifies: int = 0
     """Iterations between two states that are compared across the nodes; 0: none is."""
     loss_spike: float = 0.0
-    """A loss above so many times the median of those before is unsound; 0: none is for that."""
+    """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are not done: their losses were unsound each time."""
     framework: Framework = Framework.PYTORCH
@@ -87,7 +87,7 @@ class Seat(msgspec.Struct, frozen=True):
     certifies: int = 0
     """Iterations between two states that are compared across the nodes; 0: none is."""
     loss_spike: float = 0.0
-    """A loss above so many times the median of those before is unsound; 0: none is for that."""
+    """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are not done: their losses were unsound each time."""
     framework: Framework = Framework.PYTORCH

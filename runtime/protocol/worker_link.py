@@ -171,7 +171,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
-    """The request failed. `message` is one line: why, and how to mend it."""
+    """The request failed. `message` is one line: why, and how to fix it."""
 
     message: str
 

@@ -49,8 +49,8 @@ class RoundSeconds:
     """The spells of a round: they begin with it, end with it, and have no gap and no overlap."""
 
     def __init__(self, life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> None:
-        """`iterations`: those of the round, by time. `done`: the newest iteration of the rounds before. `end`: when the
-        window ends, for a round that has not."""
+        """`iterations`: those of the round, by time. `iteration_before`: the newest iteration of the rounds before.
+        `end`: when the window ends, for a round that has not."""
         end = max(min(life.end, end), life.begin)
         self.spells = tuple(_with_hangs(_fill(life, iterations, iteration_before, end), life.hangs))
         self._ends = [spell.end for spell in self.spells]

@@ -9,7 +9,7 @@ from everstep.runtime.report.page import format_seconds, what_next
 from everstep.runtime.report.read import Run
 
 MOST_SLOW = 20
-"""Slow nodes that are told: the newest ones."""
+"""How many slow nodes are reported: the newest ones."""
 MOST_PARAGRAPHS = 5
 """Faults that Markdown explains: the newest ones."""
 

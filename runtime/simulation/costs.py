@@ -56,14 +56,14 @@ COSTS = {
         Costs(
             "16k-gpus-dlrover",
             "the same machines by DLRover's rules: a silent node is dead after 600 s, heartbeats each 15 s, state in "
-            "the agent's memory. Assumed: processes and imports start anew in 60 s, 0.5 s to copy the state (its blog)",
+            "the agent's memory. Assumed: processes and imports restart in 60 s, 0.5 s to copy the state (its blog)",
             iteration_s=5.0, detect_s=15.0, silent_s=600.0, stop_s=30.0, init_s=90.0, restore_s=10.0,
             restore_store_s=120.0, node_s=120.0, stage_stall_s=0.5,
         ),
         Costs(
             "16k-gpus-torchrun",
             "the same machines with torchrun and torch.save: a lost rank is seen when a collective times out (600 s), "
-            "state comes from the store. Assumed: processes and imports start anew in 60 s, 60 s to save",
+            "state comes from the store. Assumed: processes and imports restart in 60 s, 60 s to save",
             iteration_s=5.0, detect_s=30.0, silent_s=600.0, stop_s=30.0, init_s=90.0, restore_s=120.0,
             restore_store_s=120.0, node_s=120.0, stage_stall_s=60.0, from_memory=False,
         ),

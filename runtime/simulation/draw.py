@@ -52,7 +52,7 @@ def _lane(one: Outcome, top: int) -> list[str]:
 
 
 def column_shares(one: Outcome, columns: int) -> list[float]:
-    """The mean share of the nodes that trained in each of so many equal spans."""
+    """The mean share of the nodes that trained in each of that many equal spans."""
     span, spent = one.seconds / columns, [0.0] * columns
     samples = [*one.samples, (one.seconds, 0)]
     for (begin, nodes), (end, _) in pairwise(samples):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator
 CHUNK_BYTES = 256 << 10
 """Bytes sent at once if there is a limit."""
 _BURST_S = 0.1
-"""Unused bandwidth of so many seconds may be used later."""
+"""Unused bandwidth of this many seconds may be used later."""
 
 
 class Pace:
-    """A token bucket: `take` waits until so many bytes may be sent. `bytes_per_s` 0: no limit, no wait."""
+    """A token bucket: `take` waits until that many bytes may be sent. `bytes_per_s` 0: no limit, no wait."""
 
     def __init__(
         self,

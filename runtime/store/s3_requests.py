@@ -50,11 +50,11 @@ class StreamedBody:
     length: int
     """Bytes, in total."""
     pieces: Callable[[], Generator[memoryview]]
-    """Begins anew with each attempt."""
+    """Called again for each attempt."""
 
 
 Body = bytes | StreamedBody
-"""A function makes the chunks anew for each attempt."""
+"""A function makes the chunks again for each attempt."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Requests:
         self._idle.append(connection)
 
     def _wait(self, pauses: Iterator[float], retry_after: str) -> None:
-        """Wait before the next attempt. `told` is the server's Retry-After."""
+        """Wait before the next attempt. `retry_after` is the server's Retry-After."""
         pause = next(pauses)
         with suppress(ValueError):
             pause = max(pause, min(float(retry_after or 0), 10.0))
@@ -270,11 +270,11 @@ class Requests:
         there, endpoint = self._settings.uri, self._settings.endpoint
         why = f"{code}: {message}" if message else code or f"status {status}"
         if code == "NoSuchBucket":
-            raise StoreError(f"{there}: no such bucket at {endpoint}; make it, or choose another --store")
+            raise StoreError(f"{there}: no such bucket at {endpoint}; create it, or choose another --store")
         if status == 404 and code in ("NoSuchKey", ""):
             raise NoSuchKey(key.removeprefix(self._settings.prefix))
         if code == "RequestTimeTooSkewed":
-            raise StoreError(f"{there}: this machine's clock is not that of {endpoint}; set it right")
+            raise StoreError(f"{there}: the clocks of this machine and of {endpoint} differ; correct this machine's")
         if status in (301, 307) or code in _WRONG_REGION_CODES:
             raise StoreError(f"{there}: {endpoint} refuses to {method} ({why}); set AWS_REGION to the bucket's region")
         if status == 403:

@@ -157,8 +157,9 @@ class _Session(requests.Session):
         except requests.exceptions.SSLError as error:
             raise ApiError(
                 Trouble.OTHER,
-                f"{self._where}: no TLS with it ({_innermost_reason(error)}); ARGO_SECURE=false for a server without "
-                "TLS, REQUESTS_CA_BUNDLE for its own authority, ARGO_INSECURE_SKIP_VERIFY=true to trust it unseen",
+                f"{self._where}: TLS with it failed ({_innermost_reason(error)}); ARGO_SECURE=false for a server "
+                "without TLS, REQUESTS_CA_BUNDLE for its own authority, "
+                "ARGO_INSECURE_SKIP_VERIFY=true to trust it unchecked",
             ) from None
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
             raise ApiError(Trouble.OTHER, f"ARGO_SERVER: {error}; write host:port or a URL") from None
@@ -193,7 +194,7 @@ def _innermost_reason(error: BaseException) -> str:
 
 
 def _explain(where: str, response: requests.Response) -> tuple[Trouble, str]:
-    """What an answer from 400 on means, and how to mend it."""
+    """What an answer from 400 on means, and how to fix it."""
     try:
         status_object = response.json()
         why = str(status_object.get("message") or "") if isinstance(status_object, dict) else ""

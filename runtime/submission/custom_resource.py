@@ -60,7 +60,7 @@ class CustomResource:
         )
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
-        """See Route. A stream that breaks off ends; it is opened anew."""
+        """See Route. A stream that breaks off is opened again."""
         has_begun = False
         try:
             for event in self._loop.items(self._api.watch_one("workflows", name)):
@@ -116,7 +116,7 @@ class CustomResource:
 
 
 def _explain(where: str, url: str, namespace: str, error: KubeError) -> tuple[Trouble, str]:
-    """What went wrong, and how to mend it."""
+    """What went wrong, and how to fix it."""
     status, message = error.status, error.said
     if not status:
         trouble = Trouble.LOST if error.sent else Trouble.UNREACHABLE

@@ -82,7 +82,7 @@ class KubeConfig:
 
     @classmethod
     def read(cls, files: Iterable[Path]) -> "KubeConfig":
-        """Raises ApiError for a file that is none."""
+        """Raises ApiError for a file that is not a kube config."""
         merged = cls()
         for path in files:
             file, folder = _read_file(path), path.absolute().parent
@@ -103,7 +103,7 @@ class KubeConfig:
         fields, folder = _find_entry("cluster", context.cluster, self.clusters)
         cluster = msgspec.convert(fields, Cluster)
         if urlsplit(cluster.server).scheme not in ("http", "https"):
-            raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is no http:// or https:// URL")
+            raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is not an http:// or https:// URL")
         login = KubeLogin()
         if context.user:
             user, users_folder = _find_entry("user", context.user, self.users)
@@ -175,7 +175,7 @@ def _find_entry(kind: str, name: str, entries: Mapping[str, S]) -> S:
 
 
 def _tls_context(cluster: Cluster, folder: Path, certificate: Certificate | None) -> ssl.SSLContext | bool:
-    """Raises OSError for a file that cannot be read, LoginError for what is no certificate."""
+    """Raises OSError for a file that cannot be read, LoginError for an invalid certificate."""
     if not cluster.server.startswith("https"):
         return True
     trusted = read_file_or_data(cluster.certificate_authority, cluster.certificate_authority_data, folder)

@@ -21,7 +21,7 @@ from everstep.runtime.platform.kubernetes.api import KubeError, bearer_from
 
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _CLUSTER_CONFIG = "client.authentication.k8s.io/exec"
-"""The cluster's extension that a plugin is told."""
+"""The cluster's extension that a plugin receives."""
 
 
 class LoginError(Exception):
@@ -109,7 +109,7 @@ def log_in(
 ) -> KubeLogin:
     """The login of the user `name`, whose relative paths lead from `folder`. Runs a plugin, if that is the way.
 
-    `cluster` is told to a plugin that asks for it. Raises LoginError, or OSError for a file.
+    A plugin that asks for it receives `cluster`. Raises LoginError, or OSError for a file.
     """
     certificate = _certificate_of(name, user, folder)
     if user.auth_provider:

@@ -42,7 +42,7 @@ OTHER_KEYS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_T
 
 
 class NotForAClusterError(ValueError):
-    """It cannot run on a cluster. One line: what, and how to mend it."""
+    """It cannot run on a cluster. One line: what, and how to fix it."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _findings_or_doubt(name: str, result: "list[Finding] | KubeError") -> list[F
     if not isinstance(result, KubeError):
         return result
     if result.status in (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED):
-        return [_doubt(f"{name}: you may not look ({result.status})")]
+        return [_doubt(f"{name}: you may not read it ({result.status})")]
     return [_doubt(f"{name}: {result.said}")]
 
 
@@ -188,7 +188,8 @@ def _secret(name: str, keys: Sequence[str]) -> Check:
         endpoint = base64.b64decode(data.get(ENDPOINT, "")).decode(errors="replace")
         host = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
         if host == "localhost" or host == "::1" or host.startswith("127."):
-            return _wrong(f"secret {name}: {ENDPOINT} {endpoint} is each pod itself", "name the store as pods reach it")
+            reason = f"secret {name}: {ENDPOINT} {endpoint} means each pod itself"
+            return _wrong(reason, "name the store as pods reach it")
         return _ready(f"secret {name}")
 
     return check

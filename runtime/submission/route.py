@@ -36,7 +36,7 @@ class Trouble(StrEnum):
 
 
 class ApiError(Exception):
-    """A call to an Argo failed. The text is one line: what, where, how to mend it."""
+    """A call to an Argo failed. The text is one line: what, where, how to fix it."""
 
     def __init__(self, trouble: Trouble, text: str) -> None:
         super().__init__(" ".join(text.split()))

@@ -7,7 +7,7 @@ from everstep.runtime.submission.route import ApiError, Route
 
 
 class TargetError(ValueError):
-    """The wanted target does not exist. One line: what, and how to mend it."""
+    """The wanted target does not exist. One line: what, and how to fix it."""
 
 
 class Target(NamedTuple):

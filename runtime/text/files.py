@@ -42,7 +42,7 @@ def kind_of(name: str) -> Kind:
 
 
 def find_files(paths: str, flag: str) -> list[str]:
-    """The files that `given` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
+    """The files that `paths` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
 
     In the order given, without duplicates; files of one pattern or folder in natural order. Local files have absolute
     paths. Raises TextError for a part that matches nothing and for a file of an unknown kind; `flag` is the option's

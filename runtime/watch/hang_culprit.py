@@ -150,7 +150,7 @@ def _find_stopped(ordered: Sequence[Standing]) -> Verdict | None:
             ranks = [one for one in ranks if not 0 < one.in_kernel < 1 and one.faults_hz < _THRASHES_HZ]
         if ranks:
             if len(ranks) == len(ordered) and len(ordered) > 1 and cause is Cause.KERNEL:
-                return None  # All wait for the disk: that is no rank's fault.
+                return None  # All wait for the disk: no rank is to blame.
             first = ranks[0]
             detail = f" at {first.process.wait_channel}" if cause is Cause.KERNEL and first.process.wait_channel else ""
             at = f"; it is in {first.place}" if first.place else ""
@@ -164,7 +164,7 @@ def _find_absent(ordered: Sequence[Standing]) -> Verdict | None:
     if not absent or len(absent) == len(ordered) or any(one.waits or one.iteration for one in ordered):
         return None
     cause, does = _activity(absent[0])
-    what = f"never came to where the others make a process group; it {does}"
+    what = f"never reached the point where the others create a process group; it {does}"
     return _verdict(cause, absent, ordered, what, verb="")
 
 

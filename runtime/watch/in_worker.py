@@ -80,7 +80,7 @@ def install(environment: Mapping[str, str]) -> None:
 
 
 def begin_round(environment: Mapping[str, str]) -> None:
-    """This process goes on in another round, and its board begins anew; a spare's begins now."""
+    """This process continues in another round, and its board starts again; a spare's starts now."""
     if _watch is None:
         install(environment)
     elif (board := make_board(environment)) is not None:
@@ -99,7 +99,7 @@ def making_group() -> AbstractContextManager[None]:
 
 
 def note_staging(seconds: float) -> None:
-    """A save has kept this worker from training for so long."""
+    """A save has kept this worker from training for `seconds`."""
     if _watch is not None:
         _watch.add_spent(staging_s=seconds)
 

@@ -19,7 +19,7 @@ from everstep.runtime.watch.read_stacks import read_stacks
 from everstep.runtime.watch.stacks import RankStacks, as_text, python_only
 
 _APART_S, _LOOKS = 0.5, 20
-"""From the first to the last of so many looks at a process, which show whether it uses the CPU or waits for it."""
+"""The time from the first to the last look at a process; the looks show whether it uses the CPU or waits for it."""
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ async def _py_spy(pid: int, words: Sequence[str], timeout_s: float) -> tuple[Thr
     try:
         return parse_py_spy(output)
     except msgspec.MsgspecError as error:
-        raise _NoStacksError(f"py-spy wrote something else: {error}") from None
+        raise _NoStacksError(f"py-spy's output cannot be read: {error}") from None
 
 
 async def _ask_process(pid: int, board: Path | None) -> tuple[Thread, ...]:

@@ -1,4 +1,4 @@
-"""Which rank is slow, from how long each waits for the others, and what of it is slow. Pure.
+"""Which rank is slow, from how long each waits for the others, and its slow part. Pure.
 
 In data-parallel training all ranks take the same time per iteration: fast ones wait in collectives for the slow one.
 A rank's own time is what it does not spend there. What explains at least half of what a slow rank takes longer than the
@@ -26,7 +26,7 @@ _CERTAIN = 3.0
 of 300 windows, with 64 ranks in one of 600: `tests/watch/test_slow_by_chance.py` counts."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
-"""If the mean iteration of a window takes more than so many times the median, a pause has made it long: no pace."""
+"""If the mean iteration of a window takes more than this many times the median, a pause made it long: no pace."""
 _EXPLAINS = 0.5
 _THRASHES_HZ = 50.0
 _SLOW_LINK_S = 0.02

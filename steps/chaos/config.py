@@ -7,7 +7,7 @@ from everstep.steps.entry import StepError
 
 @dataclass(frozen=True)
 class Config:
-    """Let one fault happen to a training that runs beside this step, at a random moment, and say when it fired.
+    """Inject one fault into a training that runs beside this step, at a random moment, and say when it fired.
 
     Exit code 1: it did not fire. What cannot be injected here is refused, with the reason; then nothing happens.
     """
@@ -18,9 +18,9 @@ class Config:
     target: str = "train"
     """Name of the train step's task in this run."""
     node: str = ""
-    """The node that it happens to; empty: one of those that train, by chance."""
+    """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0
-    """How long it lasts, where it lasts."""
+    """How long it lasts, for faults that last."""
     share: float = 0.9
     """Share of the CPU, of the memory limit, or of the time that a slow node stands still."""
     iterations: int = 200

@@ -24,7 +24,7 @@ EARLIEST, LATEST = 0.1, 0.6
 
 
 def run(config: Config) -> Result:
-    """Inject the fault, or tell why that cannot be done here. Raises StepError with exit code 1: it did not fire."""
+    """Inject the fault, or say why that cannot be done here. Raises StepError with exit code 1: it did not fire."""
     from everstep.runtime.chaos import NotFiredError, NotPossibleError
 
     try:

@@ -20,7 +20,7 @@ class Config:
     """
 
     nodes: int = 2
-    """Nodes to check. On a cluster one a machine; here local-0, local-1..., each a process of this machine."""
+    """Nodes to check. On a cluster one per machine; here local-0, local-1..., each a process of this machine."""
     min_nodes: int = 1
     """With fewer usable nodes (on a cluster: machines, of those checked) the step ends with exit code 3."""
     check_spare: int = 1

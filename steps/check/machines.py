@@ -32,7 +32,7 @@ Resources = Mapping[str, Mapping[str, Any]]
 START_S = 300.0
 """How long the pods may take to start; those that come later are not checked."""
 LAST_PLACED_S = 10.0
-"""With no machine for the missing pods, and none new for so long, the check begins."""
+"""The check begins once no machine has room for the missing pods and no pod has started for this long."""
 SPARE_S = 3.0
 """The same when the nodes are there and only spare ones are missing."""
 LOOK_S = 1.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CannotMeasureError(StepError):
-    """What there is cannot be measured. After a script of the user's own that is no error: it need not be."""
+    """The checkpoint cannot be measured. This is not an error after a user's own script: it need not leave a Llama."""
 
 
 class NotALlamaError(CannotMeasureError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def evenly_spaced(total: int, count_at_most: int) -> list[int]:
-    """At most `wanted` of 0..total-1, evenly spaced, the same on every call."""
+    """At most `count_at_most` of 0..total-1, evenly spaced, the same on every call."""
     count = min(total, count_at_most)
     return [index * total // count for index in range(count)]
 

@@ -36,7 +36,7 @@ def run(config: Config) -> Result:
         try:
             return _measure(config) if config.checkpoint else _nothing_measured(config, "no checkpoint")
         except NotALlamaError:
-            return _nothing_measured(config, "a checkpoint that is not of a Llama")
+            return _nothing_measured(config, "a checkpoint of another model than a Llama")
         except CannotMeasureError as error:
             return _nothing_measured(config, f"a checkpoint that this text cannot measure ({error})")
     return _measure(config)
@@ -50,7 +50,7 @@ def _nothing_measured(config: Config, why: str) -> Result:
 
 
 def _result(config: Config, summary: str, results: dict[str, Any], measurements: Mapping[str, Any] = {}) -> Result:
-    """`named`: by scripts; `perplexity` and `model` among all are this step's outputs of these names."""
+    """`results`: by scripts; `perplexity` and `model` among all are this step's outputs of these names."""
     facts = {**results, **measurements}
     outputs = {name: str(facts.get(name, "")) for name in ("perplexity", "model")}
     path = artifact(config, "metrics.json", json.dumps(facts, indent=1).encode() + b"\n")

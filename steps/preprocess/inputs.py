@@ -13,7 +13,7 @@ from everstep.steps.preprocess.plan import shards
 
 MANIFEST, SPLITS = "corpus.json", ("train", "validation")
 _SAMPLE_PLACES = 64
-"""A sample is taken from so many evenly spaced places."""
+"""A sample is taken from this many evenly spaced places."""
 _CONCURRENT_FILES = 8
 
 
@@ -55,7 +55,7 @@ class Corpus:
 
 
 def open_corpus(corpus_uri: str) -> Corpus:
-    """The corpus at that address, by its corpus.json. Raises StepError if it is no corpus or lacks files."""
+    """The corpus at that address, by its corpus.json. Raises StepError if it is not a corpus or lacks files."""
     uri, store = absolute_uri(corpus_uri), open_store(corpus_uri, read_only=True)
     manifest = store.get(MANIFEST)
     try:

@@ -30,8 +30,8 @@ def check_user() -> None:
         pwd.getpwuid(os.getuid())
     except KeyError:
         raise StepError(
-            f"user {os.getuid()} has no name here, and Spark's Java wants one; add a line for it to the image's "
-            "/etc/passwd, or run the step as a user that has one"
+            f"user {os.getuid()} has no name here, and Spark's Java needs one; add a line for it to the image's "
+            "/etc/passwd, or run the step as a user with a name"
         ) from None
 
 

@@ -82,7 +82,7 @@ def plan(config: Config, source: Input) -> list[Shard]:
 
 
 def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], Job]) -> TokenizedShards:
-    """Run the planned shards on Spark. `told` is called with the job when Spark has started. Raises StepError."""
+    """Run the planned shards on Spark. `make_job` is called with the job when Spark has started. Raises StepError."""
     from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
     planned = plan(config, source)

@@ -78,8 +78,8 @@ def _names(config: Config, name: str) -> Names:
         names |= {(VALIDATION, key): f"{name}_{VALIDATION}_{key}_{SPLIT_NAME}" for key in config.keys}
     if len(set(names.values())) < len(names):
         raise StepError(
-            f"--jsonl-keys {config.jsonl_keys}: with --validation-share two keys' files would be called alike; "
-            "give them to two commands"
+            f"--jsonl-keys {config.jsonl_keys}: with --validation-share two keys' files would have the same names; "
+            "use two commands"
         )
     return names
 

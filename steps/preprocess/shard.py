@@ -33,7 +33,7 @@ REFUSAL_KEY = "refused"
 
 @dataclass(frozen=True)
 class Job:
-    """What every task is told."""
+    """What every task receives."""
 
     uri: str
     """Where shards are written: a folder, or a prefix of an S3 store."""

@@ -27,7 +27,7 @@ _DOWNLOADED = "load_tiktoken_bpe"
 
 
 def encoding_of_table(source: str, content: bytes) -> "Encoding":
-    """The encoding of a table. Raises StepError for a damaged table, or a name that is none of tiktoken's."""
+    """The encoding of a table. Raises StepError for a damaged table, or a name that tiktoken does not have."""
     import tiktoken
     from tiktoken_ext import openai_public
 
@@ -67,7 +67,7 @@ def _ranks(source: str, content: bytes) -> dict[bytes, int]:
                 f"--vocab-file {source} line {number}: not a token in base64 and its rank; give a table of tiktoken's"
             ) from None
     if missing := 256 - sum(len(token) == 1 for token in ranks):
-        raise StepError(f"--vocab-file {source}: {missing} of the 256 bytes have no rank; it is no whole table")
+        raise StepError(f"--vocab-file {source}: {missing} of the 256 bytes have no rank; the table is incomplete")
     return ranks
 
 

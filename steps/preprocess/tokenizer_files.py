@@ -33,7 +33,7 @@ def gpt2_files(vocab_file: str, merge_file: str) -> tuple[Path, ...]:
 
 
 def require_table(vocab_file: str) -> None:
-    """Raise StepError for a path of tiktoken's table that is no file. A name is known to tiktoken alone."""
+    """Raise StepError for a missing file of a tiktoken table. A name is known to tiktoken alone."""
     is_path = vocab_file.endswith(".tiktoken") or "/" in vocab_file
     if is_path and not (vocab_file.endswith(".tiktoken") and Path(vocab_file).is_file()):
         raise StepError(f"--vocab-file {vocab_file}: no such table; give a file named like cl100k_base.tiktoken")

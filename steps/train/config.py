@@ -116,11 +116,11 @@ class Config:
     """Iterations between two comparisons of the state across replicas; only states that agree are restored. 0: no
     comparison."""
     loss_spike: float = 0.0
-    """With certify_interval: a loss above so many times the median of the last 32 is unsound, as one that is not finite
-    is: training steps back to the newest certified state. 0: none is."""
+    """With certify_interval: a loss above this many times the median of the last 32 is unsound, as a non-finite one is:
+    training steps back to the newest certified state. 0: none is."""
     skip_batches: int = 0
-    """With certify_interval: skip a batch whose loss is unsound again when it is repeated, at most so many; beyond that
-    the training fails. The script must use everstep.batches."""
+    """With certify_interval: skip a batch whose loss is unsound again when it is repeated, at most this many; beyond
+    that the training fails. The script must use everstep.batches."""
     network_check: str = "auto"
     """True: check each node with a healthy one before it joins; an unfit one is replaced on another host. auto: where a
     node has a pod of its own, so not where all share this machine."""

@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="iterations until the peak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products (autocast)")
-    parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--micro-batch", type=int, default=0, help="samples a pass; gradients accumulate (0: all)")
     return parser.parse_args()
 

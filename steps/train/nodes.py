@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 UNFIT_EXIT_CODE = 201
 """Exit code of a node that fails its check, if the spec lists none for faulty hardware."""
 FIRST_CHECK_S = 5.0
-"""When no more nodes have come for so long, those that are there are checked: the others will find a partner."""
+"""Once no more nodes have come for this long, those present are checked: the others will find a partner."""
 POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Set for the agents before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
@@ -180,7 +180,7 @@ async def sibling_pods(
 
 
 def start_leaver(store: str, job: str, token: str) -> "LeaveStart":
-    """Leaves in the store what a pod that was checked is to run."""
+    """Writes to the store what a checked pod is to run."""
 
     async def leave(pod: str, start: "NodeStart") -> None:
         key = start_key(job, pod)

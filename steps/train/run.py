@@ -48,7 +48,7 @@ def run(config: Config) -> Result:
     if not config.dataset and not config.script:
         raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess printed")
     if config.model == TINY and not config.script:
-        print("model tiny: random weights, trained from nothing", file=sys.stderr)
+        print("model tiny: random weights, trained from scratch", file=sys.stderr)
     store, spec = open_store(config.store), _fit_to_machine(job_of(config))
     if not config.script and not os.environ.get(POD_VARIABLE):
         from everstep.runtime.platform.devices import machine_devices
@@ -238,11 +238,11 @@ def _unexpected_error_line(error: Exception, log: Path) -> str:
         traceback.print_exception(error, file=file)
     words = " ".join(str(error).split())
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return f"the master failed, its nodes train on and wait for the next one: {what}; traceback in {log}"
+    return f"the master failed; its nodes train on and wait for the next one: {what}; traceback in {log}"
 
 
 def stopped_line(outcome: "Outcome") -> str:
-    """Where a job that was stopped goes on, and what of it is lost."""
+    """Where a stopped job continues, and what it has lost."""
     from everstep.runtime.checkpoint.stored.keys import parse_folder
 
     place = parse_folder(outcome.checkpoint.rpartition("/")[2]) if outcome.checkpoint else None
@@ -252,7 +252,7 @@ def stopped_line(outcome: "Outcome") -> str:
     if stored and stored >= outcome.iterations - 1:  # That one was being computed.
         return f"stopped; the state of iteration {stored} is in the store, the next start continues from there"
     where = f"the newest checkpoint is of iteration {stored}" if stored else "there is no checkpoint"
-    return f"stopped at iteration {outcome.iterations}; {where}, the next start computes again what came after it"
+    return f"stopped at iteration {outcome.iterations}; {where}, the next start repeats what came after it"
 
 
 def _failure(config: Config, outcome: "Outcome") -> str:

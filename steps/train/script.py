@@ -1,4 +1,5 @@
-"""What a training script is told: variables for all, flags for those that it declares, and the user's own arguments."""
+"""What a training script receives: variables for all, flags for those that it declares, and the user's own
+arguments."""
 
 import ast
 import re

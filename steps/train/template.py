@@ -11,12 +11,12 @@ from everstep.steps.template import StepTask, step_task, step_template
 from everstep.steps.train.config import Config
 
 GAUGES = {
-    "loss": "The loss that was reported last",
+    "loss": "The newest reported loss",
     "restarts": "Rounds that faults or changes of membership broke",
-    "goodput": "Share of the nodes' seconds in which they trained on, 0 to 1",
-    "tokens_per_second": "Tokens trained on a second, from the first reported iteration to the last",
+    "goodput": "Share of the nodes' seconds that were productive, 0 to 1",
+    "tokens_per_second": "Tokens trained on per second, from the first reported iteration to the last",
 }
-"""Outputs that Argo exports as metrics; empty where the script tells no such thing."""
+"""Outputs that Argo exports as metrics; empty where the script reports none."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Compares trainings that faults happened to with one that nothing happened to."""
+"""Compares trainings that met faults with an undisturbed one."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a fault did to a training, against one that nothing happened to. Pure."""
+"""What a fault did to a training, compared with an undisturbed one. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from everstep.runtime.report.history import Point
 from everstep.steps.verdict.config import Experiment
 
 SELDOM, FURTHEST = 0.02, 5.0
-"""With another number of nodes sums round otherwise, and a loss swings: so many of all may be further from the
-reference's than the tolerance, and none further than so many times it. Other samples would shift most that follow."""
+"""With another number of nodes, sums are rounded differently and losses vary: this share of them may differ by more
+than the tolerance, none by more than this many times it. Other samples would shift most later losses."""
 KNOWN = 0.9
 """Share of the iterations whose loss must be known: those just before a kill are often not reported."""
 

@@ -8,7 +8,7 @@ from everstep.steps.entry import StepError
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A training that a fault happened to, and what that may cost."""
+    """A training that meets a fault, and what the fault may cost."""
 
     name: str
     """Its train step is the task train-NAME, its fault the task chaos-NAME; an Argo task's name has no spaces."""
@@ -17,8 +17,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost: int
     """Iterations that may be computed again."""
     same: bool = True
-    """The final state must be that of the reference, bit for bit. With fewer or more nodes than there, sums round
-    otherwise: then it may differ by `tolerance`."""
+    """The final state must be that of the reference, bit for bit. With another number of nodes, sums are rounded
+    differently: it may then differ by `tolerance`."""
     reference: str = "reference"
     """The undisturbed training: the task train-REFERENCE."""
 

@@ -15,7 +15,7 @@ def template() -> Container:
         "verdict",
         Config,
         title="Verdict",
-        description="What each fault cost, against a training that nothing happened to.",
+        description="What each fault cost, compared with an undisturbed training.",
         outputs=("verdict",),
         artifacts=("drill.html",),
         fixed={"uid": "{{workflow.uid}}"},

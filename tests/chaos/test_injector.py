@@ -132,7 +132,7 @@ def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
-    assert "r is on a cluster: give --yes if it shall be harmed" in capsys.readouterr().err
+    assert "r is on a cluster: give --yes to harm it" in capsys.readouterr().err
 
 
 def test_the_command_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,7 @@ def begins(world: World, store: Sick) -> tuple[CheckpointId | None, float]:
 
 
 def job(shards: list[Holding]) -> World:
-    """A job that was killed whole, with all that its nodes held; without `known` its journal is gone, too."""
+    """A job that was killed whole, with all that its nodes held; without `shards` its journal is gone, too."""
     world = World(platform({"worker": RoleSpec(1, 1)}))
     if shards:
         for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Process, node, job: what follows when restarts in place do not mend an error."""
+"""Process, node, job: what follows when restarts in place do not end an error."""
 
 import random
 

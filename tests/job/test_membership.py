@@ -1,4 +1,4 @@
-"""Who is in a round: units, order, barriers, extras, and nodes that come by themselves."""
+"""Who is in a round: units, order, barriers, extras, and nodes that join by themselves."""
 
 import pytest
 

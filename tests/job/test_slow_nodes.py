@@ -1,4 +1,4 @@
-"""A node that the others wait for is named with what of it is slow, and replaced where the policy says so."""
+"""A node that the others wait for is named with its slow part, and replaced where the policy says so."""
 
 import pytest
 

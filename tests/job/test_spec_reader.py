@@ -143,7 +143,7 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         (BASE + "timeLimit: -1\n", "job.yaml line 5: timeLimit: -1 is not a number of seconds, 0 or more"),
         (BASE + "priority: 3\n", "job.yaml line 5: priority: 3 is not the name of a PriorityClass"),
         (BASE + "    replicaType: boss\n", "line 5: replicaSpecs.worker.replicaType: 'boss' is not one of master, wo"),
-        (BASE + "placement: joined\npriority: high\n", "line 6: priority: nodes that come by themselves"),
+        (BASE + "placement: joined\npriority: high\n", "line 6: priority: nodes that join by themselves"),
         (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: horovod needs a role launcher"),
         (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
         (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
@@ -176,7 +176,7 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_the_lines() -> None:
 
 
 def test_nodes_that_come_by_themselves_have_no_resources_to_ask_for() -> None:
-    with pytest.raises(SpecError, match=r"replicaSpecs\.worker\.priority: .*nodes that come by themselves"):
+    with pytest.raises(SpecError, match=r"replicaSpecs\.worker\.priority: .*nodes that join by themselves"):
         spec_of(BASE + "    priority: 1\nplacement: joined\n")
 
 

@@ -59,7 +59,8 @@ class World:
         return round_number(self.state)
 
     def takeover(self, is_batch_lost: bool = False) -> None:
-        """Another master replays the journal. `lost`: the last event's records, one segment, had not become durable."""
+        """Another master replays the journal. `is_batch_lost`: the last event's records, one segment, had not become
+        durable."""
         if is_batch_lost and self._batch:
             del self.records[-self._batch :]
             self.states = [(length, state) for length, state in self.states if length <= len(self.records)]
@@ -124,7 +125,7 @@ class World:
         assert replayed == self.state
 
     def _check_round(self, before: State, record: RoundFormed, deleted_places: set[tuple[int, int]]) -> None:
-        """`gone`: what the store has no more."""
+        """`deleted_places`: what the store has no more."""
         names_seen = set()
         for role, role_spec in self.spec.roles.items():
             members = record.round.members[role]

@@ -96,5 +96,5 @@ def test_too_few_nodes_to_check_are_no_quorum(nodes: Nodes) -> None:
     nodes.start("a", "--network-check", patience, nodes="2")
     outcome = nodes.wait_for_end("a")
     assert outcome.code == 3, outcome.err
-    assert re.search(r"\b[01] of 2 nodes came to be checked within 20 s", outcome.err)
+    assert re.search(r"\b[01] of 2 nodes joined the check within 20 s", outcome.err)
     nodes.wait_until_gone()

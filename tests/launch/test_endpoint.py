@@ -141,7 +141,8 @@ def test_a_port_that_something_else_uses_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("listens", "probe_text"), [(True, "what is there answers 'SSH-2.0-theirs'"), (False, "nothing listens there yet")]
+    ("listens", "probe_text"),
+    [(True, "the listener there answers 'SSH-2.0-theirs'"), (False, "nothing listens there yet")],
 )
 def test_a_node_that_waits_for_its_master_says_what_it_found(
     launcher: Launcher, *, listens: bool, probe_text: str

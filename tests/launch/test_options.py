@@ -1,4 +1,4 @@
-"""What a command line means: a launch, or one line that says what is wrong and how to mend it."""
+"""What a command line means: a launch, or one line that says what is wrong and how to fix it."""
 
 import math
 import os

@@ -243,7 +243,7 @@ def test_an_oidc_token_logs_in_while_it_is_valid(tmp_path: Path) -> None:
         ),
         (
             "{current-context: a, contexts: [{name: a, context: {cluster: c}}], clusters: [{name: c, cluster: null}]}",
-            "cluster c: server '' is no http:// or https:// URL",
+            "cluster c: server '' is not an http:// or https:// URL",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Laun
 EARLY = {
     "before the process group": (
         "BEFORE",
-        r"rank 1 of 2 never came to where the others make a process group; it is in planted",
+        r"rank 1 of 2 never reached the point where the others create a process group; it is in planted",
     ),
     "before the first collective": ("AFTER", r"rank 1 of 2 never entered .*; it is in planted"),
 }

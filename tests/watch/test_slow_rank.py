@@ -1,4 +1,4 @@
-"""A slow rank in real processes: named with what of it is slow, by the launcher meanwhile and by `everstep top`."""
+"""A slow rank in real processes: named with its slow part, by the launcher meanwhile and by `everstep top`."""
 
 import re
 import subprocess

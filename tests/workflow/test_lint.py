@@ -169,7 +169,7 @@ def test_lint_looks_into_a_cron_workflow_and_passes_by_what_is_no_workflow(tmp_p
         "run here",
         "w.yaml:9: wrong: invalid: spec.workflowSpec.templates[0]: cannot resolve {{inputs.parameters.no}}; "
         "did you mean inputs.parameters?",
-        "w.yaml:12: warning: here: kind: ResourceQuota is no workflow, so it is not checked",
+        "w.yaml:12: warning: here: kind: ResourceQuota is not a workflow, so it is not checked",
         "w.yaml: 1 errors, 1 cannot run here, 1 warnings",
     ])  # fmt: skip
 

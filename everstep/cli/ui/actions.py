@@ -14,7 +14,7 @@ from everstep.errors import BadInput
 
 LIMIT_S = 60.0
 EARLY_S = 4.0
-"""A verb that runs a whole run again is watched this long; then it goes on by itself."""
+"""A verb that runs a whole run again is watched this long; then it continues in the background."""
 MOST_OUTPUT = 200_000
 _STEP = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -32,7 +32,7 @@ class Deed(NamedTuple):
 def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 0) -> list[str]:
     """The words after `everstep`. `run` is known to be a run of the source. Raises BadInput."""
     if job and not _STEP.fullmatch(job):
-        raise BadInput(f"{job!r} is no step")
+        raise BadInput(f"{job!r} is not a step")
     name, place = f"{run}/{job}" if job else run, list(source.command_flags)
     if what == "scale":
         return ["scale", name, "--nodes", str(nodes), *place]
@@ -40,7 +40,7 @@ def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 
         return ["workflow", what, run, *place]
     if what == "stacks":
         return ["stacks", name, *place]
-    raise BadInput(f"{what!r} is nothing that can be done here")
+    raise BadInput(f"{what!r} cannot be done here")
 
 
 async def act(command: Sequence[str], log: Path | None) -> Deed:
@@ -56,7 +56,7 @@ async def act(command: Sequence[str], log: Path | None) -> Deed:
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     except TimeoutError:
         process.kill()
-        return Deed(typed, 1, f"no end after {LIMIT_S:g} s")
+        return Deed(typed, 1, f"it has not ended after {LIMIT_S:g} s")
     text = b"\n".join(part.strip() for part in (out, err) if part.strip())
     return Deed(typed, process.returncode or 0, text.decode(errors="replace")[:MOST_OUTPUT])
 

@@ -1,4 +1,4 @@
-"""The page's HTTP server: static files for everybody, the rest for who has the token.
+"""The page's HTTP server: static files for everybody, the rest for holders of the token.
 
 GET / and the files of `static`; GET /api/list and /api/run?place=P&name=N[&log=L] (server-sent events), POST /api/act.
 The token is in the fragment of the address that `everstep ui` prints. A browser never sends a fragment; the page's
@@ -48,7 +48,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError)
-"""What reading files raises that are not as a run writes them. Other runs are shown all the same."""
+"""Raised for files that no run wrote in this form. Other runs are still shown."""
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
@@ -109,9 +109,9 @@ def _guard(gate: TokenGate, port: int) -> Any:
         is_admitted = gate.admits(request)
         origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
         if host not in hosts:
-            answer: web.StreamResponse = _error(403, "this server is 127.0.0.1 or localhost, and nobody else")
+            answer: web.StreamResponse = _error(403, "this server answers only as 127.0.0.1 or localhost")
         elif origin is not None and origin != f"http://{host}":
-            answer = _error(403, "another site's page may not ask this server")
+            answer = _error(403, "a page of another site may not call this server")
         elif request.path.startswith("/api/") and not is_admitted:
             answer = _error(401, "the token is missing: open the address that `everstep ui` printed")
         else:

@@ -177,6 +177,7 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
         text = f"round {one.number}: {count} node{'' if count == 1 else 's'}, {source}"
         yield {"time": one.begin, "kind": "round", "text": text, "more": one.reason}
     for time in history.takeovers:
-        yield {"time": time, "kind": "master", "text": "a new master took the job over", "more": "its nodes went on"}
+        text = "a new master took the job over"
+        yield {"time": time, "kind": "master", "text": text, "more": "its nodes kept training"}
     if history.end is not None:
         yield {"time": history.end, "kind": "end", "text": f"the job {history.result}", "more": history.reason}

@@ -22,7 +22,7 @@ TAIL_BYTES = 64 << 10
 """Of a log that is opened, the last bytes are shown."""
 LIVE = ("Running", "Pending")
 INTERRUPTED = "Interrupted"
-"""A run of this machine that has not ended and that no process runs: nothing in it moves on."""
+"""A run of this machine that has not ended and that no process runs: nothing in it progresses."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class LocalRuns:
         if entry.phase not in LIVE:
             return entry
         if not _is_run(folder):
-            return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry goes on with it")
+            return msgspec.structs.replace(entry, phase=INTERRUPTED, line="no process runs it; Retry continues it")
         return msgspec.structs.replace(entry, line=_last_line(folder, entry.line))
 
     def open(self, name: str) -> OpenedRun:

@@ -38,7 +38,8 @@ def read(fields: Fields) -> SourceJob:
 
 
 def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
-    """The job spec's frameworkType, if it needs one. A horovodrun without a launcher's role is a command as others."""
+    """The job spec's frameworkType, if it needs one. A horovodrun without a launcher's role is a command like any
+    other."""
     framework = fields.take(str, "spec", "frameworkType", default="")
     if framework == Framework.HOROVOD and LAUNCHER in roles and len(roles) > 1:
         fields.skip("spec", "plugin")  # Keys and discovery script are there.

@@ -1,6 +1,6 @@
 """The host discovery script of Horovod's elastic launcher, by "Elastic Horovod" (--host-discovery-script).
 
-It prints one HOST:SLOTS a line. The agent writes it anew for each round, under the same name, so that a launcher that
+It prints one HOST:SLOTS a line. The agent writes it again for each round, under the same name, so that a launcher that
 outlives rounds (`everstep.keep_running`) reads the newest one.
 """
 

@@ -1,6 +1,6 @@
 """TF_CONFIG, by TensorFlow's "Parameter server training" and "Multi-worker training" guides.
 
-The cluster has the tasks of chief, worker and ps; an evaluator is told of it and is no task in it.
+The cluster has the tasks of chief, worker and ps; an evaluator gets the variable, but is not one of its tasks.
 """
 
 import json

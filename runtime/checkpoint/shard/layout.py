@@ -214,7 +214,7 @@ def read_header(data: bytes | memoryview) -> Layout:
         every, end = _lay_in_sequence({name: _entry(entry) for name, entry in entries.items()}, 8 + length)
         state, table = every.pop(STATE_TENSOR), every.pop(DIGESTS_TENSOR)
         if state.start != 8 + length or find_table(header) != slice(table.start, table.start + table.size):
-            raise ValueError("the JSON part and the digests do not stand first")
+            raise ValueError("the JSON part and the digests do not come first")
         if table.size < table_size(end - table.start - table.size):
             raise ValueError(f"{table.size} bytes of digests for {end} bytes")
         pieces = {name: _checked_part(every[name], *part) for name, part in of.items()}
@@ -231,7 +231,7 @@ def _lay_in_sequence(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str,
         start, stop = entry.data_offsets
         place = TensorInfo(_TYPES[entry.dtype], entry.shape, base + start, stop - start)
         if place.start != end or place.size < 0:
-            raise ValueError(f"{name} stands at {start} to {stop}, the one before ends at {end - base}")
+            raise ValueError(f"{name} lies at {start} to {stop}, the one before ends at {end - base}")
         if math.prod(place.shape) * place.dtype.itemsize != place.size:
             raise ValueError(f"{name}: {place.shape} of {place.dtype} in {place.size} bytes")
         places[name], end = place, end + place.size

@@ -214,8 +214,8 @@ def describe_tensor(shape: Iterable[int], dtype: Any) -> str:
 
 
 def require_same(saved_state: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
-    """Raises RestoreError with the differences. `saved` and `live` map key paths to `describe_tensor`; `both` are the
-    live state and the saved JSON."""
+    """Raises RestoreError with the differences. `saved_state` and `live` map key paths to `describe_tensor`; `both` are
+    the live state and the saved JSON."""
     state, json = both
     state, json = ({}, {}) if isinstance(json, msgspec.Raw) else (state, json)  # Raw: equal to the state's.
     missing = [path for path in live if path not in saved_state] + [key for key in state if key not in json]

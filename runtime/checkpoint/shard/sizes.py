@@ -10,5 +10,5 @@ def round_to_pages(size: int) -> int:
 
 
 def segment_bytes(slots: int, capacity: int) -> int:
-    """Size of a file with so many slots for states of `capacity` bytes."""
+    """Size of a file with that many slots for states of `capacity` bytes."""
     return PAGE + slots * round_to_pages(capacity)

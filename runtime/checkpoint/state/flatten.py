@@ -234,10 +234,11 @@ def prepare_state(state: Any, path: str = "") -> None:
 
 
 def restore_values(live: Any, saved_value: Any, tree: FlatState, path: str = "") -> Any:
-    """Set every value of `live` that is not a tensor from the JSON `saved`.
+    """Set every value of `live` that is not a tensor from the JSON `saved_value`.
 
     `tree` is the flat form of the whole state; its tensors hold the restored values already. An object whose
-    `state_dict` creates new tensors each time receives these. A Raw in `saved` is text that equals that of `live`.
+    `state_dict` creates new tensors each time receives these. A Raw in `saved_value` is text that equals that of
+    `live`.
 
     Returns what replaces `live`: `live` itself if it could be changed in place.
     """
@@ -265,7 +266,7 @@ def restore_values(live: Any, saved_value: Any, tree: FlatState, path: str = "")
 
 
 def _merge_live(saved_value: Any, tree: FlatState, path: str) -> Any:
-    """`saved`, which stands at `path`, with the live tensor at each of its paths."""
+    """`saved_value`, which stands at `path`, with the live tensor at each of its paths."""
     return decode(_name_by_own_path(saved_value, path), tree.live_tensor)
 
 

@@ -145,8 +145,8 @@ def _local_shard(tensor: Any) -> Any:
 
 
 def cover(needed_box: Box, shards: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
-    """Choose for each element of `wanted` the first holder that has it. Returns (holder, region) pairs, and the regions
-    that no holder has."""
+    """Choose for each element of `needed_box` the first holder that has it. Returns (holder, region) pairs, and the
+    regions that no holder has."""
     overlaps, missing = [], [] if needed_box.is_empty else [needed_box]
     for owner, box in shards:
         parts_left = []

@@ -22,7 +22,7 @@ from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissin
 from everstep.runtime.checkpoint.state.parts import local_parts
 
 MIN_GROUP = 16
-"""A dict with at least so many tensors is treated as a group."""
+"""A dict with at least this many tensors is treated as a group."""
 _BATCH = 1024
 """Tensors that torch's guards check in one call. The guards of more do not fit a core's cache."""
 
@@ -134,7 +134,7 @@ class TraversalCache:
         return text
 
     def finish(self, groups: int, name_by_path: dict[str, str]) -> dict[str, str]:
-        """End the traversal, which met so many groups and these tensors outside groups (when fresh: all tensors).
+        """End the traversal, which met that many groups and these tensors outside groups (when fresh: all tensors).
         Returns `name_by_path`. Raises ChangedError if some were not met."""
         if self.fresh:
             self.name_by_path = name_by_path

@@ -122,7 +122,7 @@ def read_listed_commit(store: Store, folder: CheckpointFolder) -> Commit:
         raise UnreachableError(f"its manifest cannot be read: {error}") from None
     place = (commit.round, commit.iteration)
     if parse_folder(folder.key) not in (None, place):
-        raise DamagedError(f"its manifest is of {folder_name(place)}: it was moved or renamed")
+        raise DamagedError(f"its manifest belongs to {folder_name(place)}: it was moved or renamed")
     for one in commit.objects:
         name = one.key.rpartition("/")[2]
         entry = folder.objects.get(name)

@@ -51,7 +51,7 @@ class OwnSlots:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise SegmentError(f"{folder}: another user has it")
+                raise SegmentError(f"{folder}: it belongs to another user")
             self._lock = open_locked(folder, wait_s=0.0)
         except BlockingIOError:
             raise SegmentError(f"{folder}: another process of this job uses it") from None

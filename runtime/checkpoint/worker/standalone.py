@@ -140,7 +140,7 @@ class StandaloneKeeper:
 
     def _restore_from_slot(self, load: Callable[[Sources], T]) -> T | None:
         """The state that a killed process of this job has left, if it is newer than what the store has. A store that
-        does not know its round is another one, or was emptied: then training begins anew."""
+        does not know its round is another one, or was emptied: then training starts from the beginning."""
         record, data = (self._slots.newest() if self._slots else None) or (SlotRecord(), memoryview(b""))
         if not record.size or (record.round, record.iteration) <= self._newest_committed(()):
             return None

@@ -355,7 +355,7 @@ def retry_pauses() -> Iterator[float]:
 def _connection_trouble(error: Exception) -> str:
     """Why there is no answer, without the objects that aiohttp wraps around it."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"no TLS with it: {error.certificate_error}"
+        return f"TLS with it failed: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = error.os_error
         return os.strerror(reason.errno) if reason.errno and reason.errno > 0 else str(reason.strerror or reason)

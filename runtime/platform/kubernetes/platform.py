@@ -48,8 +48,8 @@ FORCE_AFTER_S = 2.0 * GRACE_S
 
 
 async def shared_token(api: KubeApi, job: str, owner: Owner, token_in_flags: str = "") -> str:
-    """The job's token: `given`, if the job's Secret was there when this pod started; else a new one, in a Secret that
-    the Workflow owns.
+    """The job's token: `token_in_flags`, if the job's Secret was there when this pod started; else a new one, in a
+    Secret that the Workflow owns.
 
     It is never read through the API: the step's account may create Secrets, and read none. Raises KubeError.
     """
@@ -213,7 +213,7 @@ class KubernetesPlatform:
             await taint(self._api, host, self._say)
 
     async def delete(self, name: str, uid: str) -> None:
-        """Tell that pod to end. Forget it if it was told so long ago that its host must be lost. Idempotent."""
+        """Tell that pod to end. Forget it if it was told long enough ago that its host must be lost. Idempotent."""
         pod = self._known.pod(uid)
         if pod is None or has_ended(pod):
             return

@@ -16,7 +16,7 @@ from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, 
 
 KEY = "replicas"
 BOUNDS = "everstep/bounds"
-"""Annotation: JSON, by role the fewest and the most nodes; who edits `replicas` is told of them at the prompt."""
+"""Annotation: JSON, by role the fewest and the most nodes; shown to people who edit `replicas`."""
 LOOK_AGAIN_S = 3.0
 """Seconds between two reads. Reading needs fewer rights than watching all ConfigMaps of the namespace."""
 _LINE = re.compile(r"\s*([a-z][a-z0-9]*)\s*:\s*(-?[0-9]+)\s*")

@@ -104,7 +104,7 @@ def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
 
 
 def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
-    """Pack a file, as `named` or by its own name, or the files of a folder. Raises OSError, ValueError.
+    """Pack a file, as `name_in_zip` or by its own name, or the files of a folder. Raises OSError, ValueError.
 
     A link is packed as the file that it leads to in that folder. Other links and special files are empty members.
     """

@@ -162,7 +162,7 @@ class NodeFactory:
         return spec
 
     def _restore_node(self, node: Node) -> None:
-        """Take over a node that ended in an earlier life, with its containers; other children are attached anew."""
+        """Take over a node that ended in an earlier life, with its containers; other children are attached again."""
         queue = [node]
         for one in queue:
             below = [kept_child for name in one.children if (kept_child := self._engine.state.kept.get(name))]

@@ -106,7 +106,7 @@ _CALLED = re.compile(r"\s*\(")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|.)", re.DOTALL)
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"'}
 CHARACTERS_A_TOKEN = 4
-"""Of a text that is no expression: its tokens were not all counted."""
+"""Of a text that is not an expression: its tokens were not all counted."""
 MAX_CACHED = 200
 """Characters of the longest expression whose tree is kept: a tree is some hundred times as large as its text."""
 BRACKETS = ("LPAR", "RPAR", "LBRACKET", "RBRACKET", "LBRACE", "RBRACE")

@@ -31,7 +31,7 @@ def _fail(message: str) -> Any:
 
 
 def to_int(value: Any) -> int:
-    """cast.ToInt64: what is no number of 64 bits is 0; texts are Go's literals (`010` is 8)."""
+    """cast.ToInt64: anything but a 64-bit number is 0; texts are Go's literals (`010` is 8)."""
     try:
         number = int(_OCTAL.sub(r"\g<1>0o", value), 0) if isinstance(value, str) else int(value)
     except (ValueError, TypeError, OverflowError):
@@ -40,7 +40,7 @@ def to_int(value: Any) -> int:
 
 
 def to_float(value: Any) -> float:
-    """cast.ToFloat64: what is no number is 0."""
+    """cast.ToFloat64: anything but a number is 0."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
@@ -220,7 +220,7 @@ def _quotient(a: int, b: int) -> int:
 
 
 def _duration(value: Any) -> str:
-    """Of whole seconds: a text or an int64; anything else is none. Too many of them go round, as in Go."""
+    """Of whole seconds: a text or an int64; anything else is zero. Too many of them go round, as in Go."""
     count = value if isinstance(value, Int64) else 0
     if isinstance(value, str) and (match := re.fullmatch(r"([+-]?)0*([0-9]*)", value)):
         count = max(INT_MIN, min(INT_MAX, int(f"{match[1]}{match[2][:20] or 0}")))

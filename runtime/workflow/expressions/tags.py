@@ -135,7 +135,7 @@ def tags(value: Any) -> list[str]:
 
 
 def for_each_text(value: Any, visit: Callable[[str], None]) -> None:
-    """Call `seen` for every text in it."""
+    """Call `visit` for every text in it."""
     if isinstance(value, str):
         visit(value)
     elif isinstance(value, dict | Mapping):

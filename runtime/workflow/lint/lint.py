@@ -77,7 +77,7 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
     if kind == "CronWorkflow":
         return _cron_findings(document, library, others)
     if kind and kind != parse.KIND:
-        message = f"{kind} is no workflow, so it is not checked"
+        message = f"{kind} is not a workflow, so it is not checked"
         return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, False)]
     return _workflow_findings(document, library, others)
 

@@ -276,7 +276,7 @@ class _Executor:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
         for task in self._watched.values():
             if task.done():
-                task.result()  # What went wrong in it ends the executor; the pods go on.
+                task.result()  # An error in it ends the executor; the pods go on.
         for name, kill in self.engine.state.kills.items():
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S

@@ -78,7 +78,7 @@ class Flush:
 
 @dataclass(frozen=True)
 class PersistNewest:
-    """The newest state of this round shall go to the store. Answer: None, at once."""
+    """Copy the newest state of this round to the store. Answer: None, at once."""
 
     ticket: int
 

@@ -53,7 +53,7 @@ class PersistInterval:
     """Decides from the times, in seconds, that its callers pass."""
 
     def __init__(self, iterations: int = 50, overhead: float = 0.0) -> None:
-        """Every so many iterations; with an `overhead` (0.01: one percent), as measurements say. Raises ValueError."""
+        """Every `iterations`; with an `overhead` (0.01: one percent), as measured. Raises ValueError."""
         if iterations < 1:
             raise ValueError(f"a persist interval of {iterations} iterations; at least 1 is needed")
         if not 0 <= overhead < 1:

@@ -276,7 +276,7 @@ class Segments:
         return SLOTS + sharded + CERTIFY_SLOTS * certifies
 
     def _find_fitting(self, segments: list[Segment], capacity: int, slots: int) -> Segment | None:
-        """The newest with so many slots of that capacity that can be allocated."""
+        """The newest with at least that many slots of that capacity that can be allocated."""
         for segment in reversed(segments):
             if (segment.capacity, len(segment.table)) == (round_to_pages(capacity), slots) and not segment.error:
                 segment.superseded = False

@@ -87,8 +87,8 @@ class SlotTable:
     """The slots of one segment."""
 
     def __init__(self, count: int, kept_count: int = 1, absent: int = 0) -> None:
-        """`kept`: so many of the newest states are never overwritten. `absent`: so many slots, the last ones, have no
-        memory yet. Raises ValueError for too few slots."""
+        """`kept_count`: how many of the newest states are never overwritten. `absent`: how many slots, the last ones,
+        have no memory yet. Raises ValueError for too few slots."""
         if count <= kept_count:
             raise ValueError(
                 f"{count} slots; at least {kept_count + 1} are needed so that {kept_count} can always be complete"
