@@ -118,7 +118,9 @@ def load_engine(engine: Any, shards: Sequence[Shard], key: str, **engine_options
                 torch.save(_original(read_value(*source)), target / name)
             path, client_state = _load_universal(engine, Path(folder), tag, engine_options)
     if path is None:
-        raise RestoreError(f"{tag}: the engine found no checkpoint of its kind; does it belong to this model and ZeRO stage?")
+        raise RestoreError(
+            f"{tag}: the engine found no checkpoint of its kind; does it belong to this model and ZeRO stage?"
+        )
     return tag, client_state
 
 
