@@ -158,7 +158,7 @@ class _World:
 
     def _place(self) -> None:
         """Machines for the nodes that have none, as long as there are machines."""
-        placed = []
+        nodes_placed = []
         while self._wanted and self._free:
             node, machine = self._wanted.popleft(), self._free.pop()
             node_state = self.brain.state.nodes.get(node)
@@ -171,11 +171,11 @@ class _World:
                 self._good.add(machine)
                 continue
             self._machine[node], self._node[machine] = machine, node
-            placed.append(node)
-        if placed:
+            nodes_placed.append(node)
+        if nodes_placed:
             delay = self.costs.node_s if round_number(self.brain.state) else 0.0
-            self._feed(*map(NodeCreated, placed))
-            self._at(self.now + delay + self.policy.check, self._join, tuple(placed))
+            self._feed(*map(NodeCreated, nodes_placed))
+            self._at(self.now + delay + self.policy.check, self._join, tuple(nodes_placed))
 
     def _finds(self, machine: int) -> bool:
         """Does the check find this machine? Which ones it misses follows from their numbers."""
@@ -237,15 +237,15 @@ class _World:
 
     def _count_work(self) -> None:
         """The work since it was counted last."""
-        passed, costs = self.now - self._since, self.costs
+        elapsed_s, costs = self.now - self._since, self.costs
         if self._rate:
             between = self.policy.stage * costs.iteration_s / self._rate
             stall = costs.stage_stall_s / (between + costs.stage_stall_s)
-            self._work += passed * self._rate * (1 - stall)
-            self.outcome.stall_s += passed * self._rate * stall
-            self.outcome.node_s += passed * self._rate * self.nodes
+            self._work += elapsed_s * self._rate * (1 - stall)
+            self.outcome.stall_s += elapsed_s * self._rate * stall
+            self.outcome.node_s += elapsed_s * self._rate * self.nodes
         else:
-            self.outcome.down_s += passed
+            self.outcome.down_s += elapsed_s
         self._since = self.now
 
     def _stop(self) -> None:

@@ -104,9 +104,9 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
         return Pace(after.rank, max(iterations, 0), 0.0, 0.0)
     if after.pace_s and seconds / iterations > _PAUSED * after.pace_s:
         return Pace(after.rank, iterations, 0.0, 0.0)
-    waited = min(max((after.waits - before.waits) / samples, 0.0), 1.0)
+    waited_share = min(max((after.waits - before.waits) / samples, 0.0), 1.0)
     return Pace(
-        after.rank, iterations, waited, seconds / iterations,
+        after.rank, iterations, waited_share, seconds / iterations,
         (after.data_s - before.data_s) / iterations, (after.staging_s - before.staging_s) / iterations,
         use.cpu_wait_s / iterations, use.disk_wait_s / iterations,
         use.major_faults / seconds, use.resent / seconds, use.rtt_s,

@@ -82,8 +82,8 @@ def load_shard(
             for path, name in sources.items()
         }
         require_same(shard_tensors, own, (state, saved_state))
-    copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
-    _copy_checked(shard.data, layout, digest, copied)
+    order = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
+    _copy_checked(shard.data, layout, digest, order)
     restore_values(state, saved_state, live)
     return int(shard.saved["iteration"])
 
@@ -106,7 +106,7 @@ def _staged_copy_order(stager: Stager, live: FlatState) -> CopyOrder:
     return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
 
 
-def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrder) -> None:
+def _copy_checked(data: memoryview, layout: Layout, digest: str, order: CopyOrder) -> None:
     """Copy every tensor by all threads, block by block. With a digest, check each block on the way.
 
     The calls for a block are prepared before the first of them, then made without anything in between. A thread that
@@ -115,17 +115,17 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrd
     threads = CopyThreads()
     step = _BESIDE if threads.count > 1 else _ALONE
     digests = check_head(data, digest) if digest else None
-    moves, others = _plan_moves(data, layout, copied[1], step)
-    rows = [some.copier_from(data) for some in copied[0]]
-    begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
+    moves, others = _plan_moves(data, layout, order[1], step)
+    rows = [some.copier_from(data) for some in order[0]]
+    begins, ends = [some.start for some in order[0]], [some.end for some in order[0]]
 
     def block(start: int) -> None:
-        hashed, end = xxh3_128(), min(start + BLOCK_BYTES, layout.size)
+        block_hash, end = xxh3_128(), min(start + BLOCK_BYTES, layout.size)
         calls: list[Callable[[], Any]] = []
         for at in range(start, end, step):
             then = min(at + step, end)
             if digests:
-                calls.append(partial(hashed.update, data[at:then]))
+                calls.append(partial(block_hash.update, data[at:then]))
             calls += (rows[n](at, then) for n in range(bisect(ends, at), bisect_left(begins, then)))
             calls += moves.calls_between(at, then)
         for call in calls:
@@ -133,7 +133,7 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrd
         here = others[bisect_left(others, start, key=_first_byte) : bisect_left(others, end, key=_first_byte)]
         copy_tensors([target for _, target in here], [place.view(data) for place, _ in here])
         if digests:
-            digests.require_block(hashed, start, end)
+            digests.require_block(block_hash, start, end)
 
     threads.run(partial(block, start) for start in _block_starts(layout))
 
