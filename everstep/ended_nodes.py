@@ -12,21 +12,21 @@ from everstep.runtime.platform.registry import Registry
 
 def end_nodes_of(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """End the nodes of the run in `folder`; returns a line for each job whose newest state only they had."""
-    reached = _newest_iterations(folder)
+    iterations = _newest_iterations(folder)
     end_nodes(folder)
     remove_abandoned()
     uri = _store_of(manifest)
     jobs = [path.stem for path in sorted((folder / "jobs").glob("*.token"))]
-    return [line for job in jobs if (line := _line(job, reached.get(job, 0), uri))]
+    return [line for job in jobs if (line := _line(job, iterations.get(job, 0), uri))]
 
 
 def _newest_iterations(folder: Path) -> dict[str, int]:
     """Job -> the iteration that its live nodes have reached, as their memory tells."""
-    reached: dict[str, int] = {}
+    iterations_by_job: dict[str, int] = {}
     for entry in Registry(folder / "nodes").all():
         iterations = _iterations(memory_prefix(entry.job, entry.name))
-        reached[entry.job] = max([reached.get(entry.job, 0), *iterations])
-    return reached
+        iterations_by_job[entry.job] = max([iterations_by_job.get(entry.job, 0), *iterations])
+    return iterations_by_job
 
 
 def _iterations(prefix: str) -> Iterator[int]:
@@ -52,18 +52,22 @@ def _line(job: str, in_memory: int, uri: str) -> str:
     from everstep.runtime.report.read import newest_iteration
     from everstep.runtime.store import StoreError, open_store
 
-    reached, stored = in_memory, 0
+    iteration_reached, stored_iteration = in_memory, 0
     try:
         if uri:
             store = open_store(uri, read_only=True)
             checkpoints = read_state(store, job).checkpoints
-            stored = max((key[1] for key, checkpoint in checkpoints.items() if checkpoint.manifest), default=0)
-            reached = max(reached, newest_iteration(store, job))
+            stored_iteration = max(
+                (key[1] for key, checkpoint in checkpoints.items() if checkpoint.manifest), default=0
+            )
+            iteration_reached = max(iteration_reached, newest_iteration(store, job))
     except (JournalError, StoreError):
         pass  # The store itself is lost.
-    if reached <= stored:
+    if iteration_reached <= stored_iteration:
         return ""
     lost_text = (
-        f"the store has iteration {stored}, later ones are lost" if stored else "nothing is in the store, all is lost"
+        f"the store has iteration {stored_iteration}, later ones are lost"
+        if stored_iteration
+        else "nothing is in the store, all is lost"
     )
-    return f"{job.split('-', 5)[-1]}: ended after iteration {reached}; {lost_text}"
+    return f"{job.split('-', 5)[-1]}: ended after iteration {iteration_reached}; {lost_text}"

@@ -55,8 +55,8 @@ def _copy(source: IO[bytes], stream: int) -> None:
 
 def _follow_rounds(link: SurvivorLink) -> None:
     """Leave each round that is over at once, and take the seat in the next one."""
-    while received := link.receive():
-        message, files = received
+    while received_message := link.receive():
+        message, files = received_message
         match message:
             case RoundEnded(round_):
                 link.send(Left(round_))

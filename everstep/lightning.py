@@ -78,15 +78,15 @@ class EverstepCallback(pl.Callback):
 
     def restored(self) -> dict[str, Any]:
         """What Lightning loads: its own checkpoint, with the counters of batches set to what the sampler still has."""
-        loaded = self._saved["lightning"]
+        checkpoint = self._saved["lightning"]
         if self._sampler is not None:
             self._sampler.load_state_dict(self._saved["sampler"])
-            progress = loaded["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
             # A sampler's epoch is what is left of it, counted from 0. As the state is of the end of a batch, Lightning
             # adds the last completed one itself, and begins the next epoch if all are complete.
             samples_done = len(self._sampler) if self._saved["epoch_done"] else 0
             progress.update(dict.fromkeys(progress, samples_done), completed=samples_done - 1)
-        return loaded
+        return checkpoint
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The random state is set last: what comes before draws numbers, too."""

@@ -110,31 +110,34 @@ class Loader:
 
     def __iter__(self) -> Iterator[LoadedBatch]:
         """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
-        session, opened = self._session, None
+        session, reader_place = self._session, None
         reader: Iterator[FetchedBatch] = iter(())
         while self._iterations is None or self.iteration < self._iterations:
             began, start = time.perf_counter(), self._position
             place = Place(session.context.rank, session.context.world_size)
             session.iteration = self.iteration + 1
             session.beacon("batch")
-            if opened != (start, place):  # At the beginning, and when the position or the world was changed meanwhile.
+            if reader_place != (
+                start,
+                place,
+            ):  # At the beginning, and when the position or the world was changed meanwhile.
                 reader = self._source.read(start, place)
-            if (fetched := next(reader, None)) is None:
+            if (fetched_batch := next(reader, None)) is None:
                 break
-            self.iteration, self._position = self.iteration + 1, fetched.after
-            opened = (fetched.after, place)
+            self.iteration, self._position = self.iteration + 1, fetched_batch.after
+            reader_place = (fetched_batch.after, place)
             faults.point("train.iteration", iteration=self.iteration)
             torch.manual_seed(mix_seed(self._shape.seed, start.consumed, place.rank))
-            yield self._batch(fetched)
+            yield self._batch(fetched_batch)
             samples = self.consumed - start.consumed
             session.send({"consumed": self.consumed, "samples": samples, "seconds": time.perf_counter() - began})
         session.beacon("end")
 
-    def _batch(self, fetched: FetchedBatch) -> LoadedBatch:
-        pairs = list(zip(fetched.parts, fetched.data, strict=True))
-        parts = tuple(LoadedPart(data, part.weight, part is fetched.parts[-1]) for part, data in pairs)
-        positions = np.concatenate([np.asarray(part.applied, dtype=np.int64) for part in fetched.parts])
-        return LoadedBatch(parts, self.iteration, self.consumed, fetched.after.epoch, positions)
+    def _batch(self, fetched_batch: FetchedBatch) -> LoadedBatch:
+        pairs = list(zip(fetched_batch.parts, fetched_batch.data, strict=True))
+        parts = tuple(LoadedPart(data, part.weight, part is fetched_batch.parts[-1]) for part, data in pairs)
+        positions = np.concatenate([np.asarray(part.applied, dtype=np.int64) for part in fetched_batch.parts])
+        return LoadedBatch(parts, self.iteration, self.consumed, fetched_batch.after.epoch, positions)
 
 
 def loader(

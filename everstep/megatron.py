@@ -103,18 +103,18 @@ def load_checkpoint(
     Call it on every rank, after the parallel groups are made. Raises RestoreError, StateError.
     """
     _check_replicas(replica_count)
-    loaded = _checkpointer(directory, _round()).load(_sharded_state(model, optimizer, loading=True))
-    if not loaded:
+    loaded_state = _checkpointer(directory, _round()).load(_sharded_state(model, optimizer, loading=True))
+    if not loaded_state:
         return 0, 0
     for name, module in _chunks(model).items():
-        module.load_state_dict(loaded[name])
+        module.load_state_dict(loaded_state[name])
     if optimizer is not None:
-        _load_optimizer(optimizer, loaded["optimizer"])
+        _load_optimizer(optimizer, loaded_state["optimizer"])
     if opt_param_scheduler is not None:
-        opt_param_scheduler.load_state_dict(loaded["scheduler"])
-    if loaded["random"] is not None:
-        RandomState().load_state_dict(loaded["random"])
-    return int(loaded["progress"]["iteration"]), loaded["progress"]["operations"]
+        opt_param_scheduler.load_state_dict(loaded_state["scheduler"])
+    if loaded_state["random"] is not None:
+        RandomState().load_state_dict(loaded_state["random"])
+    return int(loaded_state["progress"]["iteration"]), loaded_state["progress"]["operations"]
 
 
 @lru_cache(maxsize=1)
@@ -169,8 +169,8 @@ def _sharded_optimizer(optimizer: Any, model_state: dict[str, Any], loading: boo
     state = optimizer.state_dict()
     steps = [one["step"] for one in state["state"].values() if "step" in one]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    described: Any = get_param_id_to_sharded_param_map(model_state, parameters)
-    optim_state_to_sharding_state(state, described, exclude_keys=("step",))
+    parameter_map: Any = get_param_id_to_sharded_param_map(model_state, parameters)
+    optim_state_to_sharding_state(state, parameter_map, exclude_keys=("step",))
     if steps:
         state["state"]["common_step"] = steps[0]
     return state
@@ -187,11 +187,11 @@ def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
 
 def _main_replicas(sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
     """What this rank stages: the parts of which it is the main replica, where each belongs, and the common values."""
-    sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity=False)
+    sharded_state, common = save_preprocess(sharded_state_dict, validate_access_integrity=False)
     parts: dict[str, Any] = {}
     boxes: dict[str, Any] = {}
     objects: dict[str, Any] = {}
-    for one in nested_values(sharded):
+    for one in nested_values(sharded_state):
         if not is_main_replica(one.replica_id):
             continue
         if isinstance(one, ShardedTensor):

@@ -216,20 +216,20 @@ class _Stream(IterableDataset[FetchedBatch]):
     def _samples(self) -> Iterator[tuple[Any, Position]]:
         """Every sample from the start on, with the position after it. What the dataset draws at random is a function
         of (seed, epoch)."""
-        consumed, epoch, skipped = self._start
+        consumed, epoch, skip_count = self._start
         while self._shape.epochs is None or epoch < self._shape.epochs:
             seed_all(mix_seed(self._shape.seed, epoch))
-            offset = skipped
-            for sample in self._reader(epoch, skipped):
+            offset = skip_count
+            for sample in self._reader(epoch, skip_count):
                 consumed, offset = consumed + 1, offset + 1
                 yield sample, Position(consumed, epoch, offset)
             if not offset:
                 raise DatasetError(f"{type(self._dataset).__name__}: epoch {epoch} of the dataset has no samples")
-            epoch, skipped = epoch + 1, 0
+            epoch, skip_count = epoch + 1, 0
 
-    def _reader(self, epoch: int, skipped: int) -> Iterator[Any]:
+    def _reader(self, epoch: int, skip_count: int) -> Iterator[Any]:
         if set_epoch := getattr(self._dataset, "set_epoch", None):
             set_epoch(epoch)
-        if skipped and hasattr(self._dataset, "skip"):
-            return iter(self._dataset.skip(skipped))  # pyright: ignore[reportAttributeAccessIssue]
-        return islice(iter(self._dataset), skipped, None)
+        if skip_count and hasattr(self._dataset, "skip"):
+            return iter(self._dataset.skip(skip_count))  # pyright: ignore[reportAttributeAccessIssue]
+        return islice(iter(self._dataset), skip_count, None)

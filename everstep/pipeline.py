@@ -133,15 +133,15 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     from everstep.cluster import manifest_for_cluster, refuse_unready, run_on_cluster
     from everstep.local_files import with_addresses
 
-    fitted = manifest_for_cluster(manifest, name, target.route.namespace, how)
+    cluster_manifest = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if not how.output:
-        refuse_unready(target.route, fitted)
+        refuse_unready(target.route, cluster_manifest)
     if (there := with_addresses(config, how.store, how.code)) is not config:
         manifest = manifest_of(build(there), absolute_uri(how.store))
-        fitted = manifest_for_cluster(manifest, name, target.route.namespace, how)
+        cluster_manifest = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if how.output:
-        return _print(fitted)
-    return run_on_cluster(fitted, target.route, target.reason, how, None if fixed_name else another)
+        return _print(cluster_manifest)
+    return run_on_cluster(cluster_manifest, target.route, target.reason, how, None if fixed_name else another)
 
 
 def _call_if_defined(config: Any, name: str) -> None:

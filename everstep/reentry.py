@@ -170,8 +170,8 @@ class _Rounds:
 
     def _listen(self) -> None:
         """In a thread."""
-        while received := self._link.receive():
-            message, files = received
+        while received_message := self._link.receive():
+            message, files = received_message
             match message:
                 case RoundEnded():
                     self._over.set()

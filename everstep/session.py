@@ -163,10 +163,16 @@ class Session:
         if self.not_finite in (1, *NOT_FINITE_SAID):
             row = f", the {self.not_finite}th in a row" if self.not_finite > 1 else ""
             print(f"everstep: the loss of iteration {self.iteration} is {loss}{row}", file=sys.stderr)
-        restored = self.checkpointer.restored if self.checkpointer else 0
+        restored_iteration = self.checkpointer.restored if self.checkpointer else 0
         link = self.context.link
-        if link is not None and not link.welcome.certifies and restored and self.iteration <= restored + WATCHED:
-            what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
+        if (
+            link is not None
+            and not link.welcome.certifies
+            and restored_iteration
+            and self.iteration <= restored_iteration + WATCHED
+        ):
+            after = f"right after iteration {restored_iteration} was restored"
+            what = f"the loss of iteration {self.iteration} is {loss}, {after}"
             print(f"everstep: {what}; this worker exits so that the job returns to an earlier state", file=sys.stderr)
             raise SystemExit(ExitCode.DIVERGED)
 

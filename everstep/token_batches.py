@@ -47,12 +47,12 @@ class Batches:
     def __init__(self, session: Session, dataset: str, length: int, order: Order) -> None:
         self._session, self._length, self._order = session, length, order
         session.loop = None
-        opened = open_dataset(dataset)
-        self._tokens = opened.tokens
-        samples = sample_count(len(opened.tokens), length)
+        dataset_opened = open_dataset(dataset)
+        self._tokens = dataset_opened.tokens
+        samples = sample_count(len(dataset_opened.tokens), length)
         if not samples:
             raise DatasetError(
-                f"{dataset}: {len(opened.tokens)} tokens do not fill one sample of {length}; "
+                f"{dataset}: {len(dataset_opened.tokens)} tokens do not fill one sample of {length}; "
                 "give more text or shorter samples"
             )
         self._sampler = Sampler(samples, order.global_batch, order.seed)

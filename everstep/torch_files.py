@@ -45,6 +45,6 @@ def copy_to_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copy_to_cpu(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        copied = [copy_to_cpu(inner) for inner in value]
-        return copied if isinstance(value, list) else tuple(copied)
+        items = [copy_to_cpu(inner) for inner in value]
+        return items if isinstance(value, list) else tuple(items)
     return copy.deepcopy(value)

@@ -49,12 +49,12 @@ def build(config: Config) -> Workflow:
         with DAG(name="main"):
             text = corpus.task(source=everstep.parameter("corpus"))
             tokens = preprocess.task("tokenize", input=text.uri)
-            planned = plan(arguments={"documents": text.documents, "most": everstep.parameter("most_iterations")})
-            trained = train.task(dataset=tokens.uri, nodes=1, iterations=planned.result)
-            score = evaluate.task(checkpoint=trained.checkpoint, validation=tokens.validation)
-            judged = judge(arguments={"perplexity": score.perplexity, "limit": everstep.parameter("limit")})
-            published = publish(arguments={"model": score.model}, when=f"{judged.result} == good")
-            text >> [tokens, planned] >> trained >> score >> judged >> published
+            plan_task = plan(arguments={"documents": text.documents, "most": everstep.parameter("most_iterations")})
+            training = train.task(dataset=tokens.uri, nodes=1, iterations=plan_task.result)
+            score = evaluate.task(checkpoint=training.checkpoint, validation=tokens.validation)
+            verdict = judge(arguments={"perplexity": score.perplexity, "limit": everstep.parameter("limit")})
+            publication = publish(arguments={"model": score.model}, when=f"{verdict.result} == good")
+            text >> [tokens, plan_task] >> training >> score >> verdict >> publication
         report.on_exit(workflow)
     return workflow
 

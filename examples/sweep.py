@@ -83,29 +83,29 @@ def build(config: Config) -> Workflow:
                 "seed": everstep.parameter("seed"),
             }
             # One job for each rate, named by `task`.
-            tried = train.task(
+            trials = train.task(
                 "try",
                 task="try-{{item}}",
                 learning_rate="{{item}}",
                 iterations=everstep.parameter("try_iterations"),
                 **settings,
             )
-            tried.with_items = config.rates.split(",")
+            trials.with_items = config.rates.split(",")
             keeping = keep_best(
                 name="keep",
                 arguments={
                     "rates": everstep.parameter("rates"),
-                    "losses": tried.loss,
+                    "losses": trials.loss,
                     "keep": everstep.parameter("keep"),
                 },
             )
-            trained = train.task(
+            training = train.task(
                 task="rate-{{item}}", learning_rate="{{item}}", iterations=everstep.parameter("iterations"), **settings
             )
-            trained.with_param = keeping.result
-            best = choose(name="best", arguments={"checkpoints": trained.checkpoint, "losses": trained.loss})
+            training.with_param = keeping.result
+            best = choose(name="best", arguments={"checkpoints": training.checkpoint, "losses": training.loss})
             score = evaluate.task(checkpoint=best.result, validation=tokens.validation)
-            text >> tokens >> tried >> keeping >> trained >> best >> score
+            text >> tokens >> trials >> keeping >> training >> best >> score
         report.on_exit(workflow)
     return workflow
 

@@ -123,7 +123,7 @@ def build(config: Config) -> Workflow:
                 training="train",
                 hold_s=everstep.parameter("hold_s"),
             )
-            trained = train.task(
+            training = train.task(
                 dataset=tokens.uri,
                 validation=tokens.validation,
                 model=start.uri,
@@ -145,16 +145,16 @@ def build(config: Config) -> Workflow:
                 min_channels=everstep.parameter("min_channels"),
             )
             score = evaluate.task(
-                checkpoint=trained.checkpoint,
-                results=trained.results,
+                checkpoint=training.checkpoint,
+                results=training.results,
                 validation=tokens.validation,
                 model=start.uri,
                 trained_by=everstep.parameter("script"),
                 script=everstep.parameter("evaluate_script"),
             )
-            text >> tokens >> trained >> score
+            text >> tokens >> training >> score
             start >> tokens
-            health >> trained
+            health >> training
         report.on_exit(workflow)
     return workflow
 

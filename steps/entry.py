@@ -95,8 +95,8 @@ def require_count(flag: str, value: int, least: int) -> None:
     """Raise StepError for a count below `least`, or too large for what it counts (keys and counters are of a fixed
     width)."""
     if not least <= value <= MOST:
-        bound = f"at least {least}" if value < least else f"at most {MOST}"
-        raise StepError(f"{flag} {value}: must be {bound}")
+        bound_text = f"at least {least}" if value < least else f"at most {MOST}"
+        raise StepError(f"{flag} {value}: must be {bound_text}")
 
 
 def require_number(flag: str, value: float, most: float = MOST) -> None:
@@ -183,13 +183,13 @@ def main(
     config = parse(config_type, command, _help(command, config_type))
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminate)
-    started = time.time()
+    began = time.time()
     try:
         config.check()
         require_names(config)
         require_writable(config)
         result = run(config)
-        _write(step, config, result, time.time() - started)
+        _write(step, config, result, time.time() - began)
     except BadInput as error:
         print(f"{step}: {error}", file=sys.stderr)
         sys.exit(error.code if isinstance(error, StepError) else ExitCode.BAD_INPUT)

@@ -123,9 +123,9 @@ class OwnStep(Generic[C]):
             raise TypeError(
                 f"step {self.name} returned a {type(values).__name__}: return a dict of its outputs, or None"
             )
-        declared = {*self.settings.get("outputs", ()), *self.settings.get("artifacts", ())}
-        if set(values) != declared:
-            raise TypeError(f"step {self.name} returned {sorted(values)}, its outputs are {sorted(declared)}")
+        declared_outputs = {*self.settings.get("outputs", ()), *self.settings.get("artifacts", ())}
+        if set(values) != declared_outputs:
+            raise TypeError(f"step {self.name} returned {sorted(values)}, its outputs are {sorted(declared_outputs)}")
         plain = {name: str(value) for name, value in values.items() if not isinstance(value, Path)}
         files = {name: value for name, value in values.items() if isinstance(value, Path)}
         summary = "  ".join(f"{name} {value}" for name, value in plain.items()) or "done"

@@ -89,7 +89,7 @@ def step_template(
     description: str,
     outputs: Sequence[str] = (),
     artifacts: Sequence[str] = (),
-    fixed: Mapping[str, str] = {},
+    fixed_values: Mapping[str, str] = {},
     cpu: float = 1,
     memory: str = "2Gi",
     shared_memory: str = "",
@@ -103,15 +103,15 @@ def step_template(
     """The template that runs `python -m everstep.steps.<step>`, or another `module`, with a flag for each field of
     `config`.
 
-    `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a /dev/shm.
-    `account`: suffix of its service account's name, if the step needs rights that others must not have.
-    `has_token`: on a cluster it gets the token of its job, once there is one.
-    `gauges`: outputs that Argo exports as metrics where they are not empty, and what each is.
+    `fixed_values` gives fields a value (or an Argo variable) instead of an input; `shared_memory` is the size of a
+    /dev/shm. `account`: suffix of its service account's name, if the step needs rights that others must not have.
+    `has_token`: on a cluster it gets the token of its job, once there is one. `gauges`: outputs that Argo exports as
+    metrics where they are not empty, and what each is.
     """
     annotations = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
     annotations |= {ACCOUNT: account} if account else {}
-    annotations |= {JOB_TOKEN: fixed["job"]} if has_token else {}
-    defaults = {**COMMON_ARGUMENTS, **fixed}
+    annotations |= {JOB_TOKEN: fixed_values["job"]} if has_token else {}
+    defaults = {**COMMON_ARGUMENTS, **fixed_values}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
         for entry in dataclasses.fields(config)

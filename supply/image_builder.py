@@ -46,8 +46,8 @@ def missing(folder: Path) -> str:
     for name in ("below", "above", "work", "probe"):
         (folder / name).mkdir(exist_ok=True)
     options = f"lowerdir={folder}/below,upperdir={folder}/above,workdir={folder}/work"
-    mounted = _run_to_end(_in_namespaces([f"mount -t overlay overlay -o {options} {folder}/probe"], ["true"]))
-    return f"no images here: {mounted.text.strip()}" if mounted.code else ""
+    probe = _run_to_end(_in_namespaces([f"mount -t overlay overlay -o {options} {folder}/probe"], ["true"]))
+    return f"no images here: {probe.text.strip()}" if probe.code else ""
 
 
 @dataclass(frozen=True)
@@ -98,20 +98,21 @@ class Builder:
             self._debian(name)
         self.built.add(name)
 
-    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> ProcessEnd:
-        """Run these words in that stage as its user. What it writes is lost, but in `shared`: it sees it as SHARED."""
+    def run(self, name: str, words: Sequence[str], shared_folder: Path | None = None) -> ProcessEnd:
+        """Run these words in that stage as its user. What it writes is lost, but in `shared_folder`: it sees it as
+        SHARED."""
         scratch_folder = self.folder / "lost"
         scratch_folder.mkdir(exist_ok=True)
         lines = [f"mount -t tmpfs lost {scratch_folder}", f"mkdir {scratch_folder}/layer"]
         lines += self._overlay(self.layers(name), "root", scratch_folder / "layer")
-        mounts = [Mount(str(shared), SHARED, "rw")] if shared else []
+        mounts = [Mount(str(shared_folder), SHARED, "rw")] if shared_folder else []
         return self._process(lines, settings(self.stages, name), words, mounts)
 
     def _follow(self, stage: Stage) -> None:
         """Its instructions, in their order."""
-        needed = [stage.base, *(one.flag("from") for one in stage.instructions)]
-        needed += [mount.get("from", "") for one in stage.instructions for mount in one.mounts()]
-        for name in filter(None, needed):
+        needed_stages = [stage.base, *(one.flag("from") for one in stage.instructions)]
+        needed_stages += [mount.get("from", "") for one in stage.instructions for mount in one.mounts()]
+        for name in filter(None, needed_stages):
             self.build(name)
         self._layer(stage.name).mkdir()
         base_settings = settings(self.stages, stage.base) if stage.base in self.stages else Settings()
@@ -125,7 +126,7 @@ class Builder:
 
     def _follow_run(self, name: str, base_settings: Settings, instruction: Instruction) -> None:
         """Follow one RUN. Raises ContainerfileError with what it said."""
-        lines, mounts, passed = [], [], dict(base_settings.arguments)
+        lines, mounts, build_arguments = [], [], dict(base_settings.arguments)
         for one in instruction.mounts():
             if one["type"] == "cache":
                 self.cache.mkdir(parents=True, exist_ok=True)
@@ -135,12 +136,12 @@ class Builder:
                 mounts.append(Mount(f"{self.folder}/other{one['source']}", one["target"]))
             else:
                 raise ContainerfileError(f"RUN --mount={one}: only type=cache, and once type=bind with from")
-        passed |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        build_arguments |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         if own := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE"):
             mounts.append(Mount(own, CERTIFICATES))
-            passed["PIP_CERT"] = CERTIFICATES
+            build_arguments["PIP_CERT"] = CERTIFICATES
         lines += self._overlay(self.layers(name)[1:], "root", self._layer(name))
-        outcome = self._process(lines, base_settings, ["/bin/sh", "-c", instruction.rest], mounts, passed)
+        outcome = self._process(lines, base_settings, ["/bin/sh", "-c", instruction.rest], mounts, build_arguments)
         if outcome.code:
             raise ContainerfileError(
                 f"{name}: RUN {instruction.rest}: ended with {outcome.code}:\n{outcome.text[-4000:]}"
@@ -214,12 +215,12 @@ class Builder:
         base_settings: Settings,
         words: Sequence[str],
         mounts: Sequence[Mount],
-        passed: Mapping[str, str] = {},
+        build_arguments: Mapping[str, str] = {},
     ) -> ProcessEnd:
         """Run these words in what the lines have mounted, as the settings say."""
         for mount in (*(Mount(name, name) for name in FROM_THE_HOST), *mounts):
             lines = [*lines, *mount.lines()]
-        environment = {"PATH": PATH, **passed, **base_settings.environment}
+        environment = {"PATH": PATH, **build_arguments, **base_settings.environment}
         inside = [
             "env",
             "-i",
@@ -252,8 +253,8 @@ def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:
 
 def _run_to_end(command: Sequence[str]) -> ProcessEnd:
     """Run it to its end. Raises subprocess.TimeoutExpired; nothing of it is left then, either."""
-    completed = subprocess.run(
+    process = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", timeout=BUILD_S, check=False,
     )  # fmt: skip
-    return ProcessEnd(completed.returncode, completed.stdout)
+    return ProcessEnd(process.returncode, process.stdout)

@@ -49,7 +49,7 @@ def build(folder: Path, targets: Sequence[str]) -> list[Path]:
     """Make the archives of these targets in an empty folder; returns its files. Raises NoImagesError."""
     if unknown := [target for target in targets if target not in IMAGES]:
         raise NoImagesError(f"{', '.join(unknown)}: no such target; there are {', '.join(IMAGES)}")
-    version, (commit, created) = check_version(), revision()
+    version, (commit, created_at) = check_version(), revision()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -62,7 +62,7 @@ def build(folder: Path, targets: Sequence[str]) -> list[Path]:
             settings = containerfile.settings(builder.stages, target)
             labels = {"version": version, "revision": commit, "licenses": "Apache-2.0", "title": f"everstep {target}"}
             about = About(
-                image_name(target, version), created, settings.user, settings.folder, settings.entrypoint,
+                image_name(target, version), created_at, settings.user, settings.folder, settings.entrypoint,
                 settings.environment, {f"org.opencontainers.image.{name}": value for name, value in labels.items()},
             )  # fmt: skip
             layers = [Path(layer) for layer in reversed(builder.layers(target))]

@@ -67,9 +67,9 @@ class LicenceError(ValueError):
 def licence(name: str, package: Distribution) -> str:
     """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has reviewed."""
     fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
-    declared = fields[0].partition("\n")[0]
+    declared_licence = fields[0].partition("\n")[0]
     kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
-    spdx = REVIEWED.get(name) or declared.strip() or " AND ".join(kinds)
+    spdx = REVIEWED.get(name) or declared_licence.strip() or " AND ".join(kinds)
     expression = SPDX.get(spdx, spdx)
     names = set(re.findall(r"[^\s()]+", expression)) - {"AND", "OR", "WITH"}
     if unknown := names - KNOWN or (not names and {"none declared"}):

@@ -65,13 +65,13 @@ def write_archive(path: Path, layers: Sequence[Path], about: About, leave_out: C
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         blobs = Path(folder, "blobs/sha256")
         blobs.mkdir(parents=True)
-        packed = [_pack_layer(layer, blobs, about.created, leave_out) for layer in layers]
-        config = _write_json(blobs, "config.v1+json", _config(about, [diff for _, diff in packed]))
+        layer_blobs = [_pack_layer(layer, blobs, about.created, leave_out) for layer in layers]
+        config = _write_json(blobs, "config.v1+json", _config(about, [diff for _, diff in layer_blobs]))
         manifest = _write_json(
             blobs, "manifest.v1+json",
             {
                 "schemaVersion": 2, "mediaType": f"{_MEDIA}.manifest.v1+json", "config": config.descriptor(),
-                "layers": [blob.descriptor() for blob, _ in packed],
+                "layers": [blob.descriptor() for blob, _ in layer_blobs],
             },
         )  # fmt: skip
         names = {
@@ -96,11 +96,11 @@ def write_archive(path: Path, layers: Sequence[Path], about: About, leave_out: C
 
 
 def _config(about: About, diffs: Sequence[str]) -> dict[str, Any]:
-    created = datetime.fromtimestamp(about.created, UTC).isoformat()
+    created_at = datetime.fromtimestamp(about.created, UTC).isoformat()
     return {
         "architecture": ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "created": created,
+        "created": created_at,
         "config": {
             "User": about.user,
             "Env": [f"{name}={value}" for name, value in about.environment.items()],
@@ -109,7 +109,7 @@ def _config(about: About, diffs: Sequence[str]) -> dict[str, Any]:
             "Labels": dict(about.labels),
         },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{diff}" for diff in diffs]},
-        "history": [{"created": created, "created_by": about.name} for _ in diffs],
+        "history": [{"created": created_at, "created_by": about.name} for _ in diffs],
     }
 
 
@@ -135,7 +135,7 @@ class _Digesting(io.RawIOBase):
         return len(data)
 
 
-def _pack_layer(layer: Path, blobs: Path, created: int, leave_out: Collection[str]) -> tuple[_Blob, str]:
+def _pack_layer(layer: Path, blobs: Path, created_at: int, leave_out: Collection[str]) -> tuple[_Blob, str]:
     """(The compressed layer, the digest of the layer itself)."""
     packing = blobs / "packing"
     with packing.open("wb") as file:
@@ -145,7 +145,7 @@ def _pack_layer(layer: Path, blobs: Path, created: int, leave_out: Collection[st
             with tarfile.open(fileobj=inner, mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 for path in _paths(layer):
                     if str(path.relative_to(layer)) not in leave_out:
-                        _add(archive, layer, path, created)
+                        _add(archive, layer, path, created_at)
     packing.rename(blobs / outer.digest.hexdigest())
     blob = _Blob("layer.v1.tar+gzip", outer.digest.hexdigest(), (blobs / outer.digest.hexdigest()).stat().st_size)
     return blob, inner.digest.hexdigest()
@@ -159,31 +159,31 @@ def _paths(folder: Path) -> Iterator[Path]:
             yield from _paths(Path(entry.path))
 
 
-def _add(archive: tarfile.TarFile, layer: Path, path: Path, created: int) -> None:
+def _add(archive: tarfile.TarFile, layer: Path, path: Path, created_at: int) -> None:
     name, about = str(path.relative_to(layer)), path.lstat()
     if stat.S_ISSOCK(about.st_mode):
         return
     if stat.S_ISCHR(about.st_mode) and about.st_rdev == 0:  # Overlay's mark for a removed file.
-        archive.addfile(_empty(str(Path(name).with_name(_WHITEOUT + path.name)), created))
+        archive.addfile(_empty(str(Path(name).with_name(_WHITEOUT + path.name)), created_at))
         return
     for attribute in _UNSUPPORTED:
         if _attribute(path, attribute) is not None:
             raise OciError(f"{path}: an archive does not carry its attribute {attribute}")
     info = archive.gettarinfo(path, name)
     info.uname = info.gname = ""
-    info.mtime = min(int(info.mtime), created)
+    info.mtime = min(int(info.mtime), created_at)
     if info.isreg():
         with path.open("rb") as content:
             archive.addfile(info, content)
     else:
         archive.addfile(info)
     if info.isdir() and _attribute(path, _OPAQUE) == b"y":
-        archive.addfile(_empty(f"{name}/{_OPAQUE_NAME}", created))
+        archive.addfile(_empty(f"{name}/{_OPAQUE_NAME}", created_at))
 
 
-def _empty(name: str, created: int) -> tarfile.TarInfo:
+def _empty(name: str, created_at: int) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.mtime = created
+    info.mtime = created_at
     return info
 
 

@@ -122,8 +122,8 @@ def pack_chart(folder: Path, moment: int) -> Path:
 
     with (
         path.open("wb") as raw,
-        gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as packed,
-        tarfile.open(fileobj=packed, mode="w") as archive,
+        gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as chart_file,
+        tarfile.open(fileobj=chart_file, mode="w") as archive,
     ):
         for file in sorted(one for one in CHART.rglob("*") if one.is_file()):
             archive.add(file, f"{about['name']}/{file.relative_to(CHART)}", filter=normal)

@@ -21,7 +21,11 @@ def test_a_folder_can_be_locked_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_several_share_a_lock_and_keep_away_who_wants_it_alone(tmp_path: Path) -> None:
-    with hold_lock(tmp_path, shared=True), hold_lock(tmp_path, shared=True, wait_s=0), pytest.raises(BlockingIOError):
+    with (
+        hold_lock(tmp_path, is_shared=True),
+        hold_lock(tmp_path, is_shared=True, wait_s=0),
+        pytest.raises(BlockingIOError),
+    ):
         open_locked(tmp_path, wait_s=0)
 
 

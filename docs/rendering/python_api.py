@@ -157,8 +157,8 @@ def render() -> str:
         f"## `{module}`\n{docstring(parse(names[0].path))}\n\n{''.join(map(_section, names))}"
         for module, names in MODULES.items()
     )
-    reported = definition(parse("steps/report/template.py"), "on_exit")
-    assert isinstance(reported, Function)
+    exit_handler = definition(parse("steps/report/template.py"), "on_exit")
+    assert isinstance(exit_handler, Function)
     return f"""\
 # Python API
 
@@ -174,7 +174,7 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 `tokens.uri`.
 
 {"".join(map(_step, STEPS))}### `everstep.steps.report`
-{_function(reported, "report.on_exit")}## `everstep.errors`
+{_function(exit_handler, "report.on_exit")}## `everstep.errors`
 {docstring(parse("everstep/errors.py"))}
 
 {"".join(map(_section, ERRORS))}## `everstep.job`

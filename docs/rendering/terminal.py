@@ -16,15 +16,15 @@ WIDTH = 86
 def run(name: str) -> str:
     """What the run prints, without the lines that a terminal would have replaced. Raises CalledProcessError."""
     words = [sys.executable, *COMMAND.split()[1:], "--name", name]
-    printed = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
-    return "\n".join(line for line in printed.splitlines() if not line.startswith(" ●"))
+    output = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+    return "\n".join(line for line in output.splitlines() if not line.startswith(" ●"))
 
 
-def picture(printed: str) -> str:
+def picture(output: str) -> str:
     """An SVG of a terminal with that text. It names no address: fonts are the reader's own."""
     console = Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
     console.print(Text(f"$ {COMMAND}", style="bold"))
-    for line in printed.splitlines():
+    for line in output.splitlines():
         text = Text(line.replace(f"{Path.cwd()}/", ""), no_wrap=True, overflow="ellipsis")
         text.highlight_words([" ✔"], "green")
         console.print(text)

@@ -64,14 +64,16 @@ def run(flags: Chaos) -> int:
     if flags.namespace and not flags.yes:
         raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     try:
-        fired = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
+        fault_record = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
     except NotPossibleError as error:
         raise BadInput(f"{flags.kind} cannot be injected into {flags.job}: {error}") from None
     except NotFiredError as error:
         print(f"{flags.kind} did not fire: {error}", file=sys.stderr)
         return ExitCode.FAILED
-    at = time.strftime("%H:%M:%S", time.localtime(fired.time))
-    print(f"{fired.kind}{f' of {fired.node}' if fired.node else ''} at {at}: {fired.evidence}")
+    at = time.strftime("%H:%M:%S", time.localtime(fault_record.time))
+    print(
+        f"{fault_record.kind}{f' of {fault_record.node}' if fault_record.node else ''} at {at}: {fault_record.evidence}"
+    )
     return ExitCode.DONE
 
 

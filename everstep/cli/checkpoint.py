@@ -100,14 +100,14 @@ def _explain_errors(verb: str, act: Callable[[Any], int]) -> Callable[[Any], int
 def _ls(flags: List) -> int:
     _, entries = _stored_below(flags.uri)
     if flags.output == "json":
-        described = [
+        table_rows = [
             {
                 "checkpoint": entry.folder, "round": entry.round, "iteration": entry.iteration, "shards": entry.shards,
                 "bytes": entry.size, "committed": entry.commit is not None, "wrong": entry.wrong,
             }
             for entry in entries
         ]  # fmt: skip
-        print(json.dumps(described, indent=1))
+        print(json.dumps(table_rows, indent=1))
         return 0
     rows = [["CHECKPOINT", "ROUND", "ITERATION", "SHARDS", "MB", "COMMITTED"]]
     for entry in entries:
@@ -123,34 +123,34 @@ def _verify(flags: Verify) -> int:
     from everstep.runtime.checkpoint.stored.verify import find_problems
 
     store, entries = _stored_below(flags.uri)
-    damaged = 0
+    damage_count = 0
     for entry in entries:
         if entry.commit is None and not entry.wrong:
             print(f"{entry.folder}: not committed")
             continue
         wrong = list(find_problems(store, entry.folder, entry.commit)) if entry.commit else [entry.wrong]
-        damaged += bool(wrong)
+        damage_count += bool(wrong)
         print(f"{entry.folder}: {'DAMAGED' if wrong else 'whole'}, {entry.shards} shards, {entry.size} bytes")
         for line in wrong:
             print(f"  {line}")
-    return 1 if damaged else 0
+    return 1 if damage_count else 0
 
 
 def _export(flags: Export) -> int:
     from everstep.runtime.checkpoint.errors import ApartError, RestoreError
 
     store, entries = _stored_below(flags.uri)
-    committed = [entry for entry in entries if entry.commit or entry.wrong]
-    if not committed:
+    usable_entries = [entry for entry in entries if entry.commit or entry.wrong]
+    if not usable_entries:
         raise BadInput(f"{flags.uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
-    if len({entry.folder.rpartition("/")[0] for entry in committed}) > 1:
+    if len({entry.folder.rpartition("/")[0] for entry in usable_entries}) > 1:
         raise BadInput(f"{flags.uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
     path = Path(flags.target)
     if path.exists():
         raise BadInput(f"{flags.target}: something exists there already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
-    for entry in reversed(committed):
+    for entry in reversed(usable_entries):
         try:
             if entry.wrong:
                 raise RestoreError(entry.wrong)
@@ -158,7 +158,7 @@ def _export(flags: Export) -> int:
         except ApartError as error:  # So are the older ones.
             raise BadInput(f"{entry.folder}: {error}") from None
         except RestoreError as error:
-            if entry is committed[0]:
+            if entry is usable_entries[0]:
                 raise
             print(f"everstep checkpoint export: {entry.folder} is skipped: {error}", file=sys.stderr)
         else:
@@ -171,15 +171,15 @@ def _drop(flags: Drop) -> int:
     from everstep.runtime.checkpoint.stored.keys import parse_folder
     from everstep.runtime.checkpoint.stored.retention import delete_checkpoints
 
-    dropped = []
+    entries_dropped = []
     for uri in flags.uri:  # Nothing is removed before all of them are known.
         store, entries = _stored_below(uri)
         if len(entries) != 1 or not parse_folder(uri.rstrip("/")):
             raise BadInput(
                 f"{uri}: does not name a single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it"
             )
-        dropped.append((store, entries[0]))
-    for store, entry in dropped:
+        entries_dropped.append((store, entries[0]))
+    for store, entry in entries_dropped:
         delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
         print(f"{entry.folder}: dropped, {len(entry.keys)} objects, {entry.size} bytes")
     return 0
@@ -196,20 +196,20 @@ def _gc(flags: CollectGarbage) -> int:
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
         raise BadInput(f"{flags.uri}: nothing of Everstep's is there; give STORE or STORE/jobs/JOB")
-    removed = size = 0
+    removed_count = size = 0
     verb = "would be removed" if flags.dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):
         debris = keys_to_delete(store, job, RetentionPolicy())
         sizes = {entry.key: entry.size for entry in store.list(checkpoints_prefix(job))}
         for key in (key for keys in debris.values() for key in keys):
-            removed, size = removed + 1, size + sizes[key]
+            removed_count, size = removed_count + 1, size + sizes[key]
             print(f"{key}: {verb}, {sizes[key]} bytes of an incomplete checkpoint")
         if not flags.dry_run:
             delete_checkpoints(store, debris)
     for entry in (entry for place in places for entry in store.sweep(place, flags.dry_run)):
-        removed, size = removed + 1, size + entry.size
+        removed_count, size = removed_count + 1, size + entry.size
         print(f"{entry.key}: {verb}, {f'{entry.size} bytes of a killed writer' if entry.key[-1] != '/' else 'empty'}")
-    print(f"{removed} {verb}, {size} bytes", file=sys.stderr)
+    print(f"{removed_count} {verb}, {size} bytes", file=sys.stderr)
     return 0
 
 

@@ -114,8 +114,8 @@ def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
                 _print_log(lambda pod=row.pod: route.log(name, pod), row.pod)
             return 0
         every = LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True))
-        with Follower(route, workflow, tails=False) as followed:
-            followed.follow(lambda view: every.follow_started(select_rows(view)))
+        with Follower(route, workflow, tails=False) as follower:
+            follower.follow(lambda view: every.follow_started(select_rows(view)))
         every.finish()
     return 0
 

@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Flags(prog="everstep", description="Training pipelines that survive.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"everstep {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    called = next((word for word in words if not word.startswith("-")), None)
+    first_word = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
         below = verbs.add_parser(verb, help=text, description=text)
-        if verb == called:
+        if verb == first_word:
             importlib.import_module(f"everstep.cli.{verb}").configure(below)
     flags = parser.parse_args(with_dashes(words))
     try:

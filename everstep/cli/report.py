@@ -45,8 +45,8 @@ def _read(flags: Report) -> "Run":
     from everstep.runtime.report import read_job, read_run
     from everstep.runtime.store import open_store
 
-    if stored := re.fullmatch(r"(.+)/(runs|jobs)/([^/]+)/?", flags.run):
-        uri, kind, name = stored.groups()
+    if store_match := re.fullmatch(r"(.+)/(runs|jobs)/([^/]+)/?", flags.run):
+        uri, kind, name = store_match.groups()
         store = open_store(uri, read_only=True)
         history = read_run(store, name) if kind == "runs" else read_job(store, name)
         if not history.jobs and not history.steps:

@@ -113,11 +113,11 @@ def run_view(workflow: Mapping[str, Any], now: float) -> str:
     for row in tree.folded_rows(workflow):
         waits = row.kind == "Suspend" and not row.phase.fulfilled
         mark = "ǁ" if waits else MARKS[row.phase][0]
-        lasted = short_duration((row.finished or now) - row.started) if row.pod and row.started else ""
+        duration = short_duration((row.finished or now) - row.started) if row.pod and row.started else ""
         reference = (tree.workflow_nodes(workflow)[row.id].get("templateRef") or {}).get("name")
         template = f"{reference}/{row.template}" if reference else row.template
         title = as_text(f" {row.branch}{mark} {row.title}")
-        table.append((title, template, row.pod, lasted, as_text(row.message)))
+        table.append((title, template, row.pod, duration, as_text(row.message)))
     return "\n".join([*lines, "", *align_columns(table, 2)])
 
 
@@ -157,10 +157,10 @@ def list_view(workflows: Sequence[Mapping[str, Any]], now: float) -> str:
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
     for one in workflows:
         status, began = one["status"], unix_time(one["status"].get("startedAt"))
-        lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
+        duration = (unix_time(status.get("finishedAt")) or now) - began if began else 0
         age, message = short_duration(now - _creation_time(one)), as_text(_message(status))
         priority = str(one["spec"].get("priority") or 0)
-        table.append((one["metadata"]["name"], status["phase"], age, short_duration(lasted), priority, message))
+        table.append((one["metadata"]["name"], status["phase"], age, short_duration(duration), priority, message))
     return "\n".join(align_columns(table, 3))
 
 

@@ -130,16 +130,16 @@ def _run(flags: Run) -> int:
     from everstep.runtime.workflow.pods.sandbox import Sandbox
     from everstep.runtime.workflow.run.run_folder import RunInputs, generated_name
 
-    loaded = _load(flags)
+    workflow_loaded = _load(flags)
     values = _parameters(flags)
-    manifest = with_arguments(loaded.document.value, values, flags.entrypoint)
+    manifest = with_arguments(workflow_loaded.document.value, values, flags.entrypoint)
     try:
-        parse(manifest, loaded.library)
+        parse(manifest, workflow_loaded.library)
     except ManifestError as error:
         first = error.problems[0]
-        of = "" if first.of in loaded.others else first.of
-        raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
-    _warn_unread_parameters([loaded], values)
+        of = "" if first.of in workflow_loaded.others else first.of
+        raise BadInput(f"{workflow_loaded.location(first)}: {first._replace(of=of).text}") from None
+    _warn_unread_parameters([workflow_loaded], values)
     metadata = manifest.get("metadata") or {}
     made_up = generated_name(str(metadata.get("generateName", "workflow-")))
     name = flags.name or metadata.get("name") or made_up
@@ -154,7 +154,7 @@ def _run(flags: Run) -> int:
     if flags.work_dir and not flags.work_dir.is_dir():
         raise BadInput(f"--work-dir {flags.work_dir}: not a folder")
     work_dir = flags.work_dir.absolute() if flags.work_dir else None
-    inputs = RunInputs(loaded.library, path, checked_variables(flags.env), sandbox, work_dir)
+    inputs = RunInputs(workflow_loaded.library, path, checked_variables(flags.env), sandbox, work_dir)
     code = _execute(manifest, name, folder, inputs)
     _print_run(folder / name, flags.output)
     return code
@@ -325,9 +325,9 @@ def _resubmit(flags: Resubmit) -> int:
     manifest = with_arguments(manifest, _parse_pairs(flags.parameter, "-p"), "")
     metadata = manifest.get("metadata") or {}
     base = metadata.get("generateName") or f"{metadata.get('name') or folder.name}-"
-    stored = read_inputs(folder)
-    warn_missing_variables(folder.name, stored.variables)
-    return _execute(manifest, generated_name(base), flags.runs.absolute(), stored)
+    inputs_before = read_inputs(folder)
+    warn_missing_variables(folder.name, inputs_before.variables)
+    return _execute(manifest, generated_name(base), flags.runs.absolute(), inputs_before)
 
 
 def _resume(flags: Resume) -> int:
@@ -360,9 +360,9 @@ def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] 
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    stored = read_inputs(folder)
-    warn_missing_variables(folder.name, stored.variables)
-    return _execute(manifest, folder.name, flags.runs, stored, restart, parameters)
+    inputs_before = read_inputs(folder)
+    warn_missing_variables(folder.name, inputs_before.variables)
+    return _execute(manifest, folder.name, flags.runs, inputs_before, restart, parameters)
 
 
 def _stop(flags: Stop) -> int:

@@ -52,8 +52,8 @@ def _fit(template: dict[str, Any], conversion: Conversion) -> None:
         if sizes and volume["name"] == "shared-memory":
             volume["emptyDir"]["sizeLimit"] = sizes[0]
     template["volumes"] = [*template.get("volumes", []), *(one for one in volumes if one.get("name") not in own)]
-    mounted = [mount for mount in mounts if mount.get("name") not in own]
-    container["volumeMounts"] = [*container.get("volumeMounts", []), *mounted]
+    own_mounts = [mount for mount in mounts if mount.get("name") not in own]
+    container["volumeMounts"] = [*container.get("volumeMounts", []), *own_mounts]
     metadata = more.pop("metadata", {})
     for name, values in metadata.items():
         template.setdefault("metadata", {}).setdefault(name, {}).update(values)

@@ -88,9 +88,9 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
         return host.strip("[]"), node_check_port(int(port))
 
     patience_s, box = settings.connect_s, settings.box
-    checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, patience_s, box)
+    client = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, patience_s, box)
     try:
-        ending = await run_checked(agent, checked, settings.unfit)
+        ending = await run_checked(agent, client, settings.unfit)
     except NoQuorumError as error:
         ending = Ending(ExitCode.TRY_AGAIN, str(error))
     except SwitchboxError as error:

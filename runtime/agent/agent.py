@@ -42,8 +42,8 @@ class Agent:
         """End gracefully; on a second call, at once."""
         self.shutdown.give_notice(signum)
 
-    async def run(self, admitted: asyncio.Event | None = None) -> Ending:
-        """Run until there is a reason to leave, and return it. Joins when `admitted` is set; None: at once."""
+    async def run(self, may_join: asyncio.Event | None = None) -> Ending:
+        """Run until there is a reason to leave, and return it. Joins when `may_join` is set; None: at once."""
         settings, credentials = self._settings, self._dependencies.credentials
         self.client.answered_at = time.monotonic()
         gate, listener = TokenGate(credentials), listen(settings.address, 0)
@@ -59,7 +59,7 @@ class Agent:
                 settings, self._dependencies, self.client, self.shutdown, resources, self.status, questions
             )
             try:
-                return await self._run(life, questions, threads, gate, listener, admitted)
+                return await self._run(life, questions, threads, gate, listener, may_join)
             finally:
                 await life.close()
         finally:
@@ -74,7 +74,7 @@ class Agent:
         threads: ThreadPoolExecutor,
         gate: TokenGate,
         listener: socket.socket,
-        admitted: asyncio.Event | None,
+        may_join: asyncio.Event | None,
     ) -> Ending:
         """Connect to the master, listen to workers and peers, and run the life cycle."""
         credentials = self._dependencies.credentials
@@ -85,4 +85,4 @@ class Agent:
             await life.open()
             served = application(life.keeper, gate, threads, make_answer(self._settings.node, questions))
             async with gate.serve(application_of(served), listener):
-                return await life.run(admitted)
+                return await life.run(may_join)

@@ -9,28 +9,28 @@ from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementE
 from everstep.runtime.exit_codes import ExitCode
 
 
-async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
+async def run_checked(agent: Agent, client: AdmissionClient, unfit: int) -> Ending:
     """Run the check and the agent, which joins when the check says so. Exit code `unfit` if it excludes this node.
 
     Raises NoQuorumError if too few nodes joined the check.
     """
-    admitted = asyncio.Event()
-    checking = asyncio.create_task(checked.run())
-    running = asyncio.create_task(agent.run(admitted))
+    may_join = asyncio.Event()
+    checking = asyncio.create_task(client.run())
+    running = asyncio.create_task(agent.run(may_join))
     try:
-        await asyncio.wait([checked.verdict, checking, running], return_when=asyncio.FIRST_COMPLETED)
-        if checking.done() and not checked.verdict.done():
+        await asyncio.wait([client.verdict, checking, running], return_when=asyncio.FIRST_COMPLETED)
+        if checking.done() and not client.verdict.done():
             checking.result()  # Raises if the check itself failed.
-        if not checked.verdict.done():
+        if not client.verdict.done():
             return running.result()  # Asked to stop, or its job has ended.
         try:
-            verdict = checked.verdict.result()
+            verdict = client.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
             return Ending(ExitCode.TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
         agent.status.checked_s = verdict.best_s or 0.0
-        admitted.set()
+        may_join.set()
         return await running
     finally:
         for task in (checking, running):

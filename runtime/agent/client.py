@@ -180,7 +180,7 @@ class MasterClient:
     async def _post(
         self, path: str, message: msgspec.Struct | Callable[[], msgspec.Struct], kind: type[Reply], timeout_s: float
     ) -> Reply | None:
-        pauses, failed = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform), False
+        pauses, has_failed = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform), False
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         while True:
             body = _encode(message() if callable(message) else message)
@@ -189,13 +189,13 @@ class MasterClient:
             try:
                 async with self.session.post(url, data=body, timeout=timeout) as reply:
                     status, text = reply.status, await reply.read()
-                answered, wrong = self._parse_reply(status, text, kind)
+                parsed_reply, wrong = self._parse_reply(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 text, foreign = b"", "" if self.met else mismatch_reason(error)
-                answered, wrong = None, f"{type(error).__name__} {error}".strip()
+                parsed_reply, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
                 self._note_answer(address)
-                return answered
+                return parsed_reply
             if await self._switch_address(address):
                 continue
             if foreign:
@@ -203,9 +203,9 @@ class MasterClient:
             if status_of(wrong) == 409:
                 self.answered_at = time.monotonic()  # The master lives, although it does not know this node.
                 raise NoPlace(_error_text(text))
-            if failed:  # A single failure may be a closed connection, or the job's end.
+            if has_failed:  # A single failure may be a closed connection, or the job's end.
                 self._say_lost_once(address, path, wrong)
-            failed = True
+            has_failed = True
             await asyncio.sleep(next(pauses))
 
     def _parse_reply(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:

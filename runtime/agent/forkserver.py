@@ -93,13 +93,13 @@ class _Server:
         self._channel.send(_encode(Forked(spawn.id, pid)))
 
     def _reap(self, pidfd: int) -> None:
-        died = time.time()
+        died_at = time.time()
         number, pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         signal_group(pid, signal.SIGKILL)  # Before the wait: until then the group's number cannot be reused.
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died, pid)))
+        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died_at, pid)))
 
     def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int) -> NoReturn:
         try:

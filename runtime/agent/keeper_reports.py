@@ -38,9 +38,7 @@ class KeeperReports:
         """The last round in which failed sources were reported."""
         self.pending = set[asyncio.Task[None]]()
         """Reports of persisted shards that have no answer yet."""
-        self.evidence = EvidenceReports(
-            node, client, background, seat, lambda certified: self.keeper.note_certified(certified)
-        )
+        self.evidence = EvidenceReports(node, client, background, seat, lambda event: self.keeper.note_certified(event))
         self.keeper = dependencies.make_keeper(self._on_persisted, self.on_unrestored, self.evidence.send)
 
     def on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:

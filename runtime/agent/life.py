@@ -125,13 +125,13 @@ class AgentLifecycle:
         await self._background.cancel()
         self.keeper.close()
 
-    async def run(self, admitted: asyncio.Event | None = None) -> Ending:
+    async def run(self, may_join: asyncio.Event | None = None) -> Ending:
         """Run until there is a reason to leave; then end the workers and flush telemetry.
 
-        `admitted`: the node may join; None: at once.
+        `may_join`: the node may join; None: at once.
         """
         parts = [
-            lambda: self._run_rounds(admitted),
+            lambda: self._run_rounds(may_join),
             self._poll_directives,
             self._sender.run,
             lambda: self._shutdown.leave_without_master(self._client),
@@ -177,12 +177,12 @@ class AgentLifecycle:
             pass
         return ending
 
-    async def _run_rounds(self, admitted: asyncio.Event | None) -> None:
+    async def _run_rounds(self, may_join: asyncio.Event | None) -> None:
         while True:
             for line in await self._workers.wait_until_ready(self._settings.plain):
                 self._dependencies.note(line)
-            if admitted is not None:
-                await admitted.wait()
+            if may_join is not None:
+                await may_join.wait()
             burial = asyncio.create_task(self._clear_last_round())
             since = self._loop.time()
             try:
@@ -302,12 +302,12 @@ class AgentLifecycle:
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
-        killed = end.exit_code < 0
-        kernel = await self._run_in_thread(kernel_messages, time.monotonic() - _KERNEL_S, end.pid) if killed else ()
+        was_killed = end.exit_code < 0
+        kernel = await self._run_in_thread(kernel_messages, time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
-        died = end.time or time.time()
-        await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died, 0.0)))
+        died_at = end.time or time.time()
+        await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
 
     async def _poll_directives(self) -> None:
         """Send heartbeats as long polls, and carry out the directives."""
@@ -384,8 +384,10 @@ class AgentLifecycle:
             seat = self._link.seat
             if seat is None or not self._workers.survives(seat.round):
                 return False
-            restored = seat.restore.iteration if seat.restore else 0
-            return self._progress.observe().iteration > restored + 1  # One is done, and what it compiled is kept.
+            restored_iteration = seat.restore.iteration if seat.restore else 0
+            return (
+                self._progress.observe().iteration > restored_iteration + 1
+            )  # One is done, and what it compiled is kept.
 
         def start(number: int) -> tuple[int, dict[str, str], tuple[str, ...]]:
             assert self._status.seat is not None, "a round trains"
@@ -405,9 +407,9 @@ class AgentLifecycle:
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 
-    def _on_fetched(self, local_rank: int, fetched: msgspec.Struct) -> None:
-        if self._link.seat is not None and isinstance(fetched, Fetched) and fetched.iteration:
-            self._sender.add_restored(self._link.seat, local_rank, fetched, time.monotonic() - self._seated_at)
+    def _on_fetched(self, local_rank: int, fetch_reply: msgspec.Struct) -> None:
+        if self._link.seat is not None and isinstance(fetch_reply, Fetched) and fetch_reply.iteration:
+            self._sender.add_restored(self._link.seat, local_rank, fetch_reply, time.monotonic() - self._seated_at)
 
     def _run_in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return self._loop.run_in_executor(self._resources.threads, call, *arguments)

@@ -132,10 +132,10 @@ class LaunchLogs:
             if nowhere or not (tee | redirect) & bit:
                 streams.append(DirectOutput(console))
             elif tee & bit:
-                filtered = self._attempt / f"filtered_{name}.log" if filters and is_shown and self._attempt else None
+                filter_path = self._attempt / f"filtered_{name}.log" if filters and is_shown and self._attempt else None
                 prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
-                streams.append(TeedOutput(own / f"{name}.log", console, prefix, filtered, filters))
-                self._rotation.paths |= {own / f"{name}.log", *([filtered] if filtered else [])}
+                streams.append(TeedOutput(own / f"{name}.log", console, prefix, filter_path, filters))
+                self._rotation.paths |= {own / f"{name}.log", *([filter_path] if filter_path else [])}
             else:
                 streams.append(RedirectedOutput(own / f"{name}.log"))
                 self._rotation.paths.add(own / f"{name}.log")
@@ -176,13 +176,13 @@ class TeedOutput:
     """A stream to a file, unchanged, and to the console with a prefix before each line."""
 
     def __init__(
-        self, path: Path, console: int | None, prefix: bytes, filtered: Path | None, filters: Sequence[str]
+        self, path: Path, console: int | None, prefix: bytes, filter_path: Path | None, filters: Sequence[str]
     ) -> None:
         self._copy = os.open(path, _APPEND | os.O_TRUNC, 0o666)
         self._console = console
         self._prefix = prefix
         self._needles = [word.encode() for word in filters]
-        self._filtered = os.open(filtered, _APPEND, 0o666) if filtered else None
+        self._filtered = os.open(filter_path, _APPEND, 0o666) if filter_path else None
         self._pipe = Pipe(self._write_lines, lambda data: write_all(self._copy, data))
         self.file = self._pipe.write_end
 

@@ -124,14 +124,14 @@ class NeighbourWatch:
         self._note(tuple(silent), began)
 
     def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
-        changed, self._silent, self._asked_at = silent != self._silent, silent, asked_at
-        if changed:
+        has_changed, self._silent, self._asked_at = silent != self._silent, silent, asked_at
+        if has_changed:
             self._on_change()
 
     async def _answers(self, whom: Neighbour, all_: Sequence[Neighbour]) -> bool:
         direct = asyncio.create_task(self._questions.is_answered(whom, SILENT_S))
-        answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
-        if answered and direct.result():
+        is_answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
+        if is_answered and direct.result():
             return True
         helpers = [one.address for one in all_ if one is not whom][:HELPERS]
         rest_s = SILENT_S - INDIRECT_S

@@ -95,19 +95,19 @@ async def _copy(
     request: web.Request, threads: Executor, keep: Callable[[Callable[[], None]], None]
 ) -> web.StreamResponse:
     """Copy a shard, and answer with a dot whenever bytes have arrived, so that the peer sees progress."""
-    response, moves, reported = web.StreamResponse(), itertools.count(1), 0
-    moved = 0
+    response, moves, reported_count = web.StreamResponse(), itertools.count(1), 0
+    progress_count = 0
 
     def count_move() -> None:
-        nonlocal moved
-        moved = next(moves)
+        nonlocal progress_count
+        progress_count = next(moves)
 
     work = asyncio.get_running_loop().run_in_executor(threads, keep, count_move)
     try:
         await response.prepare(request)
         while not (await asyncio.wait([work], timeout=_PROGRESS_INTERVAL_S))[0]:
-            if moved != reported:
-                reported = moved
+            if progress_count != reported_count:
+                reported_count = progress_count
                 await response.write(b".")
     finally:
         await asyncio.wait([work])  # The peer may be gone; the copy still runs to its end.
@@ -122,9 +122,9 @@ async def _copy(
 async def _send(request: web.Request, shard: memoryview, senders: Executor, stall_s: float) -> web.StreamResponse:
     """Send the requested range of the shard, in a thread."""
     start, end, status = 0, len(shard), 200
-    if requested := _RANGE.fullmatch(request.headers.get("Range", "")):
-        start, status = int(requested[1]), 206
-        end = min(int(requested[2]) + 1 if requested[2] else end, end)
+    if range_match := _RANGE.fullmatch(request.headers.get("Range", "")):
+        start, status = int(range_match[1]), 206
+        end = min(int(range_match[2]) + 1 if range_match[2] else end, end)
         if start >= end:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(shard)}"})
     response = web.StreamResponse(status=status)

@@ -85,19 +85,19 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Import the modules and the script's imports. Returns one line per failure, for a warning: the worker fails again
     with the full traceback."""
     sys.path[0] = import_root(split_command(command))
-    failed = [line for name in modules if (line := _run_import(f"import {name}", name))]
+    failures = [line for name in modules if (line := _run_import(f"import {name}", name))]
     path = source_of(command)
     if path is None:
-        return failed
+        return failures
     try:
         source = Path(path).read_bytes()
         statements = list(top_level_imports(source, path))
     except (OSError, SyntaxError, ValueError) as error:
-        return [*failed, f"{path}: {error}"]
-    failed += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
+        return [*failures, f"{path}: {error}"]
+    failures += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
     if "torch" in sys.modules and names_optimizer(source, path):
-        failed += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
-    return failed
+        failures += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
+    return failures
 
 
 def _run_import(statement: str, place: str) -> str | None:

@@ -113,16 +113,16 @@ class ProgressMonitor:
             self._moved_at = self._clock()
         self._before, self._boards_before = changes, counts
         since = self._began_at if self._moved_at is None else self._moved_at
-        still_s, moved = round(self._clock() - since, 3), self._moved_at is not None
+        still_s, has_moved = round(self._clock() - since, 3), self._moved_at is not None
         beacons = [self._beacon(rank, board) for rank, board in enumerate(boards)]
         # While one evaluates or saves, the others wait for it: what they wait for says how long that may take.
         awaited = [one for one, board in zip(beacons, boards, strict=True) if board is None or not board.awaits_others]
         slowest = min(beacons)[0], min(awaited or beacons)[1]
         pace_s = max((board.pace_s for board in boards if board is not None), default=0.0)
         is_working = changes == self._first and self._is_working(boards)
-        blocked_s = 0.0 if moved else self._blocked_s(boards)
+        blocked_s = 0.0 if has_moved else self._blocked_s(boards)
         awaits = any(board is not None and board.awaits_others for board in boards)
-        return Progress(*slowest, still_s, moved, self._known, round(pace_s, 6), is_working, blocked_s, awaits)
+        return Progress(*slowest, still_s, has_moved, self._known, round(pace_s, 6), is_working, blocked_s, awaits)
 
     def _blocked_s(self, boards: list[Board | None]) -> float:
         """Seconds since a worker was last active. One without a board has not begun yet, and one that evaluates may be
@@ -134,17 +134,17 @@ class ProgressMonitor:
         if self._activity is not None and now - self._activity[0] < _APART_S:
             return round(now - self._active_at, 3)
         looks = [activity(board.pid) for board in boards if board is not None]
-        cpu_s, moved = sum(one[0] for one in looks), sum(one[1] for one in looks)
-        before, self._activity = self._activity, (now, cpu_s, moved)
-        passed = now - before[0] if before else 0.0
-        is_idle = before is not None and cpu_s - before[1] <= max(_IDLE_CORES * len(looks) * passed, 0.011)
-        if before is None or not is_idle or moved - before[2] > _IDLE_BYTES_PER_S * len(looks) * passed:
+        cpu_s, bytes_moved = sum(one[0] for one in looks), sum(one[1] for one in looks)
+        before, self._activity = self._activity, (now, cpu_s, bytes_moved)
+        elapsed_s = now - before[0] if before else 0.0
+        is_idle = before is not None and cpu_s - before[1] <= max(_IDLE_CORES * len(looks) * elapsed_s, 0.011)
+        if before is None or not is_idle or bytes_moved - before[2] > _IDLE_BYTES_PER_S * len(looks) * elapsed_s:
             self._active_at = now
         return round(now - self._active_at, 3)
 
     def _is_working(self, boards: list[Board | None]) -> bool:
-        used = [self._uses_cpu(rank, board) for rank, board in enumerate(boards) if board is not None]
-        return any(used) and not any(board is not None and board.awaits_others for board in boards)
+        uses_cpu = [self._uses_cpu(rank, board) for rank, board in enumerate(boards) if board is not None]
+        return any(uses_cpu) and not any(board is not None and board.awaits_others for board in boards)
 
     def _uses_cpu(self, local_rank: int, board: Board) -> bool:
         last, now = self._cpu.get(local_rank), self._clock()

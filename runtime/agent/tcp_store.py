@@ -76,10 +76,10 @@ def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | No
     /etc/hosts this way), and if a store of this process already listens there, which torch then shares.
     """
     try:
-        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses_found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in resolved))
+    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in addresses_found))
     means_the_same_to_all = one_machine or host == "localhost" or _is_address(host)
     if not means_the_same_to_all and any(_is_loopback(str(place[0])) for _, place in addresses):
         return None

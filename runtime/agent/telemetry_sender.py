@@ -95,13 +95,14 @@ class TelemetrySender:
                 {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
             )
 
-    def add_restored(self, seat: Seat, local_rank: int, fetched: Fetched, seconds: float) -> None:
+    def add_restored(self, seat: Seat, local_rank: int, place_fetched: Fetched, seconds: float) -> None:
         """Queue that a worker has restored its state, `seconds` after the node got its seat."""
         self.add(
             {
-                "kind": "restored", "round": seat.round, "iteration": fetched.iteration, "source": fetched.source,
-                "rank": seat.first_rank + local_rank, "from_round": fetched.round, "seconds": round(seconds, 4),
-                **({"why": fetched.why} if fetched.why else {}),
+                "kind": "restored", "round": seat.round, "iteration": place_fetched.iteration,
+                "source": place_fetched.source,
+                "rank": seat.first_rank + local_rank, "from_round": place_fetched.round, "seconds": round(seconds, 4),
+                **({"why": place_fetched.why} if place_fetched.why else {}),
             }
         )  # fmt: skip
 

@@ -223,8 +223,8 @@ class _Connection(asyncio.Protocol):
                     self._send(slot)
                 else:
                     self._answer_later(lambda: keeper.acquire(rank, iteration))
-            case Announce(capacity, sharded):
-                self._answer_later(lambda: keeper.announce(rank, capacity, sharded))
+            case Announce(capacity, is_sharded):
+                self._answer_later(lambda: keeper.announce(rank, capacity, is_sharded))
             case Flush(iteration):
                 self._answer_later(lambda: Done(keeper.flush(rank, iteration)))
             case TakeShard():

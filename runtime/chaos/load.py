@@ -37,10 +37,10 @@ def use_cpu(share: float, seconds: float) -> None:
 
 def memory_use(group: Path) -> tuple[int, int]:
     """(bytes used, limit) of a control group; a limit of 0: none. Raises OSError."""
-    for limit, used in _FILES:
+    for limit, bytes_used in _FILES:
         if (group / limit).exists():
             text = (group / limit).read_text().strip()
-            return int((group / used).read_text()), 0 if text == "max" else int(text)
+            return int((group / bytes_used).read_text()), 0 if text == "max" else int(text)
     return 0, 0
 
 
@@ -52,14 +52,14 @@ def fill_memory(share: float, seconds: float, group: Path) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
     parent, until, blocks, is_reported = os.getppid(), time.monotonic() + FILL_S, [], False
     while time.monotonic() < until and os.getppid() == parent and _others(group):
-        used, limit = memory_use(group)
-        if used < share * limit - _STEP_BYTES:
+        bytes_used, limit = memory_use(group)
+        if bytes_used < share * limit - _STEP_BYTES:
             blocks.append(_map_and_touch(_STEP_BYTES))
             continue
         if not is_reported:
             is_reported, until = True, time.monotonic() + seconds
-            print(f"{used} of {limit}", flush=True)
-        if blocks and used > share * limit + _STEP_BYTES:
+            print(f"{bytes_used} of {limit}", flush=True)
+        if blocks and bytes_used > share * limit + _STEP_BYTES:
             blocks.pop().close()
         time.sleep(_PERIOD_S)
 

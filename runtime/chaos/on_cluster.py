@@ -148,8 +148,8 @@ class ClusterInjector:
 
     def _world(self, role: str) -> int:
         """Nodes of that role in the newest round."""
-        formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
-        return len(formed[-1].round.members[role]) if formed else 0
+        rounds_formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
+        return len(rounds_formed[-1].round.members[role]) if rounds_formed else 0
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""

@@ -190,16 +190,18 @@ class MachineInjector:
             for process in processes:
                 process.suspend()
             deadline = time.monotonic() + STOP_S
-            stopped = 0
-            while stopped < len(processes) and time.monotonic() < deadline:
+            stopped_count = 0
+            while stopped_count < len(processes) and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
-                stopped = sum(map(victims.stands_still, processes))
-            if not stopped:
+                stopped_count = sum(map(victims.stands_still, processes))
+            if not stopped_count:
                 raise NotFiredError(f"SIGSTOP, but no process of {entry.name} stopped")
             await asyncio.sleep(fault.seconds)
         finally:
             victims.resume(processes)
-        return FiredFault(fault.kind, entry.name, moment, f"{stopped} processes were stopped for {fault.seconds:g} s")
+        return FiredFault(
+            fault.kind, entry.name, moment, f"{stopped_count} processes were stopped for {fault.seconds:g} s"
+        )
 
     async def _slow_down(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
@@ -223,7 +225,7 @@ class MachineInjector:
 
     async def _fail_check(self, fault: Fault) -> FiredFault:
         check_victims: list[str] = [fault.node] if fault.node else []
-        killed, moment = 0, 0.0
+        killed_count, moment = 0, 0.0
 
         def find_judgement() -> FaultJudged | NodeLost | None:
             types = (FaultJudged, NodeLost)
@@ -232,18 +234,21 @@ class MachineInjector:
         deadline = time.time() + 10 * SEEN_S
         while not (record := find_judgement()):
             if time.time() > deadline or self._progress.has_ended():
-                raise NotFiredError(f"{killed} measurements were killed, but no node was found faulty")
+                raise NotFiredError(f"{killed_count} measurements were killed, but no node was found faulty")
             for entry in self._nodes():
                 check_victims = check_victims or [entry.name]
                 for process in victims.children_running(entry, MEASUREMENTS) if entry.name in check_victims else ():
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
-                        killed, moment = killed + 1, moment or time.time()
+                        killed_count, moment = killed_count + 1, moment or time.time()
             await asyncio.sleep(0.05)
-        if not killed:
+        if not killed_count:
             raise NotFiredError(f"{check_victims[0]} was lost before it was checked ({record.reason})")
         return FiredFault(
-            fault.kind, check_victims[0], moment, f"{killed} measurements killed; {record.reason}: {record.detail}"
+            fault.kind,
+            check_victims[0],
+            moment,
+            f"{killed_count} measurements killed; {record.reason}: {record.detail}",
         )
 
     async def _cut_off(self, fault: Fault) -> FiredFault:
@@ -263,9 +268,9 @@ class MachineInjector:
                 raise NotFiredError(f"{address} can still be reached")
             while time.time() < moment + fault.seconds and entry.is_alive():
                 await asyncio.sleep(LOOK_S)
-        passed = time.time() - moment
+        elapsed_s = time.time() - moment
         return FiredFault(
-            fault.kind, entry.name, moment, f"no connection to {address} from {entry.name} for {passed:.0f} s"
+            fault.kind, entry.name, moment, f"no connection to {address} from {entry.name} for {elapsed_s:.0f} s"
         )
 
     def _memory_group(self, entry: Registration) -> Path:
@@ -283,12 +288,12 @@ class MachineInjector:
             Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST))
         filling = await victims.start_load("memory", "1.5", f"{SEEN_S}", str(group))
         try:
-            fired = await self._wait_for_record(fault.kind, entry.name, moment, FaultJudged, NodeLost)
+            fault_record = await self._wait_for_record(fault.kind, entry.name, moment, FaultJudged, NodeLost)
         finally:
             await victims.end(filling)
-        if "memory" not in fired.evidence:
-            raise NotFiredError(f"the kernel killed no process for lack of memory: {fired.evidence}")
-        return fired
+        if "memory" not in fault_record.evidence:
+            raise NotFiredError(f"the kernel killed no process for lack of memory: {fault_record.evidence}")
+        return fault_record
 
     async def _fill_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
@@ -308,9 +313,9 @@ class MachineInjector:
         before = psutil.cpu_times()
         await asyncio.gather(*(one.wait() for one in burning))
         after = psutil.cpu_times()
-        spent = sum(after[:8]) - sum(before[:8])
+        ticks = sum(after[:8]) - sum(before[:8])
         idle = after.idle - before.idle
-        busy = 1 - idle / spent if spent else 0.0
+        busy = 1 - idle / ticks if ticks else 0.0
         if busy < 0.8 * fault.share:
             raise NotFiredError(f"the machine was only {busy:.0%} busy")
         return FiredFault(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
@@ -344,8 +349,8 @@ class MachineInjector:
 
     def _world(self) -> int:
         """Nodes of the newest round."""
-        formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
-        return sum(map(len, formed[-1].round.members.values())) if formed else 0
+        rounds_formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
+        return sum(map(len, rounds_formed[-1].round.members.values())) if rounds_formed else 0
 
     async def _scale(self, nodes: int) -> None:
         """As a user asks for it. Raises NotFiredError."""

@@ -90,15 +90,15 @@ def remove(group: Path) -> None:
 def cut_off(group: Path) -> Iterator[None]:
     """Nothing that the group's sockets send arrives, nor does anything reach them. Raises OSError."""
     folder = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
-    opened = [folder]
+    descriptors = [folder]
     try:
         program = _load_program()
-        opened.append(program)
+        descriptors.append(program)
         for direction in (_INGRESS, _EGRESS):
-            opened.append(_bpf(_LINK_CREATE, struct.pack("IIII", program, folder, direction, 0)))
+            descriptors.append(_bpf(_LINK_CREATE, struct.pack("IIII", program, folder, direction, 0)))
         yield
     finally:
-        for one in reversed(opened):
+        for one in reversed(descriptors):
             os.close(one)
 
 

@@ -122,13 +122,13 @@ async def _check_all(coordinator: Coordinator, admission: Admission, say: Callab
 
 async def _wait_for_first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
     """Wait for all nodes; or for enough, and then until no more arrive. Returns False if too few arrived in time."""
-    began = changed = time.monotonic()
+    began = changed_at = time.monotonic()
     before = 0
     while (here := len(coordinator.ready_nodes())) < admission.nodes:
         now = time.monotonic()
         if here > before:
-            before, changed = here, now
-        if here >= admission.least and now >= changed + admission.window_s:
+            before, changed_at = here, now
+        if here >= admission.least and now >= changed_at + admission.window_s:
             break
         if now >= began + admission.timeout_s:
             return here >= admission.least

@@ -64,15 +64,15 @@ class Coordinator:
         await self._wait_until_empty(missing, timeout_s)
         return set(nodes) - self._arrived.keys()
 
-    async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
-        """Check nodes that have arrived, in rank order. Returns one verdict a node. `trusted` nodes only serve as
+    async def check(self, nodes: Sequence[str], trusted_names: Iterable[str] = ()) -> list[Verdict]:
+        """Check nodes that have arrived, in rank order. Returns one verdict a node. `trusted_names` nodes only serve as
         partners.
 
         Raises KeyError for a node that has not arrived. Checks of other nodes may run at the same time.
         """
         session = Session(
             [self._arrived.pop(node) for node in nodes],
-            trusted=trusted,
+            trusted_names=trusted_names,
             timeout_s=self._timeout_s,
             exclude_straggler=self._exclude_straggler,
         )

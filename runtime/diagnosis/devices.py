@@ -183,9 +183,9 @@ def _time_collectives(count: int) -> float:
             if value.min().item() != expected_sum or value.max().item() != expected_sum:
                 raise DeviceError(f"cuda:{device} has a wrong sum")
         parts = [torch.full((1 << 20,), float(one), device=f"cuda:{one}") for one in range(count)]
-        gathered = [torch.empty(count << 20, device=f"cuda:{one}") for one in range(count)]
-        seconds += _seconds_on(0, lambda: nccl.all_gather(parts, gathered))
-        for device, whole in enumerate(gathered):
+        tensors_gathered = [torch.empty(count << 20, device=f"cuda:{one}") for one in range(count)]
+        seconds += _seconds_on(0, lambda: nccl.all_gather(parts, tensors_gathered))
+        for device, whole in enumerate(tensors_gathered):
             if [int(part.max()) for part in whole.chunk(count)] != list(range(count)):
                 raise DeviceError(f"cuda:{device} gathered wrong values")
     return seconds

@@ -116,23 +116,27 @@ class Evidence:
     """Every group so far."""
 
 
-def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = ()) -> Evidence:
-    """What the rounds prove about `nodes`; those in `trusted`, a subset, are known to be healthy."""
-    broken: dict[str, str] = {}
+def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[str] = ()) -> Evidence:
+    """What the rounds prove about `nodes`; those in `trusted_names`, a subset, are known to be healthy."""
+    broken_nodes: dict[str, str] = {}
     for round_ in past:
         for node, one in round_.measured.items():
             if not one.works_alone:
-                broken.setdefault(node, one.error or "its own work did not end in time")
-    tried = [(round_, group) for round_ in past for group in round_.groups]
-    failed = [group for round_, group in tried if round_.has_failed(group) and not broken.keys() & set(group)]
-    passed = [(round_, group) for round_, group in tried if not round_.has_failed(group)]
-    healthy = (set(trusted) | {node for _, group in passed for node in group}) - broken.keys()
-    faulty = {**_identify_faulty(failed, healthy), **broken}
+                broken_nodes.setdefault(node, one.error or "its own work did not end in time")
+    groups_tried = [(round_, group) for round_ in past for group in round_.groups]
+    failed_groups = [
+        group for round_, group in groups_tried if round_.has_failed(group) and not broken_nodes.keys() & set(group)
+    ]
+    passed_groups = [(round_, group) for round_, group in groups_tried if not round_.has_failed(group)]
+    healthy = (set(trusted_names) | {node for _, group in passed_groups for node in group}) - broken_nodes.keys()
+    faulty = {**_identify_faulty(failed_groups, healthy), **broken_nodes}
     undecided_nodes = {node for node in nodes if node not in healthy and node not in faulty}
-    undecided = undecided_nodes & {node for group in failed for node in group}
-    best = _best_times(nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed for node in group))
+    undecided = undecided_nodes & {node for group in failed_groups for node in group}
+    best = _best_times(
+        nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed_groups for node in group)
+    )
     own = _best_times(nodes, ((node, one.matmul_s) for round_ in past for node, one in round_.measured.items()))
-    best = {node: seconds for node, seconds in best.items() if node not in broken}
+    best = {node: seconds for node, seconds in best.items() if node not in broken_nodes}
     limit = slow_threshold_s(list(best.values()))
     slow = frozenset(node for node, seconds in best.items() if seconds > limit)
     return Evidence(
@@ -143,15 +147,15 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
         best_s=best,
         own_s=own,
         slow=slow,
-        possibly_slow=_possibly_slow(slow, [group for _, group in passed], own, limit),
-        tried_groups=frozenset(frozenset(group) for _, group in tried),
+        possibly_slow=_possibly_slow(slow, [group for _, group in passed_groups], own, limit),
+        tried_groups=frozenset(frozenset(group) for _, group in groups_tried),
     )
 
 
-def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
+def _identify_faulty(failed_groups: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
     """The nodes that are the only possible cause of a failed group, and why."""
     partners: dict[str, dict[str, None]] = {}
-    for group in failed:
+    for group in failed_groups:
         suspects = [node for node in group if node not in healthy]
         if len(suspects) == 1:
             others = (node for node in group if node != suspects[0])
@@ -170,11 +174,11 @@ def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dic
 
 
 def _possibly_slow(
-    slow: frozenset[str], passed: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
+    slow: frozenset[str], passed_groups: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
 ) -> frozenset[str]:
     """A slow node is certainly slow if its own work is too slow, or if it was the only slow node of some group."""
     sharp = {node for node in slow if own_s[node] > limit_s}
-    for group in passed:
+    for group in passed_groups:
         within = [node for node in group if node in slow]
         if len(within) == 1:
             sharp.add(within[0])

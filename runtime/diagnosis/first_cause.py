@@ -69,7 +69,7 @@ def attribute(ends: Sequence[ProcessEnd]) -> Attribution | None:
     """The first cause among the ends of one round; None if nothing ended."""
     if not ends:
         return None
-    ordered = sorted(ends, key=lambda end: (end.time, end.who))
-    first = next((end for end in ordered if not end.kind.is_echo), ordered[0])
-    echoes = tuple(end for end in ordered if end is not first)
+    ends_in_order = sorted(ends, key=lambda end: (end.time, end.who))
+    first = next((end for end in ends_in_order if not end.kind.is_echo), ends_in_order[0])
+    echoes = tuple(end for end in ends_in_order if end is not first)
     return Attribution(first, first.kind, evidence_line(first.error), echoes)

@@ -90,8 +90,8 @@ def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
             words.append(f"{label} {max(measured_s):.2f} s")
     if stragglers := nodes_with(verdicts, Health.STRAGGLER):
         words.append(f"slow {', '.join(stragglers)}")
-    if avoided := avoided_hosts(verdicts):
-        words.append(f"avoid {', '.join(avoided)}")
+    if hosts_to_avoid := avoided_hosts(verdicts):
+        words.append(f"avoid {', '.join(hosts_to_avoid)}")
     return "  ".join(words)
 
 

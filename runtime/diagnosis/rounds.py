@@ -30,15 +30,15 @@ class Plan:
     reason: str
 
 
-def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = ()) -> Plan:
+def next_round(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[str] = ()) -> Plan:
     """The next round, as a function of everything measured so far.
 
     Args:
         nodes: all participants, in rank order.
         past: the rounds so far.
-        trusted: those of `nodes` that are known to be healthy and only serve as partners.
+        trusted_names: those of `nodes` that are known to be healthy and only serve as partners.
     """
-    trusted_nodes = frozenset(trusted)
+    trusted_nodes = frozenset(trusted_names)
     if not past and not trusted_nodes:
         return Plan(tuple(pair_adjacent(nodes)), "adjacent pairs")
     evidence = weigh(nodes, past, trusted_nodes)
@@ -65,7 +65,7 @@ def pair_adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
     return pairs
 
 
-def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
+def pair_fastest_with_slowest(pool: Sequence[str], groups_tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
     """Pairs of a pool that is sorted by time: the slowest with the fastest that it has not been alone with, and so on.
 
     Nodes that have been with every other are paired last. An odd node joins the last group, or rests if that group of
@@ -73,18 +73,18 @@ def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[st
     """
     unpaired = list(pool)
     groups: list[tuple[str, ...]] = []
-    ranked: list[str] = []
+    by_time: list[str] = []
     while unpaired:
         slowest = unpaired.pop()
-        at = next((at for at, other in enumerate(unpaired) if frozenset((slowest, other)) not in tried), None)
+        at = next((at for at, other in enumerate(unpaired) if frozenset((slowest, other)) not in groups_tried), None)
         if at is None:
-            ranked.insert(0, slowest)
+            by_time.insert(0, slowest)
         else:
             groups.append((unpaired.pop(at), slowest))
-    while len(ranked) > 1:
-        groups.append((ranked.pop(0), ranked.pop()))
-    if ranked and groups and frozenset((*groups[-1], ranked[0])) not in tried:
-        groups[-1] += (ranked[0],)
+    while len(by_time) > 1:
+        groups.append((by_time.pop(0), by_time.pop()))
+    if by_time and groups and frozenset((*groups[-1], by_time[0])) not in groups_tried:
+        groups[-1] += (by_time[0],)
     return groups
 
 

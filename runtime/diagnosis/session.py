@@ -34,7 +34,7 @@ class Session:
 
     Args:
         members: the participants, in rank order.
-        trusted: names of those known to be healthy: they only serve as partners.
+        trusted_names: names of those known to be healthy: they only serve as partners.
         timeout_s: for a node's part in one round.
         exclude_straggler: a straggler is to be avoided.
     """
@@ -43,7 +43,7 @@ class Session:
         self,
         members: Sequence[Arrive],
         *,
-        trusted: Iterable[str] = (),
+        trusted_names: Iterable[str] = (),
         timeout_s: float = 300.0,
         exclude_straggler: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class Session:
         """Once the check is over: one for each member, in their order."""
         self.reason = ""
         """The reason for the running round, or for its being the last."""
-        self._trusted = frozenset(trusted)
+        self._trusted = frozenset(trusted_names)
         self._timeout_s = timeout_s
         self._exclude_straggler = exclude_straggler
         self._groups: list[_Group] = []
@@ -74,8 +74,8 @@ class Session:
 
     def take_ordered_nodes(self) -> set[str]:
         """The nodes with new orders since the last call."""
-        ordered, self._ordered = self._ordered, set()
-        return ordered
+        nodes_with_orders, self._ordered = self._ordered, set()
+        return nodes_with_orders
 
     def next_deadline(self) -> float | None:
         """When to call `handle_timer` if nothing else happens; None: not at all."""
@@ -171,10 +171,10 @@ class Session:
         return group.stage is Stage.TOGETHER and any(one.died for one in group.measurements.values())
 
     def _close_group(self, group: _Group) -> None:
-        failed = [node for node in group.members if not group.measurements[node].works_alone]
+        failed_members = [node for node in group.members if not group.measurements[node].works_alone]
         for node in group.members:
-            if failed and node not in failed:
-                why = f"{', '.join(failed)} of its group failed"
+            if failed_members and node not in failed_members:
+                why = f"{', '.join(failed_members)} of its group failed"
                 self._issue(Stop(self._next_number(node), self._round_number, why), node)
         group.done, group.waiting = True, set()
 
@@ -203,7 +203,7 @@ class Session:
     def _conclude(self) -> None:
         hosts = [member.host for member in self.members.values()]
         self.verdicts = judge(
-            list(self.members), hosts, self.past, trusted=self._trusted, exclude_straggler=self._exclude_straggler
+            list(self.members), hosts, self.past, trusted_names=self._trusted, exclude_straggler=self._exclude_straggler
         )
         nodes_by_health = {health: tuple(nodes_with(self.verdicts, health)) for health in Health}
         for verdict in self.verdicts:

@@ -40,14 +40,14 @@ def judge(
     hosts: Sequence[str],
     past: Sequence[Round],
     *,
-    trusted: Iterable[str] = (),
+    trusted_names: Iterable[str] = (),
     exclude_straggler: bool = False,
 ) -> list[Verdict]:
     """One verdict a node, in the order given.
 
     Undecided nodes are avoided. But if no node is proven to work, the first undecided one may be used: alone.
     """
-    evidence = weigh(nodes, past, trusted)
+    evidence = weigh(nodes, past, trusted_names)
     failures = _failures(past)
     lone = next((node for node in nodes if node in evidence.undecided), "")
     if evidence.healthy or evidence.untried:
@@ -66,11 +66,11 @@ Failures = Mapping[tuple[str, ...], str]
 
 
 def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
-    tried = [(round_, group, round_.has_failed(group)) for round_ in past for group in round_.groups]
-    worked = {frozenset(group) for _, group, failed in tried if not failed}
+    groups_tried = [(round_, group, round_.has_failed(group)) for round_ in past for group in round_.groups]
+    worked = {frozenset(group) for _, group, has_failed in groups_tried if not has_failed}
     failures: dict[str, dict[tuple[str, ...], str]] = {}
-    for round_, group, failed in tried:
-        if failed and frozenset(group) not in worked:
+    for round_, group, has_failed in groups_tried:
+        if has_failed and frozenset(group) not in worked:
             for node in group:
                 failures.setdefault(node, {}).setdefault(group, round_.measured[node].error)
     return failures

@@ -116,11 +116,11 @@ def time_matmul(node: str, host: str, round_number: int, products: int = PRODUCT
     right = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 5).float().view(MATRIX_SIZE, MATRIX_SIZE)
     expected_sum = (factor_a.double().sum(0) @ right.double()).sum().item()
     product = torch.mm(factor_a, right)
-    started = time.perf_counter()
+    began = time.perf_counter()
     faults.point("check.matmul", node=node, host=host, round=round_number)
     for _ in range(products):
         torch.mm(factor_a, right, out=product)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - began
     if product.double().sum().item() != expected_sum:
         raise WrongResultError("matrix product is wrong: a broken processor or memory")
     return seconds
@@ -152,11 +152,11 @@ def time_all_reduce(
     seconds = 0.0
     for number in range(REDUCTIONS):
         values.fill_(rank + 1)
-        started = time.perf_counter()
+        began = time.perf_counter()
         if number == 0:
             first()
         group.allreduce([values]).wait()
-        seconds += time.perf_counter() - started
+        seconds += time.perf_counter() - began
     expected_sum = world * (world + 1) / 2
     if values.min().item() != expected_sum or values.max().item() != expected_sum:
         raise WrongResultError("all-reduce gave a wrong sum: a broken link or memory")

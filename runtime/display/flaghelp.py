@@ -67,5 +67,5 @@ class Flags(argparse.ArgumentParser):
 def did_you_mean(words: Iterable[str], words_allowed: Iterable[str]) -> str:
     """`; did you mean --nodes?` for words of which some are nearly known ones, else empty."""
     names = [*words_allowed]
-    meant = [matches[0] for word in words if (matches := difflib.get_close_matches(word, names, 1))]
-    return f"; did you mean {', '.join(dict.fromkeys(meant))}?" if meant else ""
+    suggestions = [matches[0] for word in words if (matches := difflib.get_close_matches(word, names, 1))]
+    return f"; did you mean {', '.join(dict.fromkeys(suggestions))}?" if suggestions else ""

@@ -107,10 +107,12 @@ def with_manifest(checkpoints: Checkpoints, key: tuple[int, int], manifest: str)
 
 def with_survey(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Checkpoints:
     """Add committed checkpoints found in the store. The store's manifests take precedence."""
-    for stored in surveyed:
-        first = stored.shards[0]
+    for checkpoint_in_store in surveyed:
+        first = checkpoint_in_store.shards[0]
         checkpoints = _with_checkpoint(
-            checkpoints, (first.round, first.iteration), Checkpoint(Shards(stored.shards), stored.key)
+            checkpoints,
+            (first.round, first.iteration),
+            Checkpoint(Shards(checkpoint_in_store.shards), checkpoint_in_store.key),
         )
     return checkpoints
 

@@ -102,9 +102,9 @@ def _after_master_claimed(state: Facts, record: MasterClaimed) -> _Update:
 def _after_node_change(state: Facts, record: NodeRequested | NodeJoined) -> _Update:
     if state.round is not None or state.conditions[-1].type not in (C.PENDING, C.CREATING):
         return None
-    joined, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
-    if joined:
-        return C.CREATING, "NodesJoining", f"{joined} nodes have joined, {coming} are on their way"
+    joined_count, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
+    if joined_count:
+        return C.CREATING, "NodesJoining", f"{joined_count} nodes have joined, {coming} are on their way"
     return C.PENDING, "NodesAwaited", f"{coming} nodes are requested, none has joined yet"
 
 

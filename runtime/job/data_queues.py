@@ -49,9 +49,9 @@ class DoneLog:
         """This log and one more entry."""
         after = DoneLog.__new__(DoneLog)
         # Another log may have been continued from this one, as by a refused event: its entries are not this one's.
-        shared = self._entries if len(self._entries) == self._length else self._entries[: self._length]
-        shared.append((iteration, position))
-        after._entries, after._length = shared, self._length + 1
+        entries = self._entries if len(self._entries) == self._length else self._entries[: self._length]
+        entries.append((iteration, position))
+        after._entries, after._length = entries, self._length + 1
         return after
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -115,8 +115,8 @@ def is_late(queue: DataQueue, request: ShardRequest) -> bool:
     lease = queue.leases.get(worker_name(request))
     if lease is None:
         return False
-    answered = lease.number > request.number or (lease.number == request.number and lease.position != NOTHING)
-    return lease.round > request.round or (lease.round == request.round and answered)
+    is_answered = lease.number > request.number or (lease.number == request.number and lease.position != NOTHING)
+    return lease.round > request.round or (lease.round == request.round and is_answered)
 
 
 def answered_position(queue: DataQueue, request: ShardRequest) -> int | None:
@@ -161,14 +161,14 @@ def without_node(queue: DataQueue, node: str) -> DataQueue:
     return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in names_left})
 
 
-def in_next_round(queue: DataQueue, restored: int) -> DataQueue:
-    """The queue when another round begins from iteration `restored` (0: from nothing): what was being done, and what
-    was done later than that, is to do."""
-    if restored < queue.settled_at:
+def in_next_round(queue: DataQueue, restored_iteration: int) -> DataQueue:
+    """The queue when another round begins from iteration `restored_iteration` (0: from nothing): what was being done,
+    and what was done later than that, is to do."""
+    if restored_iteration < queue.settled_at:
         return DataQueue(queue.size)
-    undone = [position for iteration, position in queue.unsettled if iteration > restored]
+    undone = [position for iteration, position in queue.unsettled if iteration > restored_iteration]
     if undone:
-        queue = replace(queue, unsettled=DoneLog(entry for entry in queue.unsettled if entry[0] <= restored))
+        queue = replace(queue, unsettled=DoneLog(entry for entry in queue.unsettled if entry[0] <= restored_iteration))
     interrupted = [lease.position for lease in queue.leases.values()]
     return replace(_return_positions(queue, undone + interrupted), leases={})
 
@@ -187,10 +187,10 @@ def _return_positions(queue: DataQueue, positions: list[int]) -> DataQueue:
     spans = [(position, position + 1) for position in positions if position != NOTHING]
     if not spans:
         return queue
-    merged: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for start, end in sorted([*queue.returned, *spans]):
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], end)
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], end)
         else:
-            merged.append((start, end))
-    return replace(queue, returned=tuple(merged))
+            ranges.append((start, end))
+    return replace(queue, returned=tuple(ranges))

@@ -44,8 +44,10 @@ def error_signature(fault: WorkerFaulted) -> tuple[int, int, str]:
 def charged_errors(state: State) -> list[WorkerFaulted]:
     """The errors that count, one per round, since a node was moved last: not those in rounds that a kill or loss
     explains."""
-    moved = max((fault.round for fault in state.moved_for), default=0)
-    return [fault for number, fault in sorted(state.blamed.items()) if number > moved and number not in state.excused]
+    last_move = max((fault.round for fault in state.moved_for), default=0)
+    return [
+        fault for number, fault in sorted(state.blamed.items()) if number > last_move and number not in state.excused
+    ]
 
 
 def exceeded_limit(state: State, spec: JobSpec, all_back: bool) -> Exceeded | None:
@@ -63,21 +65,21 @@ def next_move(state: State, spec: JobSpec) -> Move | None:
     Invariant: each move is because of errors that were charged since the last move, and counts against
     `max_relaunches` of its replica.
     """
-    exceeded = exceeded_limit(state, spec, all_back=True)
-    if exceeded is None or obstacle(exceeded, state, spec) is not None:
+    limit_hit = exceeded_limit(state, spec, all_back=True)
+    if limit_hit is None or obstacle(limit_hit, state, spec) is not None:
         return None
-    name, last = _most_blamed(exceeded), exceeded.errors[-1]
+    name, last = _most_blamed(limit_hit), limit_hit.errors[-1]
     fate = fault_policy.judgement(state, spec, state.nodes[name], last.reason, last.exit_code)
     if fate.decision not in (Decision.RESTART, Decision.RELAUNCH):
         return None
-    why = f"{exceeded.why}; it is tried on another machine"
+    why = f"{limit_hit.why}; it is tried on another machine"
     return Move(name, replace(fate, decision=Decision.RELAUNCH_ELSEWHERE, detail=why))
 
 
-def obstacle(exceeded: Exceeded, state: State, spec: JobSpec) -> str | None:
+def obstacle(limit_hit: Exceeded, state: State, spec: JobSpec) -> str | None:
     """Why no other machine is tried, in words that follow the limit's; None if a node can move."""
-    node = state.nodes[_most_blamed(exceeded)]
-    if exceeded.is_own:
+    node = state.nodes[_most_blamed(limit_hit)]
+    if limit_hit.is_own:
         return ", so it is the script's own"
     if spec.placement is Placement.JOINED:
         return ""
@@ -89,10 +91,10 @@ def obstacle(exceeded: Exceeded, state: State, spec: JobSpec) -> str | None:
     return None if node.phase in LIVE and not node.is_leaving else f"; {node.name} is gone"
 
 
-def _most_blamed(exceeded: Exceeded) -> str:
+def _most_blamed(limit_hit: Exceeded) -> str:
     """The node with the most of these errors; of several the one with the newest."""
-    counts = Counter(fault.node for fault in exceeded.errors)
-    return max(reversed(exceeded.errors), key=lambda fault: counts[fault.node]).node
+    counts = Counter(fault.node for fault in limit_hit.errors)
+    return max(reversed(limit_hit.errors), key=lambda fault: counts[fault.node]).node
 
 
 def _repeated_elsewhere(errors: Sequence[WorkerFaulted], state: State) -> Exceeded | None:

@@ -196,14 +196,14 @@ def _matching_rule(role: RoleSpec, reason: Reason, code: int | None) -> FaultRul
 
 
 def _covers(role: RoleSpec, policy: RestartPolicy, reason: Reason, code: int | None) -> bool:
-    listed = any(code in rule.exit_codes for rule in role.fault_rules)
+    is_listed = any(code in rule.exit_codes for rule in role.fault_rules)
     return {
         RestartPolicy.ALWAYS: True,
         RestartPolicy.NEVER: False,
         RestartPolicy.ON_FAILURE: reason in WORKER_FAULTS,
-        RestartPolicy.EXIT_CODE: listed,
+        RestartPolicy.EXIT_CODE: is_listed,
         RestartPolicy.ON_NODE_FAIL: reason in NODE_FAULTS,
-        RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE: listed or reason in NODE_FAULTS,
+        RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE: is_listed or reason in NODE_FAULTS,
     }[policy]
 
 

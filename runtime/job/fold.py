@@ -178,9 +178,9 @@ def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
 
 def _apply_node_released(state: State, record: NodeReleased) -> State:
     before = _require_node(state, record.node)
-    excused = _excused_rounds(state, before) if before.is_leaving else state.excused
+    excused_rounds = _excused_rounds(state, before) if before.is_leaving else state.excused
     node = node_after(before, record, record.reason.value, left_at=record.time, left_because=record.reason)
-    return _with_nodes(state, node, excused=excused)
+    return _with_nodes(state, node, excused=excused_rounds)
 
 
 def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
@@ -192,20 +192,20 @@ def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
 
 def _apply_node_lost(state: State, record: NodeLost) -> State:
     before = _require_node(state, record.node)
-    excused = _excused_rounds(state, before)
+    excused_rounds = _excused_rounds(state, before)
     because = before.left_because or before.leaving_because or record.reason
     action = {"action": Action.REJOIN} if record.may_return else {}
     node = node_after(
         before, record, record.reason.value, round_number(state),
         left_at=record.time, left_because=because, holdings=(), **action,
     )  # fmt: skip
-    return _with_nodes(state, node, excused=excused)
+    return _with_nodes(state, node, excused=excused_rounds)
 
 
 def _apply_node_suspected(state: State, record: NodeSuspected) -> State:
     before = _require_node(state, record.node)
-    excused = _excused_rounds(state, before)
-    return _with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused)
+    excused_rounds = _excused_rounds(state, before)
+    return _with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused_rounds)
 
 
 def _apply_node_finished(state: State, record: NodeFinished) -> State:
@@ -251,8 +251,8 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
         state = replace(state, given_up={**state.given_up, node.replica: record})
     if record.reason is Reason.USER_ERROR and record.decision is Decision.RELAUNCH_ELSEWHERE:
         state = replace(state, moved_for=(*state.moved_for, state.blamed[record.round]))
-    avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
-    return replace(state, avoided=avoided, judged=max(state.judged, record.round))
+    hosts_avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
+    return replace(state, avoided=hosts_avoided, judged=max(state.judged, record.round))
 
 
 def _apply_hang_explained(state: State, record: HangExplained) -> State:
@@ -301,8 +301,8 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
             nodes.append(node)
         first_rank += sum(slots)
     worlds = {**state.worlds, round_.number: first_rank}
-    restored = round_.restore.iteration if round_.restore else 0
-    queues = {name: data_queues.in_next_round(queue, restored) for name, queue in state.queues.items()}
+    restored_iteration = round_.restore.iteration if round_.restore else 0
+    queues = {name: data_queues.in_next_round(queue, restored_iteration) for name, queue in state.queues.items()}
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
     unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
     return _with_nodes(
@@ -330,8 +330,8 @@ def _apply_check_requested(state: State, record: CheckRequested) -> State:
 
 def _apply_node_tested(state: State, record: NodeTested) -> State:
     node = node_after(_require_node(state, record.node), record)
-    excused = state.excused | {record.round} if record.problem else state.excused
-    return _with_nodes(state, node, excused=excused)
+    excused_rounds = state.excused | {record.round} if record.problem else state.excused
+    return _with_nodes(state, node, excused=excused_rounds)
 
 
 def _apply_check_over(state: State, record: CheckOver) -> State:

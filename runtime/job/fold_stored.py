@@ -68,11 +68,11 @@ def _with_certified(state: State, *places: tuple[int, int]) -> State:
 
 def _apply_state_rejected(state: State, record: StateRejected) -> State:
     place = record.round, record.iteration
-    certified = tuple(place_certified for place_certified in state.certified if place_certified < place)
+    certified_places = tuple(place_certified for place_certified in state.certified if place_certified < place)
     rejections = dict(state.rejections)
     if not record.nodes:
         rejections[record.iteration] = rejections.get(record.iteration, 0) + 1
-    return replace(state, certified=certified, rejections=rejections, reason=record.detail)
+    return replace(state, certified=certified_places, rejections=rejections, reason=record.detail)
 
 
 def _apply_batch_skipped(state: State, record: BatchSkipped) -> State:
@@ -115,12 +115,12 @@ def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
 def _apply_passed_over(state: State, record: PassedOver) -> State:
     refusals = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
     checkpoints = drop_refused(state.checkpoints, record.refusals)
-    excused = state.excused | {record.round} if record.round else state.excused
+    excused_rounds = state.excused | {record.round} if record.round else state.excused
     return replace(
         state,
         refused=refusals,
         checkpoints=checkpoints,
-        excused=excused,
+        excused=excused_rounds,
         reason=stored.refusal_summary(record.refusals),
     )
 

@@ -133,9 +133,9 @@ class Liveness:
         number = round_number(state)
         members = {name for name in self.accusations.names() if name in state.nodes}
         members = {name for name in members if state.nodes[name].round == number}
-        accused = {name for name in members if state.nodes[name].phase in _MAY_BE_SILENT}
+        accused_nodes = {name for name in members if state.nodes[name].phase in _MAY_BE_SILENT}
         askers = {name for name in members if state.nodes[name].phase in _MAY_ASK}
-        return self.accusations.suspects(askers, accused, self._heartbeat_times, state.nodes.total(_MAY_ASK), now)
+        return self.accusations.suspects(askers, accused_nodes, self._heartbeat_times, state.nodes.total(_MAY_ASK), now)
 
     def record_iteration(self, name: str, iteration: int) -> None:
         """Note that a member of the running round has reached this iteration."""

@@ -80,14 +80,14 @@ def _record_survey(tx: Transaction, survey: Survey) -> None:
     state = tx.state
     manifests = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
     new_refusals = [refusal for refusal in survey.refusals if refusal not in state.refused]
-    unjournaled = tuple(
-        stored
-        for stored in survey.unjournaled
-        if stored.key not in manifests
-        and not any(r.covers(shard) for r in (*state.refused, *new_refusals) for shard in stored.shards)
+    new_checkpoints = tuple(
+        checkpoint_in_store
+        for checkpoint_in_store in survey.unjournaled
+        if checkpoint_in_store.key not in manifests
+        and not any(r.covers(shard) for r in (*state.refused, *new_refusals) for shard in checkpoint_in_store.shards)
     )
-    if unjournaled or survey.rounds > max(round_number(state), state.rounds_before):
-        tx.record(StoreSurveyed(time=tx.now, found=unjournaled, rounds=survey.rounds))
+    if new_checkpoints or survey.rounds > max(round_number(state), state.rounds_before):
+        tx.record(StoreSurveyed(time=tx.now, found=new_checkpoints, rounds=survey.rounds))
     if new_refusals:
         tx.record(PassedOver(time=tx.now, refusals=tuple(new_refusals)))
 

@@ -58,9 +58,9 @@ def _reject(tx: Transaction, evidence: Evidence, verdict: certification.Verdict)
     times, most = tx.state.rejections.get(iteration, 0), tx.spec.patience.same_error
     if times < (most or REPEATED):
         return
-    again, skipped = f"{detail}; this has happened {times} times", tx.state.skipped
-    if evidence.doubt and iteration not in skipped and len(skipped) < tx.spec.skip_batches:
-        what = f"{again}: its batch is skipped ({len(skipped) + 1} of at most {tx.spec.skip_batches})"
+    again, skipped_iterations = f"{detail}; this has happened {times} times", tx.state.skipped
+    if evidence.doubt and iteration not in skipped_iterations and len(skipped_iterations) < tx.spec.skip_batches:
+        what = f"{again}: its batch is skipped ({len(skipped_iterations) + 1} of at most {tx.spec.skip_batches})"
         tx.record(BatchSkipped(time=tx.now, iteration=iteration, detail=what))
     elif most:
         tx.end_job(End(JobResult.FAILED, again, exit_code=1))

@@ -35,9 +35,9 @@ def _shift_keepers(groups: Iterable[list[int]], count: int) -> list[int | None]:
     All indices are put in a row, group by group. Shifting it by the size of the largest group leads every index out of
     its own, if no group has more than half of them.
     """
-    ordered = sorted(groups, key=len, reverse=True)
-    row = [index for group in ordered for index in group]
-    largest = len(ordered[0]) if ordered else 0
+    groups_by_size = sorted(groups, key=len, reverse=True)
+    row = [index for group in groups_by_size for index in group]
+    largest = len(groups_by_size[0]) if groups_by_size else 0
     keepers: list[int | None] = [None] * count
     if largest == count:
         return keepers

@@ -56,12 +56,12 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown(
-    fields: Mapping[str, Any], allowed_fields: Mapping[str, type], ignored: set[str], place: str
+    fields: Mapping[str, Any], allowed_fields: Mapping[str, type], ignored_fields: set[str], place: str
 ) -> Iterator[str]:
     for key, value in fields.items():
         if key in allowed_fields and value is not None and not isinstance(value, allowed_fields[key]):
             yield f"{place}{key}: {_KINDS[allowed_fields[key]]} is needed"
-        elif key not in allowed_fields and key not in ignored:
+        elif key not in allowed_fields and key not in ignored_fields:
             yield f"{place}{key}: unknown; known are {', '.join(allowed_fields)}"
 
 

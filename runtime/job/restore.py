@@ -23,13 +23,13 @@ def holdings(state: State) -> list[Holding]:
     waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
     waiting.sort(key=lambda node: (node.is_leaving, node.name))
     memory = [holding for node in waiting for holding in node.holdings if holding.node == node.name]
-    stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
+    in_store = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     refusals_by_place: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
     for refusal in state.refused:
         refusals_by_place[refusal.round, refusal.iteration].append(refusal)
     return [
         holding
-        for holding in memory + stored
+        for holding in memory + in_store
         if not any(refusal.covers(holding) for refusal in refusals_by_place.get((holding.round, holding.iteration), ()))
     ]
 
@@ -41,17 +41,21 @@ def newest_restore(state: State, certified_only: bool = False) -> Restore | None
     """
     available = holdings(state)
     if certified_only:
-        certified = set(state.certified)
-        available = [holding for holding in available if (holding.round, holding.iteration) in certified]
-    trusted = choose_restore(
+        certified_places = set(state.certified)
+        available = [holding for holding in available if (holding.round, holding.iteration) in certified_places]
+    trusted_choice = choose_restore(
         holding for holding in available if not any(doubt.covers(holding) for doubt in state.doubted)
     )
     every = choose_restore(available)
-    if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
+    if (
+        trusted_choice is None
+        or every is None
+        or (trusted_choice.round, trusted_choice.iteration) == (every.round, every.iteration)
+    ):
         return every
     doubt = state.doubted[-1]
     why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, was not finite"
-    return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
+    return replace(trusted_choice, reason=f"{trusted_choice.reason}; a step back, for the loss {why}")
 
 
 def unread_checkpoints(state: State) -> tuple[Refusal, ...]:
@@ -94,8 +98,8 @@ def _location_summary(in_memory: list[bool]) -> str:
 
 def _best_sources(group: list[Holding]) -> list[Holding]:
     memory = [holding for holding in group if holding.node]
-    stored = sorted((holding for holding in group if not holding.node), key=lambda holding: holding.key)
-    return memory[:MEMORY_SOURCES] + stored[:1]
+    in_store = sorted((holding for holding in group if not holding.node), key=lambda holding: holding.key)
+    return memory[:MEMORY_SOURCES] + in_store[:1]
 
 
 def sole_sources(restore: Restore | None, leaving: Collection[str]) -> set[str]:

@@ -119,7 +119,9 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     ]
     if short:
         return _decide_below_minimum(now, state, spec, waiting, short)
-    summary = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
+    summary = ", ".join(
+        f"{min(joined_count, sizes[role])} of {sizes[role]} {role} nodes" for role, joined_count in waiting.items()
+    )
     open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
     waits = _reasons_to_wait(state, spec, open_, waiting)
     if not waits:
@@ -143,11 +145,13 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
     rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
-        requested = state.nodes.count(role, (P.REQUESTED,))
+        requested_count = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
             waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
-        if requested and (state.round is None or comes_in_time(state, patience)):
-            waits.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
+        if requested_count and (state.round is None or comes_in_time(state, patience)):
+            waits.append(
+                (replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested_count))
+            )
         if spec.placement is Placement.JOINED and state.round is None:
             waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:

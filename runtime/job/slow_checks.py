@@ -23,8 +23,8 @@ def slow_threshold_s(best_s: Sequence[float]) -> float:
 def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
     """The nodes whose check took more than SLOW_FACTOR times the median. Of two nodes that is neither: the figures do
     not say which of the two was disturbed."""
-    checked = [node.checked for node in nodes if node.checked > 0]
-    if not checked:
+    checked_nodes = [node.checked for node in nodes if node.checked > 0]
+    if not checked_nodes:
         return []
-    limit_s = SLOW_FACTOR * median(checked)
+    limit_s = SLOW_FACTOR * median(checked_nodes)
     return [node for node in nodes if node.checked > limit_s]

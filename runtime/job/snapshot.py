@@ -52,15 +52,15 @@ def encode_snapshot(state: State) -> bytes:
     places: dict[tuple[str, int], _Replica] = {}
     for (role, index), times in state.relaunches.items():
         places[role, index] = _Replica(role, index, times)
-    for (role, index), judged in state.given_up.items():
-        places.setdefault((role, index), _Replica(role, index)).given_up = judged
+    for (role, index), judgement in state.given_up.items():
+        places.setdefault((role, index), _Replica(role, index)).given_up = judgement
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
     checkpoints = [
         _KeptCheckpoint(round_, iteration, checkpoint) for (round_, iteration), checkpoint in state.checkpoints.items()
     ]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest), enc_hook=list))
-    encoded = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
-    return msgspec.json.encode(encoded, enc_hook=list)
+    snapshot = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
+    return msgspec.json.encode(snapshot, enc_hook=list)
 
 
 def decode_snapshot(data: bytes) -> State:

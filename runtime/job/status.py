@@ -12,7 +12,7 @@ from everstep.runtime.job.state import State
 def job_status(state: State) -> dict[str, Any]:
     """Conditions and restart counts as AITrainingJob spells them, the round, the newest checkpoint, the nodes."""
     round_ = state.round
-    committed = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
+    committed_places = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
     live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
     slow = {node.name for node in stragglers(live)} | {one.node for one in state.slow}
     return {
@@ -43,10 +43,14 @@ def job_status(state: State) -> dict[str, Any]:
             else {"round": round_.restore.round, "iteration": round_.restore.iteration},
         },
         "checkpoint": None
-        if committed is None
-        else {"round": committed[0], "iteration": committed[1], "manifest": state.checkpoints[committed].manifest},
+        if committed_places is None
+        else {
+            "round": committed_places[0],
+            "iteration": committed_places[1],
+            "manifest": state.checkpoints[committed_places].manifest,
+        },
         "nodes": [_node_status(node, slow, state) for node in live],
-        "givenUp": {f"{role}-{index}": judged.detail for (role, index), judged in state.given_up.items()},
+        "givenUp": {f"{role}-{index}": judgement.detail for (role, index), judgement in state.given_up.items()},
         "slow": [one.detail for one in state.slow],
         "avoidedHosts": sorted(state.avoided),
         "error": state.ended.error if state.ended else "",

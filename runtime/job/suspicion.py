@@ -68,8 +68,8 @@ class Accusations:
             and name != accuser
             and (name in self._by_accuser or heartbeat_times.get(name, 0.0) <= one.since)
         }
-        accusers, accused = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
-        is_clear = len(accusers | accused) >= running and len(accusers) >= len(accused)
+        accusers, accused_nodes = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
+        is_clear = len(accusers | accused_nodes) >= running and len(accusers) >= len(accused_nodes)
         if not is_clear and now < self._first_at + VOTE_S:
             return {}
         return choose_suspects(pairs, heartbeat_times)
@@ -84,14 +84,14 @@ def choose_suspects(
     network accuses everybody, and everybody accuses it. Among equals it is the one not heard from for longest.
     """
     by_accused: defaultdict[str, set[str]] = defaultdict(set)
-    for accuser, accused in pairs:
-        by_accused[accused].add(accuser)
+    for accuser, accused_node in pairs:
+        by_accused[accused_node].add(accuser)
     suspects: dict[str, tuple[str, ...]] = {}
     while by_accused:
         worst = max(by_accused, key=lambda name: (len(by_accused[name]), -heartbeat_times.get(name, 0.0), name))
         suspects[worst] = tuple(sorted(by_accused.pop(worst))[:MOST_ASKERS])
-        for accused in [name for name, accusers in by_accused.items() if worst in accusers]:
-            by_accused[accused].discard(worst)
-            if not by_accused[accused]:
-                del by_accused[accused]
+        for accused_node in [name for name, accusers in by_accused.items() if worst in accusers]:
+            by_accused[accused_node].discard(worst)
+            if not by_accused[accused_node]:
+                del by_accused[accused_node]
     return suspects

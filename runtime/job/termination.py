@@ -86,7 +86,7 @@ def end_by_time_limit(state: State, spec: JobSpec, now: float) -> End | None:
 
 def end_without_quorum(state: State, reason: str) -> End:
     """The end of a job that cannot reach its minimum; with the script's error if that is the cause."""
-    if any(judged.reason is Reason.USER_ERROR for judged in state.given_up.values()):
+    if any(judgement.reason is Reason.USER_ERROR for judgement in state.given_up.values()):
         return _end_of_given_up(state, reason, JobResult.FAILED)
     if state.given_up:
         return _end_of_given_up(state, reason, JobResult.NO_QUORUM)
@@ -98,9 +98,11 @@ def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | No
 
     `all_back`: every member of that round has reported. Otherwise its error may be an echo, and is not counted.
     """
-    if exceeded := escalation.exceeded_limit(state, spec, all_back):
-        last = exceeded.errors[-1]
-        why = f"{exceeded.why}{escalation.obstacle(exceeded, state, spec) or ''}: rank {last.rank}, {_last_line(last)}"
+    if limit_hit := escalation.exceeded_limit(state, spec, all_back):
+        last = limit_hit.errors[-1]
+        why = (
+            f"{limit_hit.why}{escalation.obstacle(limit_hit, state, spec) or ''}: rank {last.rank}, {_last_line(last)}"
+        )
         return End(JobResult.FAILED, why, last.error, 1)
     if spec.patience.no_progress and state.stalled >= spec.patience.no_progress:
         why = f"{state.stalled} rounds in a row ended without a new iteration; the last one: {state.reason}"
@@ -142,8 +144,8 @@ def _first_node_given_up(state: State, role: str) -> bool:
 
 
 def _end_of_given_up(state: State, why: str, result: JobResult) -> End:
-    last = max(state.given_up.values(), key=lambda judged: judged.time)
-    role, index = next(place for place, judged in state.given_up.items() if judged is last)
+    last = max(state.given_up.values(), key=lambda judgement: judgement.time)
+    role, index = next(place for place, judgement in state.given_up.items() if judgement is last)
     own = last.reason is Reason.USER_ERROR
     reason = f"{role}-{index} was given up ({last.reason.value}; {last.detail}); {why}"
     return End(result, reason, _newest_error(state) if own else "", 1 if own else 3)

@@ -41,14 +41,14 @@ _record = msgspec.json.Decoder(Record).decode
 
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None if the job never had one."""
-    archived = 0
+    archived_to = 0
     while numbers := segments.listed_numbers(store, job):
         try:
             header, _ = _read(store, job, numbers[-1])
         except NoSuchKey as error:  # It was archived since: there is a newer one.
-            if archived == numbers[-1]:
-                raise _unreadable_error(job, archived) from error
-            archived = numbers[-1]
+            if archived_to == numbers[-1]:
+                raise _unreadable_error(job, archived_to) from error
+            archived_to = numbers[-1]
         else:
             return Master(header.epoch, header.address)
     return None
@@ -83,11 +83,11 @@ class Draft(NamedTuple):
 class Journal:
     """The write end of a journal, owned by one master. Blocking: call it in a thread, one `write` at a time."""
 
-    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: ReplayCost) -> None:
+    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replay_cost: ReplayCost) -> None:
         """`number` is that of the next segment; `replayed` is what a replay up to it reads."""
         self.epoch = epoch
         self.address = address
-        self.replayed = replayed
+        self.replayed = replay_cost
         self._store = store
         self._job = job
         self._number = number
@@ -123,22 +123,22 @@ class Journal:
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
     """Replay the journal and take the job over. Raises Fenced if another master does so at the same time."""
-    archived = 0
+    archived_to = 0
     while True:
-        last, state, replayed = _replay(store, job)
+        last, state, replay_cost = _replay(store, job)
         number, epoch = last + 1, state.epoch + 1
-        claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
+        claim_record = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
         try:
-            if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claimed])):
+            if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claim_record])):
                 if segments.is_archived(store, job, number):
                     # Our segment stays: other masters may already be fenced by it.
                     raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
-                return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
+                return Journal(store, job, epoch, address, number + 1, replay_cost), fold([claim_record], state)
             other, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
-            if archived == number:
+            if archived_to == number:
                 raise _unreadable_error(job, number) from error
-            archived = number
+            archived_to = number
             continue
         if other.epoch >= epoch:
             raise Fenced(f"job {job}: the master at {other.address} took over first")
@@ -150,9 +150,9 @@ def _replay(store: Store, job: str) -> tuple[int, State, ReplayCost]:
     last, state = snapshots.newest(store, job)
     count = records = 0
     for body in segments.read(store, job, last):
-        _, parsed = _parse(body.key, body.data)
-        state = fold(parsed, state)
-        last, count, records = body.number, count + 1, records + len(parsed)
+        _, records_parsed = _parse(body.key, body.data)
+        state = fold(records_parsed, state)
+        last, count, records = body.number, count + 1, records + len(records_parsed)
     return last, state, ReplayCost(count, records)
 
 
@@ -170,9 +170,9 @@ def _create(store: Store, job: str, draft: Draft) -> bool:
     """Whether the segment is ours, also if an earlier attempt wrote it. Raises NoSuchKey if the number is taken but the
     segment is gone."""
     faults.point("journal.before_create", number=draft.number)
-    created = store.create(segments.key(job, draft.number), draft.data)
+    is_created = store.create(segments.key(job, draft.number), draft.data)
     faults.point("journal.after_create", number=draft.number)
-    return created or _read(store, job, draft.number)[0].nonce == draft.nonce
+    return is_created or _read(store, job, draft.number)[0].nonce == draft.nonce
 
 
 def _unreadable_error(job: str, number: int) -> StoreError:

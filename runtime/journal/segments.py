@@ -91,26 +91,26 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
                     next_number += 1
             if next_number == before:
                 break
-        listed = [number for number in listed_numbers(store, job) if number >= next_number]
-        for at in range(0, len(listed), BLOCK):
-            some = _read_consecutive(store, job, next_number, listed[at : at + BLOCK])
+        numbers = [number for number in listed_numbers(store, job) if number >= next_number]
+        for at in range(0, len(numbers), BLOCK):
+            some = _read_consecutive(store, job, next_number, numbers[at : at + BLOCK])
             if some and is_archived(store, job, next_number):
                 break  # Archived since the listing; a listed object of this number may be a late claim that is void.
             yield from some
             next_number += len(some)
-        if not listed or next_number > listed[-1]:
+        if not numbers or next_number > numbers[-1]:
             return
         if next_number == lacking:
-            there = (*_block_starts(store, job), *listed)
+            there = (*_block_starts(store, job), *numbers)
             following = min((number for number in there if number > next_number), default=next_number + 1)
             raise MissingError(f"{key(job, next_number)} is missing, {key(job, following)} is there", following)
         lacking = next_number
 
 
-def _read_consecutive(store: Store, job: str, next_number: int, listed: list[int]) -> list[StoredSegment]:
+def _read_consecutive(store: Store, job: str, next_number: int, numbers: list[int]) -> list[StoredSegment]:
     """The segments from `next_number` on, up to the first that is missing."""
     bodies: list[StoredSegment] = []
-    for number in listed:
+    for number in numbers:
         if number != next_number + len(bodies):
             break
         try:
@@ -143,10 +143,10 @@ def archive(store: Store, job: str, before: int) -> None:
     Archives one block per call, so that no call takes long. First finishes a block that a crash left unfinished. After
     a StoreError nothing is lost; the next call continues.
     """
-    blocks, listed = _block_starts(store, job), listed_numbers(store, job)
+    blocks, numbers = _block_starts(store, job), listed_numbers(store, job)
     if blocks:
         first = blocks[-1]
-        if undeleted := [number for number in listed if first <= number < first + BLOCK]:
+        if undeleted := [number for number in numbers if first <= number < first + BLOCK]:
             try:
                 bodies = {body.number: body.data for body in _unpack(job, first, store.get(_block_key(job, first)))}
                 _delete_archived(store, job, {number: bodies[number] for number in undeleted})

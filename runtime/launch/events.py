@@ -83,7 +83,7 @@ class EventLog:
         self._pids[local_rank] = pid
         self._record("START", WORKER, local_rank)
 
-    def record_end(self, failures: Sequence[WorkerEnd], failed: bool, broken_off: str) -> None:
+    def record_end(self, failures: Sequence[WorkerEnd], has_failed: bool, broken_off: str) -> None:
         """The node is done.
 
         Args:
@@ -99,7 +99,7 @@ class EventLog:
         for local_rank in sorted(self._pids):
             end = ends.get(local_rank)
             if end is None:
-                self._record("TERMINATED" if failed else "SUCCEEDED", WORKER, local_rank)
+                self._record("TERMINATED" if has_failed else "SUCCEEDED", WORKER, local_rank)
             else:
                 raw = json.dumps(_error_data(end))
                 self._record("FAILED", WORKER, local_rank, raw_error=raw, exit_code=end.exit_code, worker_pid=end.pid)

@@ -59,9 +59,9 @@ def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], s
         yield FlagValue("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if flags.max_restarts:
         yield FlagValue("--max-restarts", ("patience", "maxRestarts"), flags.max_restarts)
-    for flag, spelled, default in (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0)):
+    for flag, spec_spelling, default in (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0)):
         if getattr(flags, flag) != default:
-            yield FlagValue(f"--{flag.replace('_', '-')}", (spelled,), getattr(flags, flag))
+            yield FlagValue(f"--{flag.replace('_', '-')}", (spec_spelling,), getattr(flags, flag))
     if flags.cooldown != 30:
         yield FlagValue("--cooldown", ("patience", "coolDown"), flags.cooldown)
     if flags.hang_timeout != 300:
@@ -72,6 +72,6 @@ def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], s
         yield FlagValue("--straggler-policy", ("stragglers",), flags.straggler_policy)
     conf, usual = parse_conf(flags.rdzv_conf, static=False), Rendezvous()
     waits = {"join_timeout_s": "joinTimeout", "last_call_s": "joinWindow", "silence_s": "silence"}
-    for field, spelled in waits.items():
+    for field, spec_spelling in waits.items():
         if getattr(conf, field) != getattr(usual, field):
-            yield FlagValue("--rdzv-conf", ("patience", spelled), getattr(conf, field))
+            yield FlagValue("--rdzv-conf", ("patience", spec_spelling), getattr(conf, field))

@@ -96,7 +96,7 @@ class SpecifiedLogs:
         )
 
     def _stream(
-        self, number: int, local_rank: int, rank: int, files: _Files, filtered: str, filters: Sequence[str]
+        self, number: int, local_rank: int, rank: int, files: _Files, filter_path: str, filters: Sequence[str]
     ) -> DirectOutput | RedirectedOutput | TeedOutput:
         """A file if one is named, and the console too if teed; torch names no file for the console alone."""
         path, console = files[0][local_rank], self._console[number]
@@ -105,4 +105,4 @@ class SpecifiedLogs:
         if local_rank not in files[1] or path == os.devnull:
             return RedirectedOutput(Path(path))
         prefix = self._plan.prefix_of(self._role_name, local_rank, rank)
-        return TeedOutput(Path(path), console, prefix, Path(filtered) if filtered else None, filters)
+        return TeedOutput(Path(path), console, prefix, Path(filter_path) if filter_path else None, filters)

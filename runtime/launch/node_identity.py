@@ -61,9 +61,9 @@ def identify_node(
     if hosts is None:
         hosts = options.rendezvous.is_host if options.rendezvous.is_host is not None else endpoint.is_this_machine(host)
     store = open_store(options.store, bytes_per_s=options.saving.bytes_per_s) if options.store else None
-    moved = find_master(store, job) if store else None
-    if hosts and moved and moved.address != f"{ip}:{port}":
-        newest_host, _, at = moved.address.rpartition(":")
+    master_elsewhere = find_master(store, job) if store else None
+    if hosts and master_elsewhere and master_elsewhere.address != f"{ip}:{port}":
+        newest_host, _, at = master_elsewhere.address.rpartition(":")
         answer = probe_endpoint(newest_host, int(at), credentials, job)
         if answer.answer in (Answer.MASTER, Answer.SILENT):  # A takeover moved the master there.
             ip, port, hosts = newest_host, int(at), False

@@ -162,7 +162,7 @@ class _Node:
         options, place = self._options, self._identity
         if not options.check.is_wanted:
             return await self._agent.run()
-        checked = AdmissionClient(
+        client = AdmissionClient(
             place.node,
             socket.gethostname(),
             place.address,
@@ -172,7 +172,7 @@ class _Node:
             options.check.box,
         )
         try:
-            return await run_checked(self._agent, checked, ExitCode.NO_QUORUM)
+            return await run_checked(self._agent, client, ExitCode.NO_QUORUM)
         except NoQuorumError as error:
             if self._master is not None:
                 self._master.stop()  # There is no job.

@@ -159,7 +159,7 @@ class Endpoints:
         beat = request_validation.parse_message(Heartbeat, await read())
         self._brain.feed(HeartbeatSeen(beat))
         self._metrics.on_heartbeat(beat, self._brain.clock())
-        stored = self._on_telemetry(beat)
+        stored_number = self._on_telemetry(beat)
         if not beat.telemetry:
 
             def ready(state: State) -> bool:
@@ -172,7 +172,7 @@ class Endpoints:
         directive = assignments.directive(self._brain.state, beat.node, beat.life)
         if directive is None:
             return Reply(204)  # Its join has not arrived yet.
-        return _json_reply(msgspec.structs.replace(directive, stored=stored))
+        return _json_reply(msgspec.structs.replace(directive, stored=stored_number))
 
     async def _post_fault(self, read: Read) -> Reply:
         self._brain.feed(WorkerExited(request_validation.parse_message(WorkerExit, await read())))
@@ -256,10 +256,10 @@ class Endpoints:
         self._brain.feed(ScaleRequested(scale.role, scale.nodes))
         return await self._ack()
 
-    async def _ack(self, committed: str = "") -> Reply:
+    async def _ack(self, manifest_key: str = "") -> Reply:
         """Reply once the report is in the journal."""
         await self._brain.wait_until_durable()
-        return _json_reply(Ack(self._brain.state.epoch, committed))
+        return _json_reply(Ack(self._brain.state.epoch, manifest_key))
 
     def _get_round(self, number: str) -> Reply:
         """The newest round's membership; encoded once for all agents."""

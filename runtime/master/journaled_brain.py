@@ -109,15 +109,15 @@ class JournaledBrain:
             self._deadline_moved.set()
 
     def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
-        understood = False
+        is_understood = False
         try:
             decisions = self.core.handle(event, self.clock())
-            understood = True
+            is_understood = True
         except Refused:
-            understood = True
+            is_understood = True
             raise
         finally:
-            if not understood:
+            if not is_understood:
                 self._brain_failed.set()
         return decisions
 
@@ -195,14 +195,16 @@ class JournaledBrain:
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
-        changed = state.nodes.changed_names(before.nodes)
+        changed_names = state.nodes.changed_names(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
+            changed_names += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
         if state.certified != before.certified or state.phase is not before.phase:
-            changed.append(EVIDENCE)
+            changed_names.append(EVIDENCE)
         if state.queues is not before.queues:
-            changed += [waiting_key(name) for name in state.queues if state.queues[name] is not before.queues.get(name)]
-        for key in changed:
+            changed_names += [
+                waiting_key(name) for name in state.queues if state.queues[name] is not before.queues.get(name)
+            ]
+        for key in changed_names:
             for future in self._waiters.pop(key, ()):
                 _wake(future)
         if any(isinstance(record, _NODE_CHANGES) for record in records):

@@ -117,16 +117,16 @@ async def run(
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _rare_garbage_collection(), at.open() as bound:
-        address = f"{at.host}:{bound.getsockname()[1]}"
+    with _rare_garbage_collection(), at.open() as bound_socket:
+        address = f"{at.host}:{bound_socket.getsockname()[1]}"
         try:
-            claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
+            own_journal, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
             return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
         # A reopened job tries sources again that it refused before.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         survey = await asyncio.to_thread(survey_store, store, spec.job, fresh)
-        brain = JournaledBrain(spec, store, claimed, state)
+        brain = JournaledBrain(spec, store, own_journal, state)
         environment = {**agents.environment, **_job_variables(brain, store, credentials, address)}
         reconciler = Reconciler(brain, platform, _request_factory(brain, agents, environment))
         telemetry = Telemetry(store, spec.job, state.epoch)
@@ -134,7 +134,7 @@ async def run(
         brain.on_state.append(reporter.on_state)
 
         endpoints = Endpoints(brain, credentials, _telemetry_handler(brain, telemetry, reporter))
-        async with serving(endpoints, bound, nodes=_max_nodes(spec)):
+        async with serving(endpoints, bound_socket, nodes=_max_nodes(spec)):
             try:
                 return await _run_parts(brain, survey, reconciler, telemetry, control)
             except journal.Fenced as error:
@@ -177,11 +177,11 @@ def _allow_connections(spec: JobSpec) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     nodes = _max_nodes(spec)
-    useful, needed = 2 * nodes + MOST_STRANGERS + RESERVED_DESCRIPTORS, nodes + RESERVED_DESCRIPTORS
+    useful, needed_files = 2 * nodes + MOST_STRANGERS + RESERVED_DESCRIPTORS, nodes + RESERVED_DESCRIPTORS
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
-    if most < needed:
+    if most < needed_files:
         raise CannotListen(
-            f"{nodes} nodes need {nodes} connections + {RESERVED_DESCRIPTORS} = {needed} open files, "
+            f"{nodes} nodes need {nodes} connections + {RESERVED_DESCRIPTORS} = {needed_files} open files, "
             f"but this process may have {hard}; raise the limit (ulimit -Hn)"
         )
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -219,7 +219,7 @@ def _request_factory(
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", str(role.slots)]
         counts = dict.fromkeys(("NODE_NUM", "WORKER_NUM"), str(role.nodes))
         variables = {**counts, **variables_of(role.template), **environment, "EVERSTEP_NODE": node.name}
-        avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
+        hosts_avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
         arguments = [*own, *agents.role_arguments.get(node.role, agents.arguments)]
         return NodeRequest(
             node.name,
@@ -230,7 +230,7 @@ def _request_factory(
             node.resources,
             node.priority,
             node.extra,
-            avoided,
+            hosts_avoided,
             node.not_on,
             brain.spec.host_order,
             (first_worker(brain.spec.roles, node.role, node.index), role.slots),
@@ -319,8 +319,8 @@ async def _wait_until_empty(brain: JournaledBrain, reconciler: Reconciler) -> No
 
 
 def _newest_checkpoint(brain: JournaledBrain) -> str | None:
-    committed = [key for key, checkpoint in brain.state.checkpoints.items() if checkpoint.manifest]
-    return checkpoint_folder(brain.spec.job, max(committed)) if committed else None
+    committed_places = [key for key, checkpoint in brain.state.checkpoints.items() if checkpoint.manifest]
+    return checkpoint_folder(brain.spec.job, max(committed_places)) if committed_places else None
 
 
 def _outcome(brain: JournaledBrain) -> Outcome:

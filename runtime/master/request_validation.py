@@ -48,11 +48,11 @@ def parse_message(kind: type[M], body: bytes) -> M:
     if len(body) > LARGEST_BODY:
         raise Refused(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes")
     try:
-        parsed: M = _decoder(kind).decode(body)
+        message: M = _decoder(kind).decode(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"{kind.__name__}: {error}") from error
-    _check(parsed, kind.__name__, "$")
-    return parsed
+    _check(message, kind.__name__, "$")
+    return message
 
 
 def _check_join(join: Join) -> None:

@@ -24,7 +24,7 @@ async def retry(what: str, call: Callable[[], T]) -> T:
     `call` must be idempotent: it may have succeeded although it raised.
     """
     now = asyncio.get_running_loop().time
-    until, pauses, failed = now() + PATIENCE_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
+    until, pauses, has_failed = now() + PATIENCE_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
     while True:
         try:
             result = await asyncio.to_thread(call)
@@ -32,11 +32,11 @@ async def retry(what: str, call: Callable[[], T]) -> T:
             pause = next(pauses)
             if now() + pause > until:
                 raise
-            if not failed:
+            if not has_failed:
                 _log.warning("%s: the store fails, retrying: %s", what, error)
-            failed = True
+            has_failed = True
             await asyncio.sleep(pause)
         else:
-            if failed:
+            if has_failed:
                 _log.warning("%s: the store works again", what)
             return result

@@ -52,17 +52,17 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
             for place, commit in zip(
                 some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
             ):
-                journaled = state.checkpoints.get(place)
+                known_checkpoint = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
                     refusals[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif journaled is not None and _differs(journaled, commit.holdings(folders[place].key)):
+                elif known_checkpoint is not None and _differs(known_checkpoint, commit.holdings(folders[place].key)):
                     refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
                     intact[place] = Stored(
                         manifest_key(job, place), commit.holdings(folders[place].key), commit.is_certified
                     )
-    unjournaled = tuple(one for place, one in intact.items() if place not in state.checkpoints)
-    return Survey(unjournaled, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
+    new_checkpoints = tuple(one for place, one in intact.items() if place not in state.checkpoints)
+    return Survey(new_checkpoints, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 
 
 def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
@@ -76,8 +76,8 @@ def _differs(checkpoint: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
     in_manifest = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
     return any(
-        in_manifest.get(journaled.shard) != (journaled.shards, journaled.size, journaled.digest)
-        for journaled in checkpoint.shards
+        in_manifest.get(known_shard.shard) != (known_shard.shards, known_shard.size, known_shard.digest)
+        for known_shard in checkpoint.shards
     )
 
 

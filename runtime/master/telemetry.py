@@ -78,7 +78,7 @@ class Telemetry:
         if not lines:
             return
         self._number += 1
-        reported = dict(self._reported)
+        counts_reported = dict(self._reported)
         body = _encode_lines(lines)
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
@@ -88,7 +88,7 @@ class Telemetry:
             self._is_failing, self._lines = True, lines + self._lines
         else:
             self._is_failing = False
-            self._stored = reported
+            self._stored = counts_reported
             self._whole += 1
             await self._pack()
 
@@ -140,10 +140,12 @@ def thin_lines(lines: Iterable[Line]) -> list[Line]:
             rounds.setdefault(number if isinstance(number, int) else 0, {})[iteration] = dict(line)
     del others[:-OTHER_LINES]
     for by_iteration in rounds.values():
-        ordered = [by_iteration[iteration] for iteration in sorted(by_iteration)]
-        others += ordered[:FIRST_ITERATIONS]
-        size = max(-(-(len(ordered) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
-        others += [_merge_lines(ordered[at : at + size]) for at in range(FIRST_ITERATIONS, len(ordered), size)]
+        lines_in_order = [by_iteration[iteration] for iteration in sorted(by_iteration)]
+        others += lines_in_order[:FIRST_ITERATIONS]
+        size = max(-(-(len(lines_in_order) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
+        others += [
+            _merge_lines(lines_in_order[at : at + size]) for at in range(FIRST_ITERATIONS, len(lines_in_order), size)
+        ]
     return others
 
 

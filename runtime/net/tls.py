@@ -100,11 +100,11 @@ def _authority_key(token: str, job: str) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
 
     salt = b"everstep certificate authority\0" + job.encode()
-    drawn = hashlib.scrypt(
+    key_bytes = hashlib.scrypt(
         token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_SCRYPT_MEMORY, dklen=(_BITS + 64) // 8
     )
     curve = ec.SECP256R1()
-    return ec.derive_private_key(int.from_bytes(drawn, "big") % (curve.group_order - 1) + 1, curve)
+    return ec.derive_private_key(int.from_bytes(key_bytes, "big") % (curve.group_order - 1) + 1, curve)
 
 
 def _sign_certificate(

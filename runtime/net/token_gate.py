@@ -197,7 +197,7 @@ class TokenGate:
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, serve: web.Server) -> None:
         for _ in range(MOST_ACCEPTS):
             try:
-                accepted, _ = listener.accept()
+                client_socket, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -206,10 +206,10 @@ class TokenGate:
                     loop.remove_reader(listener)
                     loop.call_later(_SHORT_S, self._listen, loop, listener, serve)
                 return
-            if self._has_room(accepted.fileno()):
-                self._add_stranger(loop, accepted, serve)
+            if self._has_room(client_socket.fileno()):
+                self._add_stranger(loop, client_socket, serve)
             else:
-                accepted.close()
+                client_socket.close()
                 self._seldom.log("a connection was refused: all descriptors but those for the job's own work are used")
 
     def _has_room(self, descriptor: int) -> bool:
@@ -228,10 +228,10 @@ class TokenGate:
             self._hang_up(oldest)
         return oldest is not None
 
-    def _add_stranger(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, serve: web.Server) -> None:
-        accepted.setblocking(False)
+    def _add_stranger(self, loop: asyncio.AbstractEventLoop, client_socket: socket.socket, serve: web.Server) -> None:
+        client_socket.setblocking(False)
         inner = TlsProtocol(serve(), self._tls) if self._tls else serve()
-        connection = _Connection(inner, accepted, self._connections)
+        connection = _Connection(inner, client_socket, self._connections)
         self._strangers[connection] = loop.time()
         if self._sweep is None:
             self._sweep = loop.call_later(self._head_s, self._hang_up_late, loop)
@@ -258,9 +258,9 @@ class _Connection(asyncio.Protocol):
     """Passes everything on to the server's own protocol, and notices its end."""
 
     def __init__(
-        self, inner: asyncio.Protocol, accepted: socket.socket, admitted_connections: dict[object, "_Connection"]
+        self, inner: asyncio.Protocol, client_socket: socket.socket, admitted_connections: dict[object, "_Connection"]
     ) -> None:
-        self._inner, self._accepted, self._known = inner, accepted, admitted_connections
+        self._inner, self._accepted, self._known = inner, client_socket, admitted_connections
         self._transport: asyncio.BaseTransport | None = None
         self.task: asyncio.Task[None] | None = None
         self.on_end: Callable[[], object] = lambda: None

@@ -30,14 +30,14 @@ def end_processes(job: str, node: str) -> int:
 
 def remove_memory(job: str, node: str, folder: Path = SHARED_MEMORY) -> list[str]:
     """Remove the node's shared memory; returns the removed names."""
-    prefix, removed = memory_prefix(job, node), []
+    prefix, names_removed = memory_prefix(job, node), []
     for path in [*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-        removed.append(path.name)
-    return removed
+        names_removed.append(path.name)
+    return names_removed
 
 
 def remove_debris(job: str, node: str, folder: Path = SHARED_MEMORY) -> None:

@@ -25,9 +25,9 @@ def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev"))
 
     Empty: there are none.
     """
-    listed = environment.get(VARIABLE)
-    if listed is not None:
-        names = [name.strip() for name in listed.split(",")]
+    device_list = environment.get(VARIABLE)
+    if device_list is not None:
+        names = [name.strip() for name in device_list.split(",")]
         # CUDA ignores what follows an invalid name, such as -1.
         return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
     numbers = (match.group(1) for path in folder.glob("nvidia*") if (match := _FILE.fullmatch(path.name)))

@@ -158,8 +158,8 @@ class ProcessPlatform:
         await _wait_for_death(entry)
         child = self._children.pop(entry.uid, None)
         code = child.wait() if child else None
-        killed = code in (None, -signal.SIGKILL)
-        code = OOM_KILLED if killed and limits.was_oom_killed(map(Path, entry.groups)) else code
+        was_killed = code in (None, -signal.SIGKILL)
+        code = OOM_KILLED if was_killed and limits.was_oom_killed(map(Path, entry.groups)) else code
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
         self._gone.put_nowait(NodeEnd(entry.name, entry.uid, code, _reason(code)))

@@ -29,8 +29,8 @@ class Keeper(Protocol):
         """Begin a round: start fetching `seat.restore` in a thread."""
         ...
 
-    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
-        """Allocate a worker's slots of `capacity` bytes; `sharded`: the worker stages its own shard of the state."""
+    def announce(self, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
+        """Allocate a worker's slots of `capacity` bytes; `is_sharded`: the worker stages its own shard of the state."""
         ...
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:

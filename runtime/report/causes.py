@@ -52,17 +52,17 @@ class Causes:
         }
         return "; ".join(sentences)
 
-    def paragraph(self, broken: job.RoundBroken, decision: str) -> str:
+    def paragraph(self, round_broken: job.RoundBroken, decision: str) -> str:
         """Why that round ended, and what was done."""
-        decision_text = "; ".join(part for part in (self.judgement(broken.round), decision) if part)
-        attribution = attribute([_process_end(fault) for fault in self._faults.get(broken.round, ())])
-        hang = self._hangs.get(broken.round)
+        decision_text = "; ".join(part for part in (self.judgement(round_broken.round), decision) if part)
+        attribution = attribute([_process_end(fault) for fault in self._faults.get(round_broken.round, ())])
+        hang = self._hangs.get(round_broken.round)
         if attribution is not None and hang is None:
             return attribution.paragraph(decision_text)
-        what = (hang.detail if hang else broken.detail).rstrip(". ")
-        if broken.reason.value not in what:
-            what = f"{broken.reason.value}: {what}" if what else broken.reason.value
-        return f"Round {broken.round} ended, {what}. Done: {decision_text}."
+        what = (hang.detail if hang else round_broken.detail).rstrip(". ")
+        if round_broken.reason.value not in what:
+            what = f"{round_broken.reason.value}: {what}" if what else round_broken.reason.value
+        return f"Round {round_broken.round} ended, {what}. Done: {decision_text}."
 
 
 def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:

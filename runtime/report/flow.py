@@ -94,8 +94,8 @@ def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _leaves(tasks: list[Step]) -> tuple[str, ...]:
-    waited = {name for step in tasks for name in step.after}
-    return tuple(step.name for step in tasks if step.name not in waited)
+    followed_steps = {name for step in tasks for name in step.after}
+    return tuple(step.name for step in tasks if step.name not in followed_steps)
 
 
 def _step(
@@ -144,8 +144,10 @@ def _without_workflow(run: Run) -> list[Step]:
         begin = None if end is None or seconds is None else end - seconds
         after = steps[name].after if name in steps else ()
         steps[name] = Step(name, name, "Succeeded", after, begin, end, seconds)
-    for failed in _failed_steps(run):
-        steps[failed.name] = replace(failed, after=steps[failed.name].after if failed.name in steps else ())
+    for failed_step in _failed_steps(run):
+        steps[failed_step.name] = replace(
+            failed_step, after=steps[failed_step.name].after if failed_step.name in steps else ()
+        )
     if run.graph and run.own:
         after = _leaves([step for name, step in steps.items() if name != run.own])
         steps[run.own] = Step(run.own, run.own, "Succeeded", after)

@@ -173,33 +173,35 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     points, intervals, devices = _read_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
     slow: list[tuple[float, str]] = []
-    needed: list[job.Record] = []
-    formed: list[_FormedRound] = []
-    collector, newest, stored = LifeCollector(), 0.0, dict[tuple[int, int], int]()
+    needed_records: list[job.Record] = []
+    rounds_formed: list[_FormedRound] = []
+    collector, newest, stored_bytes = LifeCollector(), 0.0, dict[tuple[int, int], int]()
     for record in records:
         collector.add(record)
         newest = record.time
         if isinstance(record, job.ShardPersisted):
             place = record.holding.iteration, record.holding.round
-            stored[place] = stored.get(place, 0) + record.holding.size
+            stored_bytes[place] = stored_bytes.get(place, 0) + record.holding.size
         elif isinstance(record, job.Committed):
             commits.append((record.time, record.iteration))
         elif isinstance(record, job.SlowSeen):
             slow.append((record.time, record.detail))
         elif isinstance(record, job.RoundFormed):
-            formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
+            rounds_formed.append(_formed_round(record, rounds_formed[-1].nodes if rounds_formed else ()))
         elif isinstance(record, _NEEDED):
-            needed.append(record)
-    end_record = next((record for record in reversed(needed) if isinstance(record, job.JobEnded)), None)
-    if end_record is not None and any(isinstance(r, job.JobReopened) for r in needed[needed.index(end_record) :]):
+            needed_records.append(record)
+    end_record = next((record for record in reversed(needed_records) if isinstance(record, job.JobEnded)), None)
+    if end_record is not None and any(
+        isinstance(r, job.JobReopened) for r in needed_records[needed_records.index(end_record) :]
+    ):
         end_record = None
-    begins = [one.time for one in (*needed[:1], *formed[:1])]
+    begins = [one.time for one in (*needed_records[:1], *rounds_formed[:1])]
     return History(
-        rounds=tuple(_rounds(formed, needed)),
-        restarts=tuple(_restarts(needed, formed, points, end_record)),
+        rounds=tuple(_rounds(rounds_formed, needed_records)),
+        restarts=tuple(_restarts(needed_records, rounds_formed, points, end_record)),
         points=tuple(points),
-        takeovers=tuple(_takeovers(needed)),
-        attempts=tuple(_attempts(needed, formed, points)),
+        takeovers=tuple(_takeovers(needed_records)),
+        attempts=tuple(_attempts(needed_records, rounds_formed, points)),
         commits=tuple(commits),
         intervals=tuple(_intervals(intervals)),
         begin=min(begins) if begins else (points[0].time - points[0].seconds if points else None),
@@ -208,7 +210,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         reason=end_record.reason if end_record else "",
         error=end_record.error if end_record else "",
         newest=newest,
-        stored_bytes={iteration: size for (iteration, _), size in sorted(stored.items())},
+        stored_bytes={iteration: size for (iteration, _), size in sorted(stored_bytes.items())},
         slow=tuple(slow),
         lives=collector.lives(),
         devices=devices,
@@ -283,10 +285,10 @@ def _formed_round(record: job.RoundFormed, before: tuple[str, ...]) -> _FormedRo
     """`before`: the nodes of the previous round; most rounds have the same ones."""
     round_, restore = record.round, record.round.restore
     nodes = tuple(member.node for members in round_.members.values() for member in members)
-    restored = restore.iteration if restore else None
+    restored_iteration = restore.iteration if restore else None
     in_memory = restore is not None and any(source.node for source in restore.sources)
     same = before if nodes == before else tuple(map(sys.intern, nodes))
-    return _FormedRound(record.time, round_.number, same, round_.reason, restored, in_memory)
+    return _FormedRound(record.time, round_.number, same, round_.reason, restored_iteration, in_memory)
 
 
 def _takeovers(records: Iterable[job.Record]) -> Iterator[float]:
@@ -303,7 +305,7 @@ def _takeovers(records: Iterable[job.Record]) -> Iterator[float]:
 
 
 def _attempts(
-    records: Iterable[job.Record], formed: Sequence[_FormedRound], points: Sequence[Point]
+    records: Iterable[job.Record], rounds_formed: Sequence[_FormedRound], points: Sequence[Point]
 ) -> Iterator[Attempt]:
     end_record: job.JobEnded | None = None
     for record in records:
@@ -312,25 +314,25 @@ def _attempts(
         elif isinstance(record, job.JobReopened) and end_record is not None:
             at = end_record.time
             iterations_done = max((point.iteration for point in points if point.time <= at), default=0)
-            following = next((one for one in formed if one.time >= record.time), None)
-            restored = None if following is None else following.restored or 0
+            following = next((one for one in rounds_formed if one.time >= record.time), None)
+            restored_iteration = None if following is None else following.restored or 0
             yield Attempt(
                 at,
                 end_record.result.value,
                 end_record.reason,
-                max(iterations_done, restored or 0),
+                max(iterations_done, restored_iteration or 0),
                 record.time,
-                restored,
+                restored_iteration,
             )
             end_record = None
 
 
-def _rounds(formed: Sequence[_FormedRound], records: Sequence[job.Record]) -> Iterator[RoundSpan]:
+def _rounds(rounds_formed: Sequence[_FormedRound], records: Sequence[job.Record]) -> Iterator[RoundSpan]:
     """A round ends when it is broken, the job ends, or the next round is formed, whichever comes first."""
-    broken = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
+    broken_at = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
     over = sorted(record.time for record in records if isinstance(record, job.JobEnded))
-    for one, following in zip_longest(formed, formed[1:]):
-        ends = [broken.get(one.number), following.time if following else None]
+    for one, following in zip_longest(rounds_formed, rounds_formed[1:]):
+        ends = [broken_at.get(one.number), following.time if following else None]
         ends += over[bisect_left(over, one.time) :][:1]
         end = min((time for time in ends if time is not None), default=None)
         yield RoundSpan(one.number, one.time, end, one.nodes, one.reason, one.restored)
@@ -338,26 +340,26 @@ def _rounds(formed: Sequence[_FormedRound], records: Sequence[job.Record]) -> It
 
 def _restarts(
     records: Sequence[job.Record],
-    formed: Sequence[_FormedRound],
+    rounds_formed: Sequence[_FormedRound],
     points: Iterable[Point],
     end_record: job.JobEnded | None,
 ) -> list[Restart]:
-    broken = [record for record in records if isinstance(record, job.RoundBroken)]
+    broken_rounds = [record for record in records if isinstance(record, job.RoundBroken)]
     causes = Causes(records)
-    trained, numbers = _PointsByRound(points), [record.number for record in formed]
+    trained_until, numbers = _PointsByRound(points), [record.number for record in rounds_formed]
     restarts = []
-    for index, record in enumerate(broken):
+    for index, record in enumerate(broken_rounds):
         fault = causes.first_fault(record.round)
         time = min(record.time, death_time(fault)) if fault else record.time
-        last = max(trained.newest(record.round, time), record.iteration, 0)
+        last = max(trained_until.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
-        following = formed[at] if at < len(formed) else None
-        restored = following.restored or 0 if following else 0
-        until = trained.time_passed(record.round, last)
+        following = rounds_formed[at] if at < len(rounds_formed) else None
+        restored_iteration = following.restored or 0 if following else 0
+        until = trained_until.time_passed(record.round, last)
         if until is None and end_record is not None and end_record.result == job.JobResult.SUCCEEDED:
             until = end_record.time
-        if index + 1 < len(broken):
-            until = min(until or math.inf, broken[index + 1].time)
+        if index + 1 < len(broken_rounds):
+            until = min(until or math.inf, broken_rounds[index + 1].time)
         restarts.append(
             Restart(
                 time=time,
@@ -365,9 +367,9 @@ def _restarts(
                 node=record.node or (fault.node if fault else ""),
                 what=_description(record, fault),
                 reason=record.reason.value,
-                decision=(decision := _decision(following, formed[at - 1] if at else None)),
+                decision=(decision := _decision(following, rounds_formed[at - 1] if at else None)),
                 seconds=None if until is None else max(until - time, 0.0),
-                lost=None if following is None else max(last - restored, 0),
+                lost=None if following is None else max(last - restored_iteration, 0),
                 error=fault.error if fault else "",
                 cause=causes.paragraph(record, decision),
                 why=causes.judgement(record.round),
@@ -403,13 +405,13 @@ class _PointsByRound:
         return next(point.time for point in self._rounds[self._numbers[later]] if point.iteration > iteration)
 
 
-def _description(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
-    if fault is not None and fault.node in ("", broken.node or fault.node):
+def _description(round_broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
+    if fault is not None and fault.node in ("", round_broken.node or fault.node):
         how = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"rank {fault.rank} on {fault.node} ({how})"
-    if broken.node:
-        return f"node {broken.node}"
-    return broken.detail or "nothing; membership changed"
+    if round_broken.node:
+        return f"node {round_broken.node}"
+    return round_broken.detail or "nothing; membership changed"
 
 
 def _decision(following: _FormedRound | None, before: _FormedRound | None) -> str:

@@ -89,7 +89,7 @@ def view(
     `logs`: the names of the logs that the run's folder has. `draws`: with charts and timeline.
     """
     span = ledger(history, *window(name, history, steps, now))
-    drawn = (
+    charts_drawn = (
         [chart for chart in (charts.loss_chart(history), charts.throughput_chart(history)) if chart] if draws else []
     )
     missing = []
@@ -97,13 +97,13 @@ def view(
         missing.append("No timeline: no round was formed.")
     if len(history.points) < 2:
         missing.append("No curves: fewer than two iterations were reported.")
-    elif len(drawn) < 2:
+    elif len(charts_drawn) < 2:
         missing.append("A curve is missing: iterations were reported without loss or without tokens.")
     if span is None:
         missing.append("No ledger: the job's beginning and end are unknown.")
     stalls = [point.stall_s for point in history.points if point.stall_s > 0]
     return JobView(
-        name, history, span, tuple(drawn), timeline(history, span) if span and draws else None,
+        name, history, span, tuple(charts_drawn), timeline(history, span) if span and draws else None,
         tuple(_faults(history, span, logs, stacks)), tuple(_checkpoints(history)), len(stalls),
         median(stalls) if stalls else 0.0, sum(point.staged_bytes for point in history.points), _overlap(history),
         tuple(missing),

@@ -201,14 +201,14 @@ class _Life:
             case Step.SEATED:
                 yield _Stretch(self._at, event.time, Activity.OTHER, self._rounds[self._round])
             case Step.CAME:
-                checked = event.time - event.checked_s if event.step is Step.JOINED else event.time
-                yield from self._cut(Activity.WAITING, checked, Activity.CHECK, event.time)
+                checked_at = event.time - event.checked_s if event.step is Step.JOINED else event.time
+                yield from self._cut(Activity.WAITING, checked_at, Activity.CHECK, event.time)
             case Step.JOINED:
                 last = self._lives.rounds[event.round].last_join if event.step is Step.SEATED else event.time
                 yield from self._cut(Activity.WAITING, last, Activity.RENDEZVOUS, event.time)
             case Step.UNSEATED:
-                judged = self._lives.rounds[self._round].judged
-                yield from self._cut(Activity.DECIDE, judged, Activity.RENDEZVOUS, event.time)
+                judged_at = self._lives.rounds[self._round].judged
+                yield from self._cut(Activity.DECIDE, judged_at, Activity.RENDEZVOUS, event.time)
             case _:
                 yield _Stretch(self._at, event.time, Activity.IDLE)
 

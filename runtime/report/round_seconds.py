@@ -113,12 +113,12 @@ def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: in
             first = one.time - one.seconds
             filler.until(first - one.restore_s, Activity.STARTUP)
             filler.until(first, Activity.RESTORE)
-        trained = one.time - min(one.stall_s, one.seconds)
+        trained_at = one.time - min(one.stall_s, one.seconds)
         if at == 0 and len(iterations) > 1:
-            filler.until(min(filler.at + one.seconds - usual, trained), Activity.COMPILE)
+            filler.until(min(filler.at + one.seconds - usual, trained_at), Activity.COMPILE)
         work = Activity.RECOMPUTED if one.iteration <= iteration_before else Activity.PRODUCTIVE
-        filler.until(trained - one.evaluation_s, work)
-        filler.until(trained, Activity.EVALUATION)
+        filler.until(trained_at - one.evaluation_s, work)
+        filler.until(trained_at, Activity.EVALUATION)
         filler.until(one.time, Activity.SAVE)
     _fill_rest(filler, life, iterations, usual, end)
     return filler.spells
@@ -126,22 +126,22 @@ def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: in
 
 def _fill_rest(filler: _Filler, life: RoundLife, iterations: Sequence[Iteration], usual: float, end: float) -> None:
     """What was done after the last iteration, or in a round that finished none."""
-    unfinished = Activity.RECOMPUTED if iterations else Activity.STARTUP
+    rest_activity = Activity.RECOMPUTED if iterations else Activity.STARTUP
     if life.broken_by is None:
         if not iterations:
             filler.until(end, Activity.STARTUP)
         filler.until(min(life.last_commit, end), Activity.SAVE)
         filler.until(end, Activity.OTHER)
     elif life.death is not None:
-        died, reported = life.death
-        filler.until(died, unfinished)
-        filler.until(reported, Activity.DETECT)
+        died_at, reported_at = life.death
+        filler.until(died_at, rest_activity)
+        filler.until(reported_at, Activity.DETECT)
         filler.until(end, Activity.DECIDE)
     elif iterations and life.broken_by not in FAULTLESS:
-        filler.until(iterations[-1].time + usual, unfinished)
+        filler.until(iterations[-1].time + usual, rest_activity)
         filler.until(end, Activity.DETECT)
     else:
-        filler.until(end, unfinished)
+        filler.until(end, rest_activity)
 
 
 def _with_hangs(spells: Sequence[Spell], hangs: Sequence[tuple[float, float]]) -> Iterator[Spell]:

@@ -53,7 +53,7 @@ def _steps(run: Run, now: float) -> list[flow.Step]:
 
 
 def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float, float], phase: str) -> dict[str, Any]:
-    failed, is_done = phase in ("Failed", "Error"), phase == "Succeeded"
+    has_failed, is_done = phase in ("Failed", "Error"), phase == "Succeeded"
     return {
         "traceId": trace,
         "spanId": identity,
@@ -63,7 +63,7 @@ def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float,
         "startTimeUnixNano": _nanoseconds(times[0]),
         "endTimeUnixNano": _nanoseconds(times[1]),
         "attributes": _attributes({"everstep.phase": phase}),
-        "status": {"code": _ERROR if failed else _OK} if failed or is_done else {},
+        "status": {"code": _ERROR if has_failed else _OK} if has_failed or is_done else {},
     }
 
 

@@ -53,7 +53,7 @@ def _lane(one: Outcome, top: int) -> list[str]:
 
 def column_shares(one: Outcome, columns: int) -> list[float]:
     """The mean share of the nodes that trained in each of that many equal spans."""
-    span, spent = one.seconds / columns, [0.0] * columns
+    span, seconds_spent = one.seconds / columns, [0.0] * columns
     samples = [*one.samples, (one.seconds, 0)]
     for (begin, nodes), (end, _) in pairwise(samples):
         at = begin
@@ -62,9 +62,9 @@ def column_shares(one: Outcome, columns: int) -> list[float]:
             until = min(end, span * (column + 1), one.seconds)
             if until <= at:
                 break
-            spent[column] += (until - at) * nodes / one.nodes
+            seconds_spent[column] += (until - at) * nodes / one.nodes
             at = until
-    return [value / span for value in spent]
+    return [value / span for value in seconds_spent]
 
 
 def _text(x: float, y: float, text: str, size: int, colour: str, weight: str = "400") -> str:

@@ -159,7 +159,7 @@ class _World:
 
     def _place(self) -> None:
         """Machines for the nodes that have none, as long as there are machines."""
-        placed = []
+        nodes_placed = []
         while self._wanted and self._free:
             node, machine = self._wanted.popleft(), self._free.pop()
             node_state = self.brain.state.nodes.get(node)
@@ -172,10 +172,10 @@ class _World:
                 self._good.add(machine)
                 continue
             self._machine[node], self._node[machine] = machine, node
-            placed.append(node)
-        if placed:
-            self._feed(*map(NodeCreated, placed))
-            self._at(self.now + self.costs.node_s + self.policy.check, self._join, tuple(placed))
+            nodes_placed.append(node)
+        if nodes_placed:
+            self._feed(*map(NodeCreated, nodes_placed))
+            self._at(self.now + self.costs.node_s + self.policy.check, self._join, tuple(nodes_placed))
 
     def _finds(self, machine: int) -> bool:
         """Does the check find this machine? Which ones it misses follows from their numbers."""
@@ -248,15 +248,15 @@ class _World:
 
     def _count_work(self) -> None:
         """The work since it was counted last."""
-        passed, costs = self.now - self._since, self.costs
+        elapsed_s, costs = self.now - self._since, self.costs
         if self._rate:
             between = self.policy.stage * costs.iteration_s / self._rate
             stall = costs.stage_stall_s / (between + costs.stage_stall_s)
-            self._work += passed * self._rate * (1 - stall)
-            self.outcome.stall_s += passed * self._rate * stall
-            self.outcome.node_s += passed * self._rate * self.nodes
+            self._work += elapsed_s * self._rate * (1 - stall)
+            self.outcome.stall_s += elapsed_s * self._rate * stall
+            self.outcome.node_s += elapsed_s * self._rate * self.nodes
         else:
-            self.outcome.down_s += passed
+            self.outcome.down_s += elapsed_s
         self._since = self.now
 
     def _stop(self) -> None:

@@ -109,10 +109,10 @@ def require_writes(store: Store) -> None:
     store.delete(key)
 
 
-def require_space(store: Store, needed: int, what: str) -> None:
-    """Raises StoreError if `needed` bytes for `what` do not fit. A store of unknown size passes."""
-    if isinstance(store, DirectoryStore) and (free := store.free_bytes()) < needed:
+def require_space(store: Store, needed_bytes: int, what: str) -> None:
+    """Raises StoreError if `needed_bytes` bytes for `what` do not fit. A store of unknown size passes."""
+    if isinstance(store, DirectoryStore) and (free := store.free_bytes()) < needed_bytes:
         raise StoreError(
-            f"{store.uri}: {what} needs {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free; "
+            f"{store.uri}: {what} needs {needed_bytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free; "
             "free some space or choose another --store"
         )

@@ -52,7 +52,7 @@ class Cache:
         """
         with _explain_errors(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock = open_locked(place.parent / _LOCK, _OPEN_LOCK, shared=True, mode=0o600)
+            lock = open_locked(place.parent / _LOCK, _OPEN_LOCK, is_shared=True, mode=0o600)
             try:
                 if not place.is_dir():
                     # Only one process at a time makes the copy. A process holds the other lock while it uses the copy.
@@ -117,7 +117,7 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
         if not size:
             return
         os.posix_fallocate(file.fileno(), 0, size)  # A full disk is an error here, and a SIGBUS later.
-        with mmap.mmap(file.fileno(), size) as mapped, memoryview(mapped) as view:
+        with mmap.mmap(file.fileno(), size) as mapping, memoryview(mapping) as view:
             store.read_into(key, 0, view)
         os.fsync(file.fileno())
 

@@ -61,25 +61,25 @@ def fetch_code(address: str) -> tuple[Path, Path]:
 
 def _pack(root: Path, files: Iterable[Path]) -> bytes:
     """A tar.gz with these files and nothing that differs between two machines: times, owners."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as out, tarfile.open(fileobj=out, mode="w") as tar:
+    archive = io.BytesIO()
+    with gzip.GzipFile(fileobj=archive, mode="wb", mtime=0) as out, tarfile.open(fileobj=out, mode="w") as tar:
         for path in sorted(files):
             content = path.read_bytes()
             entry = tarfile.TarInfo(path.relative_to(root).as_posix())
             entry.size, entry.mode = len(content), 0o755 if os.access(path, os.X_OK) else 0o644
             tar.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
+    return archive.getvalue()
 
 
 def _unpack(place: str, folder: Path) -> None:
     """Invariant: a folder with its final name is complete."""
     try:
-        packed = open_store(place, read_only=True).get(ARCHIVE)
+        archive = open_store(place, read_only=True).get(ARCHIVE)
     except NoSuchKey:
         raise StoreError(f"{place}: no code there; submit the run again") from None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="~") as fresh:
-        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             tar.extractall(Path(fresh, "code"), filter="data")
         try:
             Path(fresh, "code").rename(folder)

@@ -184,14 +184,14 @@ class DirectoryStore:
                     with file:  # Closing releases the lock, so publish first: an unlocked file would be swept.
                         self._copy(source, file.fileno())
                         os.fsync(file.fileno())
-                        published = publish(folder, temporary, path.name)
+                        is_published = publish(folder, temporary, path.name)
                 finally:
                     with suppress(FileNotFoundError):
                         os.unlink(temporary, dir_fd=folder)
                 os.fsync(folder)
             finally:
                 os.close(folder)
-            return published
+            return is_published
 
     def _create_temporary(self, folder: Path) -> tuple[int, str, FileIO]:
         """Create and lock a temporary file. Returns the descriptor of its folder, its name there, and the file.
@@ -271,12 +271,12 @@ def _has_living_writer(folder: int, name: str) -> bool:
             facts = os.fstat(file.fileno())
             if not facts.st_size and facts.st_mtime > time.time() - _FRESH_S:
                 return True
-            lock(file.fileno(), shared=True, wait_s=0)
+            lock(file.fileno(), is_shared=True, wait_s=0)
     except FileNotFoundError:
         return False
     except OSError as error:
-        changed = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-        return not (error.errno in _NO_LOCKS and changed < time.time() - _ABANDONED_S)
+        changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+        return not (error.errno in _NO_LOCKS and changed_at < time.time() - _ABANDONED_S)
     return False
 
 

@@ -251,13 +251,13 @@ def _open_source(source: bytes | memoryview | Path) -> Iterator[memoryview]:
         return
     try:
         with source.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if source.stat().st_size else None
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if source.stat().st_size else None
     except OSError as error:
         raise StoreError(f"{source}: cannot read: {error.strerror}") from error
-    if mapped is None:
+    if mapping is None:
         yield memoryview(b"")
         return
-    with mapped, memoryview(mapped) as view:
+    with mapping, memoryview(mapping) as view:
         yield view
 
 

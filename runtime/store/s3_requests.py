@@ -161,8 +161,8 @@ class Requests:
         """The objects below `prefix`, in key order. Raises StoreError."""
         with self._explain_errors(prefix):
             for item in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
-                modified = item.last_modified.timestamp() if item.last_modified else 0.0
-                yield Entry(str(item.object_name), item.size or 0, modified)
+                modified_at = item.last_modified.timestamp() if item.last_modified else 0.0
+                yield Entry(str(item.object_name), item.size or 0, modified_at)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """The multi-part uploads below `prefix` that are neither completed nor aborted. Raises StoreError.
@@ -224,19 +224,19 @@ class Requests:
             except (BrokenPipeError, ConnectionResetError):
                 cut = True  # It may have answered before it closed; otherwise the next line raises.
             response = connection.getresponse()
-            answered = {name.lower(): value for name, value in response.getheaders()}
+            answer_headers = {name.lower(): value for name, value in response.getheaders()}
             status = response.status
             if into is not None and status in (200, 206):
-                filled = _read_body(response, into, int(answered.get("content-length", "0")))
+                bytes_filled = _read_body(response, into, int(answer_headers.get("content-length", "0")))
                 if not response.isclosed():
                     connection.close()
-                return Answer(status, answered, b"", attempts=attempt, filled=filled)
+                return Answer(status, answer_headers, b"", attempts=attempt, filled=bytes_filled)
             data = response.read()
             if cut:
                 connection.close()
         code, message = _parse_error(data) if status >= 300 else ("", "")
-        code = code or answered.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
-        return Answer(status, answered, data, code, message, attempt)
+        code = code or answer_headers.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
+        return Answer(status, answer_headers, data, code, message, attempt)
 
     @contextmanager
     def _connection(self, host: str) -> Iterator[http.client.HTTPConnection]:

@@ -57,10 +57,10 @@ class ArgoServer:
         """See Route."""
         request = models.WorkflowCreateRequest(workflow=models.Workflow.model_validate(manifest))
         try:
-            created = self._service.create_workflow(request, namespace=self.namespace)
+            workflow_created = self._service.create_workflow(request, namespace=self.namespace)
         except ValidationError:  # It was made; a newer server says more of it than Hera's models know.
             return self.get(manifest["metadata"]["name"])
-        return json.loads(created.model_dump_json(by_alias=True, exclude_none=True))
+        return json.loads(workflow_created.model_dump_json(by_alias=True, exclude_none=True))
 
     def get(self, name: str) -> dict[str, Any]:
         """See Route. What Hera's models do not know would be lost in them: the answer as it is."""

@@ -178,19 +178,19 @@ class LogFollower:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _follow(self, row: Row) -> None:
-        printed = 0
+        printed_count = 0
         while True:
             over = self._done[row.pod].is_set()
             try:
                 for number, line in enumerate(self._route.log(self._workflow, row.pod, follow=not over)):
-                    if number >= printed:  # A stream that broke off is read again from its beginning.
-                        printed += 1
+                    if number >= printed_count:  # A stream that broke off is read again from its beginning.
+                        printed_count += 1
                         self._say(row.title, line)
                 problem = ""
             except ApiError as error:
                 problem = str(error) if error.trouble is not Trouble.NOT_FOUND else "its log is gone"
             if over:
-                if problem and not printed:
+                if problem and not printed_count:
                     self._say(row.title, f"({problem})")
                 return
             self._done[row.pod].wait(1.0)

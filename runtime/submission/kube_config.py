@@ -83,17 +83,17 @@ class KubeConfig:
     @classmethod
     def read(cls, files: Iterable[Path]) -> "KubeConfig":
         """Raises ApiError for a file that is not a kube config."""
-        merged = cls()
+        merged_config = cls()
         for path in files:
             file, folder = _read_file(path), path.absolute().parent
-            merged.current_context = merged.current_context or file.current_context
+            merged_config.current_context = merged_config.current_context or file.current_context
             for cluster in file.clusters:
-                merged.clusters.setdefault(cluster.name, (cluster.cluster, folder))
+                merged_config.clusters.setdefault(cluster.name, (cluster.cluster, folder))
             for context in file.contexts:
-                merged.contexts.setdefault(context.name, context.context)
+                merged_config.contexts.setdefault(context.name, context.context)
             for user in file.users:
-                merged.users.setdefault(user.name, (user.user, folder))
-        return merged
+                merged_config.users.setdefault(user.name, (user.user, folder))
+        return merged_config
 
     def access(self, environment: Mapping[str, str], namespace: str) -> Access:
         """The current context's way to the API. Raises LoginError, or OSError for a file that it names."""
@@ -178,9 +178,9 @@ def _tls_context(cluster: Cluster, folder: Path, certificate: Certificate | None
     """Raises OSError for a file that cannot be read, LoginError for an invalid certificate."""
     if not cluster.server.startswith("https"):
         return True
-    trusted = read_file_or_data(cluster.certificate_authority, cluster.certificate_authority_data, folder)
+    authority_data = read_file_or_data(cluster.certificate_authority, cluster.certificate_authority_data, folder)
     try:
-        context = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
+        context = ssl.create_default_context(cadata=authority_data.decode() if authority_data else None)
     except (ssl.SSLError, UnicodeDecodeError) as error:
         raise LoginError(f"the certificate authority of {cluster.server} is not PEM: {error}") from None
     if cluster.insecure_skip_tls_verify:

@@ -210,10 +210,10 @@ class Plugin:
             spec["cluster"] |= {"config": more[_CLUSTER_CONFIG]} if _CLUSTER_CONFIG in more else {}
         return {"apiVersion": self._plugin.api_version, "kind": "ExecCredential", "spec": spec}
 
-    def _read(self, printed: bytes) -> Status:
+    def _read(self, output: bytes) -> Status:
         name = f"user {self._user}: {self._plugin.command}"
         try:
-            credential = msgspec.json.decode(printed, type=ExecCredential)
+            credential = msgspec.json.decode(output, type=ExecCredential)
         except msgspec.DecodeError as error:
             raise LoginError(f"{name} printed no ExecCredential: {error}") from None
         if (credential.api_version, credential.kind) != (self._plugin.api_version, "ExecCredential"):

@@ -23,9 +23,9 @@ class LoopThread:
 
     def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
         """Enter the context now; leave it when this object goes, at the latest when the process ends."""
-        entered = self.result(manager.__aenter__())
+        value = self.result(manager.__aenter__())
         weakref.finalize(self, _leave, self._loop, self._thread, manager)
-        return entered
+        return value
 
     def result(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises. Ctrl-C interrupts the wait, not the coroutine."""

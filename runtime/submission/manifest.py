@@ -67,8 +67,8 @@ def for_argo(
 
     Raises NotForAClusterError when a pod could not start or its store could not be reached.
     """
-    copied = copy.deepcopy(dict(manifest))
-    spec = copied["spec"] = without_empty_parameters(copied["spec"])
+    manifest_copy = copy.deepcopy(dict(manifest))
+    spec = manifest_copy["spec"] = without_empty_parameters(manifest_copy["spec"])
     if all(container.get("image") == own_image for one in all_templates(spec) for container in containers_of(one)):
         spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
@@ -81,14 +81,14 @@ def for_argo(
         )
     spec.setdefault("podGC", dict(POD_GC))
     spec.setdefault("ttlStrategy", dict(TTL))
-    metadata = {key: value for key, value in copied.get("metadata", {}).items() if key != "generateName"}
+    metadata = {key: value for key, value in manifest_copy.get("metadata", {}).items() if key != "generateName"}
     if options.instance:
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
     annotations = dict(metadata.get("annotations", {}))
     if (title := annotations.get(TITLE)) and name not in title:
         annotations[TITLE] = f"{title} · {name}"
     metadata["annotations"] = {**annotations, DIGEST: spec_digest(spec)}
-    return {**copied, "metadata": {**metadata, "name": name, "namespace": namespace}}
+    return {**manifest_copy, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
 def without_empty_parameters(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def without_empty_parameters(spec: Mapping[str, Any]) -> dict[str, Any]:
         if one.get("value") != "" or one.keys() - {"name", "value"}:
             continue
         reference = re.compile(rf"{{{{\s*workflow\.parameters\.{re.escape(one['name'])}\s*}}}}")
-        changed = _map_texts(other_fields, lambda text, reference=reference: reference.sub("", text))
-        if not _names_parameter(json.dumps(changed), one["name"]):
-            other_fields, parameters_kept = changed, [other for other in parameters_kept if other is not one]
+        changed_fields = _map_texts(other_fields, lambda text, reference=reference: reference.sub("", text))
+        if not _names_parameter(json.dumps(changed_fields), one["name"]):
+            other_fields, parameters_kept = changed_fields, [other for other in parameters_kept if other is not one]
     return {
         key: {**arguments, "parameters": parameters_kept} if key == "arguments" else other_fields[key]
         for key in spec
@@ -178,8 +178,8 @@ def spec_digest(spec: Mapping[str, Any]) -> str:
 
 
 def _credential_variables(secret: str) -> list[dict[str, Any]]:
-    needed = [{"name": secret, "key": key} for key in NEEDED_KEYS]
-    places = [*needed, *({"name": secret, "key": key, "optional": True} for key in OTHER_KEYS)]
+    needed_keys = [{"name": secret, "key": key} for key in NEEDED_KEYS]
+    places = [*needed_keys, *({"name": secret, "key": key, "optional": True} for key in OTHER_KEYS)]
     return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]
 
 

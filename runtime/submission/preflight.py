@@ -182,8 +182,8 @@ def _secret(name: str, keys: Sequence[str]) -> Check:
             return _wrong(f"secret {name} does not exist in namespace {api.namespace}", mend)
         data: Mapping[str, str] = secret.get("data") or {}
         if lacking := [key for key in keys if key not in data]:
-            added = ", ".join(f'"{key}": "..."' for key in lacking)
-            patch = f"kubectl patch secret {name} -n {api.namespace} -p '{{\"stringData\": {{{added}}}}}'"
+            patch_values = ", ".join(f'"{key}": "..."' for key in lacking)
+            patch = f"kubectl patch secret {name} -n {api.namespace} -p '{{\"stringData\": {{{patch_values}}}}}'"
             return _wrong(f"secret {name} lacks {', '.join(lacking)}", patch)
         endpoint = base64.b64decode(data.get(ENDPOINT, "")).decode(errors="replace")
         host = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
@@ -242,14 +242,14 @@ def _quota(requests: Mapping[str, float]) -> Check:
         findings: list[Finding] = []
         for quota in answer.get("items") or ():
             status = quota.get("status") or {}
-            hard, used = status.get("hard") or {}, status.get("used") or {}
+            hard, used_amounts = status.get("hard") or {}, status.get("used") or {}
             for name, amount in requests.items():
                 key = next((one for one in (f"requests.{name}", name) if one in hard), None)
                 if key is None:
                     continue
                 most, remaining = (
                     float(quantity(hard[key])),
-                    float(quantity(hard[key])) - float(quantity(used.get(key, 0))),
+                    float(quantity(hard[key])) - float(quantity(used_amounts.get(key, 0))),
                 )
                 label = f"quota {quota['metadata']['name']}: {key}"
                 if amount > most:

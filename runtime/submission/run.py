@@ -24,14 +24,14 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
         LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True)) if logs else None
     )
     try:
-        with open_view(route, name, plain=logs) as show, Follower(route, workflow, tails=not logs) as followed:
+        with open_view(route, name, plain=logs) as show, Follower(route, workflow, tails=not logs) as follower:
 
             def see(view: View) -> None:
                 show(view)
                 if every:
                     every.follow_started(view)
 
-            last = followed.follow(see)
+            last = follower.follow(see)
             if every:
                 every.finish()
     except KeyboardInterrupt:

@@ -46,8 +46,8 @@ class Row(NamedTuple):
 def workflow_nodes(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`status.nodes`, by id; unpacked where the controller has packed them because they are many."""
     status = workflow.get("status") or {}
-    if packed := status.get("compressedNodes"):
-        return json.loads(gzip.decompress(base64.b64decode(packed)))
+    if compressed := status.get("compressedNodes"):
+        return json.loads(gzip.decompress(base64.b64decode(compressed)))
     return status.get("nodes") or {}
 
 
@@ -82,16 +82,16 @@ def folded_rows(workflow: Mapping[str, Any]) -> list[Row]:
     def under(node: Mapping[str, Any], branch: str, indent: str) -> Iterator[Row]:
         some = below.get(node["id"], [])
         group = node["type"] == NodeType.STEP_GROUP
-        hidden = group or (node["type"] == NodeType.RETRY and len(node.get("children") or ()) == 1)
-        if not hidden:
+        is_hidden = group or (node["type"] == NodeType.RETRY and len(node.get("children") or ()) == 1)
+        if not is_hidden:
             yield _row(node, nodes, workflow["metadata"]["name"], branch, old)
         for number, child in enumerate(some):
             last = number == len(some) - 1
             part, more = ("└─", "  ") if last else ("├─", "│ ")
-            if hidden and number == 0:
+            if is_hidden and number == 0:
                 part = "" if not group else "──" if last else "┬─"
-            more = more if group or not hidden else ""
-            yield from under(child, (branch if hidden and number == 0 else indent) + part, indent + more)
+            more = more if group or not is_hidden else ""
+            yield from under(child, (branch if is_hidden and number == 0 else indent) + part, indent + more)
 
     return [row for root in below.get("", []) for row in under(root, "", "")]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 _POLL_S = 0.01
 
 
-def lock(descriptor: int, *, shared: bool = False, wait_s: float | None = None) -> None:
+def lock(descriptor: int, *, is_shared: bool = False, wait_s: float | None = None) -> None:
     """Lock the open file or folder: alone, or with others that share it. Waits for `wait_s`; None: as long as it takes.
 
     Raises BlockingIOError if others hold it; OSError where the file system has no locks.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     if wait_s is None:
         fcntl.flock(descriptor, kind)
         return
@@ -35,7 +35,7 @@ def lock(descriptor: int, *, shared: bool = False, wait_s: float | None = None) 
 
 
 def open_locked(
-    path: Path, flags: int = os.O_RDONLY, *, shared: bool = False, wait_s: float | None = None, mode: int = 0o666
+    path: Path, flags: int = os.O_RDONLY, *, is_shared: bool = False, wait_s: float | None = None, mode: int = 0o666
 ) -> int:
     """Open a file or folder and lock it as `lock` does; returns the descriptor. To close it ends the lock.
 
@@ -45,7 +45,7 @@ def open_locked(
     while True:
         descriptor = os.open(path, flags, mode)
         try:
-            lock(descriptor, shared=shared, wait_s=wait_s)
+            lock(descriptor, is_shared=is_shared, wait_s=wait_s)
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         except BaseException:
@@ -56,10 +56,10 @@ def open_locked(
 
 @contextmanager
 def hold_lock(
-    path: Path, flags: int = os.O_RDONLY, *, shared: bool = False, wait_s: float | None = None, mode: int = 0o666
+    path: Path, flags: int = os.O_RDONLY, *, is_shared: bool = False, wait_s: float | None = None, mode: int = 0o666
 ) -> Iterator[int]:
     """Hold the lock of `open_locked` for a block. Gives the descriptor."""
-    descriptor = open_locked(path, flags, shared=shared, wait_s=wait_s, mode=mode)
+    descriptor = open_locked(path, flags, is_shared=is_shared, wait_s=wait_s, mode=mode)
     try:
         yield descriptor
     finally:

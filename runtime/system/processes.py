@@ -69,18 +69,18 @@ def find_processes(belongs: Belongs) -> Iterator[int]:
 
 def kill_processes(belongs: Belongs) -> int:
     """SIGKILL all matching processes until none is left. Returns how many were killed."""
-    killed = 0
+    killed_count = 0
     for _ in range(_SWEEPS):
         dying = [pidfd for pid in find_processes(belongs) if (pidfd := _kill(pid, belongs)) is not None]
         if not dying:
             break
-        killed += len(dying)
+        killed_count += len(dying)
         for pidfd in dying:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             poll.poll(_DYING_S * 1000)
             os.close(pidfd)
-    return killed
+    return killed_count
 
 
 def _kill(pid: int, belongs: Belongs) -> int | None:

@@ -70,14 +70,16 @@ class DocumentReader:
     """Reads the texts under `keys` from lines, rows and whole files. A whole file has only one text, whatever its
     key."""
 
-    def __init__(self, keys: Sequence[str], *, required: bool = True, skip_bad: bool = False, flag: str = "") -> None:
-        """`required`: a document that lacks one of the keys is bad. `skip_bad`: bad documents are counted, not raised.
-        `flag` names the command line option for the keys, for errors."""
+    def __init__(
+        self, keys: Sequence[str], *, is_required: bool = True, skip_bad: bool = False, flag: str = ""
+    ) -> None:
+        """`is_required`: a document that lacks one of the keys is bad. `skip_bad`: bad documents are counted, not
+        raised. `flag` names the command line option for the keys, for errors."""
         self.skipped = 0
         """Number of bad documents so far."""
         self._done = 0
         self._window: _Window | None = None
-        self._keys, self._required, self._skip_bad, self._flag = tuple(keys), required, skip_bad, flag
+        self._keys, self._required, self._skip_bad, self._flag = tuple(keys), is_required, skip_bad, flag
         fields = [(f"key{number}", str | None, None) for number in range(len(keys))]
         names = {f"key{number}": key for number, key in enumerate(keys)}
         self._decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names)).decode
@@ -174,7 +176,7 @@ class DocumentReader:
 
         row = before = 0
         try:
-            with source.open_bytes(part.path) as stored, parquet.ParquetFile(stored) as file:
+            with source.open_bytes(part.path) as stored_file, parquet.ParquetFile(stored_file) as file:
                 meta, at, groups = file.metadata, 0, []
                 for group in range(meta.num_row_groups):
                     if part.start <= at < part.end:

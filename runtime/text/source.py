@@ -58,9 +58,9 @@ def list_objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
         names = [entry.key for entry in _open_bucket(bucket).list(folder)]
         right_there = [name for name in names if "/" not in name.removeprefix(folder)]
         return [f"{S3_SCHEME}{bucket}/{name}" for name in right_there if name.endswith(endings)]
-    fixed = re.split(r"[*?[]", key)[0]
+    fixed_prefix = re.split(r"[*?[]", key)[0]
     fits = re.compile(_glob_regex(key)).fullmatch
-    return [f"{S3_SCHEME}{bucket}/{entry.key}" for entry in _open_bucket(bucket).list(fixed) if fits(entry.key)]
+    return [f"{S3_SCHEME}{bucket}/{entry.key}" for entry in _open_bucket(bucket).list(fixed_prefix) if fits(entry.key)]
 
 
 def _glob_regex(pattern: str) -> str:
@@ -123,15 +123,15 @@ class _ObjectFile(io.RawIOBase):
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
         """Fills the buffer unless the object ends first."""
         view = memoryview(buffer).cast("B")
-        size_to_read, received = min(len(view), max(0, self._size - self._at)), 0
-        while received < size_to_read:
+        size_to_read, bytes_received = min(len(view), max(0, self._size - self._at)), 0
+        while bytes_received < size_to_read:
             if not self._buffer_start <= self._at < self._buffer_start + len(self._buffer):
                 self._fetch()
             offset = self._at - self._buffer_start
-            count = min(size_to_read - received, len(self._buffer) - offset)
-            view[received : received + count] = memoryview(self._buffer)[offset : offset + count]
-            received, self._at = received + count, self._at + count
-        return received
+            count = min(size_to_read - bytes_received, len(self._buffer) - offset)
+            view[bytes_received : bytes_received + count] = memoryview(self._buffer)[offset : offset + count]
+            bytes_received, self._at = bytes_received + count, self._at + count
+        return bytes_received
 
     def _fetch(self) -> None:
         """Fetch the next byte and some that follow it."""

@@ -72,11 +72,11 @@ class BoardWriter:
         self._data_s, self._staging_s = self._data_s + data_s, self._staging_s + staging_s
         _SPENT.pack_into(self._memory, _SPENT_AT, self._data_s, self._staging_s)
 
-    def set_collectives(self, entered: int, completed: int, name: str, now: float) -> None:
+    def set_collectives(self, entered_count: int, completed_count: int, name: str, now: float) -> None:
         """Say which collective was entered last, and which finished."""
         self._samples += 1
-        self._waits += completed < entered
-        data = (entered, completed, self._samples, self._waits, now, name.encode()[:_NAME_BYTES])
+        self._waits += completed_count < entered_count
+        data = (entered_count, completed_count, self._samples, self._waits, now, name.encode()[:_NAME_BYTES])
         _COLLECTIVES.pack_into(self._memory, _COLLECTIVES_AT, *data)
 
 
@@ -87,11 +87,14 @@ def read_board(path: Path) -> Board | None:
         if len(data) == _SIZE and data.startswith(_MAGIC):
             pid, rank, world_size, local_rank, round_ = _HEAD.unpack_from(data)[1:]
             iteration, changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
-            entered, completed, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(data, _COLLECTIVES_AT)
+            entered_count, completed_count, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(
+                data, _COLLECTIVES_AT
+            )
             recent = _RECENT.unpack_from(data, _RECENT_AT)
             return Board(
                 pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration, changes,
-                changed_at, _text(phase), entered, completed, samples, waits, sampled_at, _text(name), recent,
+                changed_at, _text(phase), entered_count, completed_count, samples, waits, sampled_at, _text(name),
+                recent,
                 *_SPENT.unpack_from(data, _SPENT_AT),
             )  # fmt: skip
     return None

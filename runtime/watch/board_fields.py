@@ -49,5 +49,5 @@ class Board(NamedTuple):
     @property
     def pace_s(self) -> float:
         """The median of the newest iterations, in seconds; 0: there are none."""
-        ordered = sorted(seconds for seconds in self.recent if seconds > 0)
-        return ordered[len(ordered) // 2] if ordered else 0.0
+        in_order = sorted(seconds for seconds in self.recent if seconds > 0)
+        return in_order[len(in_order) // 2] if in_order else 0.0

@@ -135,47 +135,47 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     """
     if not standings:
         return Verdict(Cause.NOBODY, (), "where its ranks stand is not known")
-    ordered = sorted(standings, key=lambda one: one.rank)
+    by_rank = sorted(standings, key=lambda one: one.rank)
     rules = (_find_stopped, _find_absent, _find_missing, _find_mismatch, _find_stalled_network, _find_behind)
     for rule in rules:
-        if (verdict := rule(ordered)) is not None:
+        if (verdict := rule(by_rank)) is not None:
             return verdict
-    return Verdict(Cause.NOBODY, (), f"no rank differs: {_places(ordered)}")
+    return Verdict(Cause.NOBODY, (), f"no rank differs: {_places(by_rank)}")
 
 
-def _find_stopped(ordered: Sequence[Standing]) -> Verdict | None:
+def _find_stopped(by_rank: Sequence[Standing]) -> Verdict | None:
     for cause, states in ((Cause.GONE, "ZX"), (Cause.STOPPED, "Tt"), (Cause.KERNEL, "D")):
-        ranks = [one for one in ordered if one.process.state in states]
+        ranks = [one for one in by_rank if one.process.state in states]
         if cause is Cause.KERNEL:  # One that is served in between is slow, not stuck: `_activity` says by what.
             ranks = [one for one in ranks if not 0 < one.in_kernel < 1 and one.faults_hz < _THRASHES_HZ]
         if ranks:
-            if len(ranks) == len(ordered) and len(ordered) > 1 and cause is Cause.KERNEL:
+            if len(ranks) == len(by_rank) and len(by_rank) > 1 and cause is Cause.KERNEL:
                 return None  # All wait for the disk: no rank is to blame.
             first = ranks[0]
             detail = f" at {first.process.wait_channel}" if cause is Cause.KERNEL and first.process.wait_channel else ""
             at = f"; it is in {first.place}" if first.place else ""
-            return _verdict(cause, ranks, ordered, f"{first.process.meaning}{detail}{at}")
+            return _verdict(cause, ranks, by_rank, f"{first.process.meaning}{detail}{at}")
     return None
 
 
-def _find_absent(ordered: Sequence[Standing]) -> Verdict | None:
+def _find_absent(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks that others wait for to make a process group."""
-    absent = [one for one in ordered if one.phase != GROUP_PHASE and not one.waits]
-    if not absent or len(absent) == len(ordered) or any(one.waits or one.iteration for one in ordered):
+    absent = [one for one in by_rank if one.phase != GROUP_PHASE and not one.waits]
+    if not absent or len(absent) == len(by_rank) or any(one.waits or one.iteration for one in by_rank):
         return None
     cause, does = _activity(absent[0])
     what = f"never reached the point where the others create a process group; it {does}"
-    return _verdict(cause, absent, ordered, what, verb="")
+    return _verdict(cause, absent, by_rank, what, verb="")
 
 
-def _find_missing(ordered: Sequence[Standing]) -> Verdict | None:
+def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks that have entered fewer collectives than those that wait, and wait in none themselves."""
-    waiting = [one for one in ordered if one.waits]
+    waiting = [one for one in by_rank if one.waits]
     if not waiting:
         return None
     newest = max(one.entered for one in waiting)
-    missing = [one for one in ordered if not one.waits and one.entered < newest]
-    silent = [one for one in ordered if not _is_fresh(one) and any(map(_is_fresh, ordered))]
+    missing = [one for one in by_rank if not one.waits and one.entered < newest]
+    silent = [one for one in by_rank if not _is_fresh(one) and any(map(_is_fresh, by_rank))]
     if not missing and not silent:
         return None
     culprits = silent or missing
@@ -183,8 +183,8 @@ def _find_missing(ordered: Sequence[Standing]) -> Verdict | None:
     culprits = [one for one in culprits if one.entered == slowest]
     first, name = culprits[0], _operation(next(one for one in waiting if one.entered == newest))
     cause, does = _activity(first)
-    entered = f"never entered {name} #{newest}" if first.entered < newest else f"is still in {name} #{newest}"
-    return _verdict(cause, culprits, ordered, f"{entered}; it {does}", verb="")
+    position = f"never entered {name} #{newest}" if first.entered < newest else f"is still in {name} #{newest}"
+    return _verdict(cause, culprits, by_rank, f"{position}; it {does}", verb="")
 
 
 def _activity(one: Standing) -> tuple[Cause, str]:
@@ -209,10 +209,10 @@ def _activity(one: Standing) -> tuple[Cause, str]:
     return Cause.NEVER_ENTERED, f"is{at or ' waiting'}"
 
 
-def _find_mismatch(ordered: Sequence[Standing]) -> Verdict | None:
+def _find_mismatch(by_rank: Sequence[Standing]) -> Verdict | None:
     """All wait, but not in the same collective."""
-    waiting = [one for one in ordered if one.waits and one.collective]
-    if len(waiting) < 2 or len(waiting) < len(ordered):
+    waiting = [one for one in by_rank if one.waits and one.collective]
+    if len(waiting) < 2 or len(waiting) < len(by_rank):
         return None
     for cause, kind in ((Cause.DIFFERENT_COLLECTIVE, _operation), (Cause.DIFFERENT_SHAPE, lambda one: one.collective)):
         names = Counter(map(kind, waiting))
@@ -225,39 +225,39 @@ def _find_mismatch(ordered: Sequence[Standing]) -> Verdict | None:
                 f"waits in {kind(first)} #{first.entered} ({first.place}), the others in {usual} #{others.entered} "
                 f"({others.place})"
             )
-            return _verdict(cause, odd, ordered, what, verb="")
+            return _verdict(cause, odd, by_rank, what, verb="")
     return None
 
 
-def _find_stalled_network(ordered: Sequence[Standing]) -> Verdict | None:
-    if len(ordered) < 2 or not all(one.waits for one in ordered):
+def _find_stalled_network(by_rank: Sequence[Standing]) -> Verdict | None:
+    if len(by_rank) < 2 or not all(one.waits for one in by_rank):
         return None
-    behind, newest = min(one.entered for one in ordered), max(one.entered for one in ordered)
-    name = _operation(next(one for one in ordered if one.entered == newest))
+    behind, newest = min(one.entered for one in by_rank), max(one.entered for one in by_rank)
+    name = _operation(next(one for one in by_rank if one.entered == newest))
     if behind < newest:  # It is still in that one, or has left it: gloo may not have marked its last one as finished.
-        ranks = [one for one in ordered if one.entered == behind]
+        ranks = [one for one in by_rank if one.entered == behind]
         what = f"never entered {name} #{newest}; it {_activity(ranks[0])[1]}, and #{behind} is not marked as finished"
-        return _verdict(Cause.BEHIND, ranks, ordered, what, verb="")
-    what = f"all {len(ordered)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
-    if links := [f"rank {one.rank}: {one.link}" for one in ordered if one.link]:
+        return _verdict(Cause.BEHIND, ranks, by_rank, what, verb="")
+    what = f"all {len(by_rank)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
+    if links := [f"rank {one.rank}: {one.link}" for one in by_rank if one.link]:
         what += f" ({'; '.join(links[:_MOST_LINKS])})"
-    return Verdict(Cause.NETWORK, tuple(one.rank for one in ordered), what)
+    return Verdict(Cause.NETWORK, tuple(one.rank for one in by_rank), what)
 
 
-def _find_behind(ordered: Sequence[Standing]) -> Verdict | None:
+def _find_behind(by_rank: Sequence[Standing]) -> Verdict | None:
     """Nobody waits in a collective: who has done the fewest iterations, or is blocked, or computes alone."""
-    if len(ordered) > 1 and any(one.waits for one in ordered):
+    if len(by_rank) > 1 and any(one.waits for one in by_rank):
         return None
-    least, most = min(one.iteration for one in ordered), max(one.iteration for one in ordered)
-    behind = [one for one in ordered if one.iteration == least]
-    silent = [one for one in ordered if not _is_fresh(one)]
-    if least == most and len(silent) < len(ordered) and silent:
+    least, most = min(one.iteration for one in by_rank), max(one.iteration for one in by_rank)
+    behind = [one for one in by_rank if one.iteration == least]
+    silent = [one for one in by_rank if not _is_fresh(one)]
+    if least == most and len(silent) < len(by_rank) and silent:
         behind = silent
-    elif least == most and len(ordered) > 1:
+    elif least == most and len(by_rank) > 1:
         return None
     cause, does = _activity(behind[0])
     cause = cause if cause is not Cause.NEVER_ENTERED else Cause.BEHIND
-    return _verdict(cause, behind, ordered, f"stands at iteration {behind[0].iteration}; it {does}", verb="")
+    return _verdict(cause, behind, by_rank, f"stands at iteration {behind[0].iteration}; it {does}", verb="")
 
 
 def _is_fresh(one: Standing) -> bool:
@@ -269,17 +269,17 @@ def _operation(one: Standing) -> str:
 
 
 def _verdict(
-    cause: Cause, culprits: Sequence[Standing], ordered: Sequence[Standing], what: str, verb: str = "is "
+    cause: Cause, culprits: Sequence[Standing], by_rank: Sequence[Standing], what: str, verb: str = "is "
 ) -> Verdict:
     ranks = tuple(one.rank for one in culprits)
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"
-    node = f" ({culprits[0].node})" if culprits[0].node and len({one.node for one in ordered}) > 1 else ""
-    world = max(len(ordered), *(one.world_size for one in ordered))
+    node = f" ({culprits[0].node})" if culprits[0].node and len({one.node for one in by_rank}) > 1 else ""
+    world = max(len(by_rank), *(one.world_size for one in by_rank))
     return Verdict(cause, ranks, f"{who} of {world}{node} {verb}{what}")
 
 
-def _places(ordered: Sequence[Standing]) -> str:
-    return ", ".join(sorted({one.place for one in ordered if one.place})) or "their places are not known"
+def _places(by_rank: Sequence[Standing]) -> str:
+    return ", ".join(sorted({one.place for one in by_rank if one.place})) or "their places are not known"
 
 
 def _file(path: str) -> str:

@@ -226,21 +226,27 @@ class _Watch:
             self._sampler.start()
 
     def _sample(self, recorder: Any) -> None:
-        unfinished: tuple[int, str] | None = None
+        open_collectives: tuple[int, str] | None = None
         chance = random.Random()  # Not the script's.
         while not self.is_child:
             time.sleep(pause_s(chance))
             with suppress(*_UNREADABLE):
-                counts = entered, completed = _counts(json.loads(recorder._dump_fr_trace_json(False, False)))
-                if counts != self._counts or completed >= entered:
-                    unfinished = None
-                elif unfinished is None:  # It waits: ask for what.
+                counts = entered_count, completed_count = _counts(
+                    json.loads(recorder._dump_fr_trace_json(False, False))
+                )
+                if counts != self._counts or completed_count >= entered_count:
+                    open_collectives = None
+                elif open_collectives is None:  # It waits: ask for what.
                     with suppress(*_UNREADABLE):  # The counters are known all the same.
-                        unfinished = _unfinished_collectives(json.loads(recorder._dump_fr_trace_json(True, False)))
+                        open_collectives = _unfinished_collectives(
+                            json.loads(recorder._dump_fr_trace_json(True, False))
+                        )
                 self._counts = counts
-                if unfinished is not None:
-                    completed = entered - unfinished[0]
-                self._board.set_collectives(entered, completed, unfinished[1] if unfinished else "", time.time())
+                if open_collectives is not None:
+                    completed_count = entered_count - open_collectives[0]
+                self._board.set_collectives(
+                    entered_count, completed_count, open_collectives[1] if open_collectives else "", time.time()
+                )
 
 
 def pause_s(chance: random.Random) -> float:
@@ -255,8 +261,8 @@ def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
     back if the later one of two was faster.
     """
     status = [{key: max(int(number), 0) for key, number in one.items()} for one in trace["pg_status"].values()]
-    entered = sum(one["last_enqueued_collective"] for one in status)
-    return entered, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
+    entered_count = sum(one["last_enqueued_collective"] for one in status)
+    return entered_count, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
 
 
 def _unfinished_collectives(trace: Mapping[str, Any]) -> tuple[int, str] | None:

@@ -40,8 +40,8 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
         for worker in workers:
             in_kernel[worker.board.rank] += main_thread_state(worker.board.pid) == "D"
     after = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
-    passed, now = time.monotonic() - began, time.time()
-    neighbour, sockets = busiest(others, cpu_times(own), passed), tcp_sockets()
+    elapsed_s, now = time.monotonic() - began, time.time()
+    neighbour, sockets = busiest(others, cpu_times(own), elapsed_s), tcp_sockets()
     links = {worker.board.rank: bytes_unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
     boards = {worker.board.rank: worker.path for worker in workers}
     pids = {worker.board.rank: worker.board.pid for worker in workers}
@@ -51,7 +51,7 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
             msgspec.structs.replace(one, node=worker.node),
             msgspec.structs.replace(
                 standing_of(worker.node, read_board(worker.path) or worker.board, one,
-                            (before[one.rank], after[one.rank], passed), now),
+                            (before[one.rank], after[one.rank], elapsed_s), now),
                 in_kernel=in_kernel[one.rank] / _LOOKS, neighbour=neighbour, link=links[one.rank],
             ),
         )
@@ -67,12 +67,12 @@ def standing_of(
     now: float,
 ) -> Standing:
     """Where a rank stands: by its board, two states of its process (and the seconds between them), and its stacks."""
-    before, after, passed = states
-    used = waited = faults = 0.0
-    if before and after and passed > 0:
-        used = max(after.cpu_s - before.cpu_s, 0.0) / passed
-        waited = max(after.cpu_wait_s - before.cpu_wait_s, 0.0) / passed
-        faults = max(after.major_faults - before.major_faults, 0) / passed
+    before, after, elapsed_s = states
+    cpu_used = waited_s = faults = 0.0
+    if before and after and elapsed_s > 0:
+        cpu_used = max(after.cpu_s - before.cpu_s, 0.0) / elapsed_s
+        waited_s = max(after.cpu_wait_s - before.cpu_wait_s, 0.0) / elapsed_s
+        faults = max(after.major_faults - before.major_faults, 0) / elapsed_s
     return Standing(
         rank=board.rank,
         world_size=board.world_size,
@@ -84,8 +84,8 @@ def standing_of(
         collective=board.collective,
         counted_ago_s=round(max(now - board.sampled_at, 0.0), 3) if board.sampled_at else None,
         process=after or ProcessState("X"),
-        cpu=round(used, 3),
-        without_cpu=round(min(waited, 1.0), 3),
+        cpu=round(cpu_used, 3),
+        without_cpu=round(min(waited_s, 1.0), 3),
         faults_hz=round(faults, 1),
         place=place_of(stacks),
         lock_holder=next((thread.name for thread in stacks.threads if "gil" in thread.state), ""),

@@ -68,9 +68,9 @@ def label(call: Call, everybody: frozenset[int]) -> str:
     return f"{call.name}@{fold_ranks(call.ranks)}|{fold_ranks(everybody - call.ranks)}"
 
 
-def text(merged: MergedStacks) -> str:
+def text(merged_stacks: MergedStacks) -> str:
     """The tree, one call a line, indented by its depth."""
-    return "".join(f"{'  ' * depth}{label(call, merged.ranks)}\n" for depth, call in walk(merged.threads))
+    return "".join(f"{'  ' * depth}{label(call, merged_stacks.ranks)}\n" for depth, call in walk(merged_stacks.threads))
 
 
 def odd_ones(stacks: Sequence[RankStacks]) -> str:
@@ -121,5 +121,5 @@ def _is(ranks: Sequence[int]) -> str:
 
 def _in_order(calls: dict[str, Call]) -> dict[str, Call]:
     """The calls sorted: those of most ranks first."""
-    ordered = sorted(calls.values(), key=lambda call: (-len(call.ranks), call.name))
-    return {call.name: Call(call.name, call.ranks, _in_order(call.calls)) for call in ordered}
+    in_order = sorted(calls.values(), key=lambda call: (-len(call.ranks), call.name))
+    return {call.name: Call(call.name, call.ranks, _in_order(call.calls)) for call in in_order}

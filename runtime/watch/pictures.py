@@ -12,11 +12,11 @@ _CHARACTER = 6.6
 _FILLS = ("#f4b678", "#f2a27a", "#f7cd85", "#eebd9a")
 
 
-def svg(merged: MergedStacks, title: str) -> str:
+def svg(merged_stacks: MergedStacks, title: str) -> str:
     """The tree as a picture. Calls that not all ranks are in have a dark frame."""
     boxes: list[str] = []
-    total = sum(len(call.ranks) for call in merged.threads.values()) or 1
-    depth = _draw(merged.threads, merged, 0, _MARGIN, (_WIDTH - 2 * _MARGIN) / total, boxes)
+    total = sum(len(call.ranks) for call in merged_stacks.threads.values()) or 1
+    depth = _draw(merged_stacks.threads, merged_stacks, 0, _MARGIN, (_WIDTH - 2 * _MARGIN) / total, boxes)
     height = (depth + 3) * _ROW + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -28,16 +28,18 @@ def svg(merged: MergedStacks, title: str) -> str:
     )
 
 
-def _draw(calls: dict[str, Call], merged: MergedStacks, depth: int, x: float, per_rank: float, boxes: list[str]) -> int:
+def _draw(
+    calls: dict[str, Call], merged_stacks: MergedStacks, depth: int, x: float, per_rank: float, boxes: list[str]
+) -> int:
     """Draw calls side by side and theirs below; returns the number of rows."""
     deepest = depth
     for call in calls.values():
         width = len(call.ranks) * per_rank
         inner = sum(len(one.ranks) for one in call.calls.values())
         top = (depth + 2) * _ROW + _MARGIN
-        text, room = label(call, merged.ranks), int((width - 4) / _CHARACTER)
+        text, room = label(call, merged_stacks.ranks), int((width - 4) / _CHARACTER)
         label_text = text if len(text) <= room else text[: room - 1] + "…" if room > 3 else ""
-        stroke = "#333333" if call.ranks != merged.ranks else "#ffffff"
+        stroke = "#333333" if call.ranks != merged_stacks.ranks else "#ffffff"
         fill = _FILLS[sum(call.name.encode()) % len(_FILLS)]
         boxes.append(
             f'<g><title>{escape(text)}</title><rect x="{x:.1f}" y="{top}" width="{max(width - 1, 1):.1f}" '
@@ -46,7 +48,7 @@ def _draw(calls: dict[str, Call], merged: MergedStacks, depth: int, x: float, pe
         )
         # A rank may have several threads of one name, which then call more than one function.
         share = per_rank * min(1.0, len(call.ranks) / inner) if inner else per_rank
-        deepest = max(deepest, _draw(call.calls, merged, depth + 1, x, share, boxes))
+        deepest = max(deepest, _draw(call.calls, merged_stacks, depth + 1, x, share, boxes))
         x += width
     return max(deepest, depth + bool(calls))
 

@@ -104,8 +104,8 @@ def drill(
         injected = _after(before, chaos_task(f"chaos-{name}", **fault, **case.chaos))
         before = [training, injected]
         experiments.append(_experiment(name, case, every))
-    listed = msgspec.json.encode(experiments).decode()
-    return _after(before, verdict.task(experiments=listed))
+    experiments_json = msgspec.json.encode(experiments).decode()
+    return _after(before, verdict.task(experiments=experiments_json))
 
 
 def _experiment(name: str, case: Case, every: int) -> Experiment:

@@ -28,14 +28,14 @@ def run(config: Config) -> Result:
     from everstep.runtime.chaos import NotFiredError, NotPossibleError
 
     try:
-        fired = asyncio.run(_inject(config))
+        fault_fired = asyncio.run(_inject(config))
     except NotPossibleError as error:
         return Result(f"{config.kind} is refused: {error}", {"fired": ""}, {"refused": str(error)})
     except NotFiredError as error:
         raise StepError(f"{config.kind} did not fire: {error}", ExitCode.FAILED) from None
-    facts = dataclasses.asdict(fired)
-    where = f" of {fired.node}" if fired.node else ""
-    return Result(f"{fired.kind}{where}: {fired.evidence}", {"fired": json.dumps(facts)}, facts)
+    facts = dataclasses.asdict(fault_fired)
+    where = f" of {fault_fired.node}" if fault_fired.node else ""
+    return Result(f"{fault_fired.kind}{where}: {fault_fired.evidence}", {"fired": json.dumps(facts)}, facts)
 
 
 async def _inject(config: Config) -> "FiredFault":

@@ -17,7 +17,7 @@ def template() -> Container:
         title="Inject a fault",
         description="One fault for a training that runs beside it, at a random moment.",
         outputs=("fired",),
-        fixed={"job": "{{workflow.uid}}-{{inputs.parameters.target}}"},
+        fixed_values={"job": "{{workflow.uid}}-{{inputs.parameters.target}}"},
         memory="1Gi",
         account="-chaos",
     )

@@ -107,8 +107,10 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
     own, main = step["containers"][0], training.get("container") or {}
     resources = own.get("resources") or {}
     if main.get("resources"):
-        declared = (own_template.get("container") or {}).get("resources")
-        resources = _with_changes(main["resources"], declared, resources) if declared else main["resources"]
+        declared_resources = (own_template.get("container") or {}).get("resources")
+        resources = (
+            _with_changes(main["resources"], declared_resources, resources) if declared_resources else main["resources"]
+        )
     name, _, digest = selector(job).partition("=")
     apart = [{"labelSelector": {"matchLabels": {name: digest}}, "topologyKey": HOST_TOPOLOGY}]
     affinity = {**step.get("affinity", {}), **training.get("affinity", {})}
@@ -131,14 +133,19 @@ def _template_of(templates: Sequence[Mapping[str, Any]], step: str) -> Mapping[s
     return next((one for labels_of_pod, one in labels if labels_of_pod.get(STEP) == step), {})
 
 
-def _with_changes(needed_resources: Resources, declared: Resources, actual: Resources) -> dict[str, dict[str, Any]]:
+def _with_changes(
+    needed_resources: Resources, declared_resources: Resources, actual: Resources
+) -> dict[str, dict[str, Any]]:
     """The wanted resources, changed as the cluster changed the declared ones of this pod into the actual ones: it may
     have a podSpecPatch for all pods."""
     from everstep.runtime.job.spec_values import quantity
 
     resources = {kind: dict(needed_resources.get(kind) or {}) for kind in ("requests", "limits")}
     for kind, amounts in resources.items():
-        before = {**(declared.get("limits") or {}), **(declared.get(kind) or {})}  # The API adds missing requests.
+        before = {
+            **(declared_resources.get("limits") or {}),
+            **(declared_resources.get(kind) or {}),
+        }  # The API adds missing requests.
         for name, amount in (actual.get(kind) or {}).items():
             if quantity(before.get(name, 0)) != quantity(amount):
                 amounts[name] = amount
@@ -225,9 +232,9 @@ class _Check:
             now, came = time.monotonic(), [name for name in nodes_present if name not in missing]
             if len(came) > here:
                 here, since = len(came), now
-            placed = {node.name for node in await self._platform.observe() if node.host}
+            placed_names = {node.name for node in await self._platform.observe() if node.host}
             patience_s = SPARE_S if here >= self._config.nodes else LAST_PLACED_S
-            nobody_comes = here > 0 and not missing & placed and now >= since + patience_s
+            nobody_comes = here > 0 and not missing & placed_names and now >= since + patience_s
             if not missing or nobody_comes or now >= deadline:
                 break
         if not came:

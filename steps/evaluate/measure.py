@@ -50,13 +50,13 @@ def generate(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: in
 
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.from_numpy(prompt.astype(np.int64))[None]
-    cache, generated = None, []
+    cache, tokens_generated = None, []
     with torch.inference_mode():
         for _ in range(count):
             answer = model(input_ids=inputs, past_key_values=cache, use_cache=True)
             cache = answer.past_key_values
             best = answer.logits[0, -1].float().topk(min(top, answer.logits.shape[-1]))
-            drawn = torch.multinomial((best.values / 0.8).softmax(0), 1, generator=generator)
-            inputs = best.indices[drawn][None]
-            generated.append(int(inputs))
-    return generated
+            choice = torch.multinomial((best.values / 0.8).softmax(0), 1, generator=generator)
+            inputs = best.indices[choice][None]
+            tokens_generated.append(int(inputs))
+    return tokens_generated

@@ -104,12 +104,12 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     from everstep.steps.train.llama import build_model
 
     torch.set_num_threads(int(threads))
-    trained = read(config.checkpoint)
-    if int(trained.config["vocab_size"]) < data.vocab_size:
-        vocabulary = trained.config["vocab_size"]
+    trained_model = read(config.checkpoint)
+    if int(trained_model.config["vocab_size"]) < data.vocab_size:
+        vocabulary = trained_model.config["vocab_size"]
         what = f"--validation {config.validation}: tokens up to {data.vocab_size}, the model knows {vocabulary}"
         raise CannotMeasureError(f"{what}; give a dataset that its own tokenizer made")
-    length, seed = int(trained.settings["sequence_length"]), int(trained.settings["seed"])
+    length, seed = int(trained_model.settings["sequence_length"]), int(trained_model.settings["seed"])
     if len(data.tokens) <= length:
         short = f"{len(data.tokens)} tokens are fewer than one sample of {length} needs"
         raise CannotMeasureError(f"--validation {config.validation}: {short}; hold out more text")
@@ -120,15 +120,15 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     base = build_model(config.model, data.vocab_size, seed, data.eod).eval()
     untrained = measure.perplexity(base, data.tokens, length, windows)
     print(f"untrained model: perplexity {_short(untrained)}", file=sys.stderr)
-    model = trained.build().eval()
-    reached = measure.perplexity(model, data.tokens, length, windows)
-    print(f"trained model: perplexity {_short(reached)}", file=sys.stderr)
+    model = trained_model.build().eval()
+    perplexity = measure.perplexity(model, data.tokens, length, windows)
+    print(f"trained model: perplexity {_short(perplexity)}", file=sys.stderr)
     metrics = {
         "version": VERSION,
-        "perplexity": reached,
+        "perplexity": perplexity,
         "untrained_perplexity": untrained,
         "began_as": "random weights" if config.model == TINY else config.model,
-        "iteration": trained.iteration,
+        "iteration": trained_model.iteration,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "windows": windows,
         "of_windows": samples,
@@ -136,7 +136,7 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
         **_sample(config, data, model),
     }
     with data_folder.draft(config.store, key, MANIFEST) as draft:
-        _export(trained, model, data, draft.folder)
+        _export(trained_model, model, data, draft.folder)
         draft.commit(metrics)
     return metrics
 
@@ -150,11 +150,11 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     prompt = data.tokens[:PROMPT_TOKENS]
-    generated = measure.generate(model, prompt, config.sample_tokens)
-    return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(generated)}
+    tokens_generated = measure.generate(model, prompt, config.sample_tokens)
+    return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(tokens_generated)}
 
 
-def _export(trained: "TrainedModel", model: Any, data: "TokenDataset", folder: Path) -> None:
+def _export(trained_model: "TrainedModel", model: Any, data: "TokenDataset", folder: Path) -> None:
     """Write config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
     from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
     from transformers.utils import logging
@@ -164,5 +164,5 @@ def _export(trained: "TrainedModel", model: Any, data: "TokenDataset", folder: P
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(data.tokenizer), clean_up_tokenization_spaces=False)
     if data.eod is not None:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(data.eod)
-    tokenizer.model_max_length = int(trained.config.get("max_position_embeddings", 2048))
+    tokenizer.model_max_length = int(trained_model.config.get("max_position_embeddings", 2048))
     tokenizer.save_pretrained(folder)

@@ -33,8 +33,8 @@ def source() -> Path:
 
 def digest(file: Path) -> str:
     """Digest of the weights and of their conversion: 16 hexadecimal digits."""
-    with file.open("rb") as opened:
-        content = hashlib.file_digest(opened, "sha256")
+    with file.open("rb") as file_opened:
+        content = hashlib.file_digest(file_opened, "sha256")
     content.update(f" {FORMAT}".encode())
     return content.hexdigest()[:16]
 

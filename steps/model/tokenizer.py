@@ -26,16 +26,16 @@ def vocabulary_size(content: bytes) -> int:
     model = value.get("model") if isinstance(value, dict) else None
     if not isinstance(model, dict):
         raise ValueError("it has no model")
-    vocabulary, added = model.get("vocab"), value.get("added_tokens") or []
+    vocabulary, added_tokens = model.get("vocab"), value.get("added_tokens") or []
     if isinstance(vocabulary, dict):
         ids = list(vocabulary.values())
     elif isinstance(vocabulary, list):
         ids = list(range(len(vocabulary)))
     else:
         raise ValueError("its model has no vocabulary")
-    if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+    if not isinstance(added_tokens, list) or not all(isinstance(one, dict) for one in added_tokens):
         raise ValueError("its added tokens are not a list of tokens")
-    ids += [one.get("id") for one in added]
+    ids += [one.get("id") for one in added_tokens]
     if not ids or not all(type(one) is int and one >= 0 for one in ids):
         raise ValueError("its vocabulary has tokens without a number, or no tokens")
     return max(ids) + 1

@@ -46,6 +46,6 @@ def _expand_abbreviations(arguments: Sequence[str], ours: Sequence[str]) -> list
         name, equals, value = argument.partition("=")
         following = value if equals else arguments[index + 1] if index + 1 < len(arguments) else ""
         fitting = [flag for flag in MEGATRON if name.startswith("--") and name != "--" and flag.startswith(name)]
-        meant = name not in ours or (name == "--tokenizer" and following in TYPES)
-        full.append(fitting[0] + equals + value if meant and len(fitting) == 1 else argument)
+        is_megatrons = name not in ours or (name == "--tokenizer" and following in TYPES)
+        full.append(fitting[0] + equals + value if is_megatrons and len(fitting) == 1 else argument)
     return full

@@ -51,11 +51,11 @@ def assemble(
     return all_lengths
 
 
-def kept_ranges(lengths: np.ndarray, dropped: np.ndarray) -> Iterator[tuple[int, int]]:
+def kept_ranges(lengths: np.ndarray, positions_dropped: np.ndarray) -> Iterator[tuple[int, int]]:
     """Ranges of tokens between the dropped documents: pure."""
     ends = np.cumsum(lengths, dtype=np.int64)
     start = 0
-    for position in dropped.tolist():
+    for position in positions_dropped.tolist():
         end = int(ends[position])
         if (before := end - int(lengths[position])) > start:
             yield start, before

@@ -60,7 +60,7 @@ def vocabulary_of(config: Config, source: Input) -> Vocabulary:
 def train_vocabulary(config: Config, source: Input, size: int) -> Vocabulary:
     """Train a byte-level BPE on the input, which is read and cleaned as for its datasets. Raises StepError."""
     print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
-    reader = DocumentReader(config.keys, required=False, skip_bad=config.on_error == "skip")
+    reader = DocumentReader(config.keys, is_required=False, skip_bad=config.on_error == "skip")
     texts = sample(source, next(iter(source.splits)), reader, SAMPLE_BYTES)
     return train(mend(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
 
@@ -82,43 +82,47 @@ def build(
         def job() -> Job:
             return Job(place, config.keys, proving.result(), words.eod, dtype.str, rules, config.on_error == "skip")
 
-        tokenized = tokenize(config, source, place, job)
+        tokenized_shards = tokenize(config, source, place, job)
         encoder = proving.result()
-        counts, lengths, seconds = _assemble(config, place, dtype, outputs, tokenized)
-    dropped = {reason: sum(one.dropped[reason] for one in tokenized.written) for reason in _reasons(tokenized)}
+        counts, lengths, seconds = _assemble(config, place, dtype, outputs, tokenized_shards)
+    dropped_counts = {
+        reason: sum(one.dropped[reason] for one in tokenized_shards.written) for reason in _reasons(tokenized_shards)
+    }
     if rules.unique:
-        dropped[DUPLICATE] = sum(map(len, tokenized.later.values()))
+        dropped_counts[DUPLICATE] = sum(map(len, tokenized_shards.later.values()))
     facts = {
-        "documents": sum(one.read for one in tokenized.written),
-        "dropped": dropped,
-        "mended": sum(one.mended for one in tokenized.written),
+        "documents": sum(one.read for one in tokenized_shards.written),
+        "dropped": dropped_counts,
+        "mended": sum(one.mended for one in tokenized_shards.written),
         "dtype": dtype.name,
         "vocab_size": words.size,
         "eod": words.eod,
         "encoded_by": encoder.how.value,
     }
     samples = Samples()
-    for one in tokenized.written:
+    for one in tokenized_shards.written:
         for text_sample in one.samples:
             samples.take(text_sample)
     page = render(Page(title, config, facts, counts, lengths, samples.in_order()))
-    return BuildResult(facts, counts, page, tokenized.seconds + seconds)
+    return BuildResult(facts, counts, page, tokenized_shards.seconds + seconds)
 
 
-def _reasons(tokenized: TokenizedShards) -> list[str]:
-    return list(tokenized.written[0].dropped) if tokenized.written else []
+def _reasons(tokenized_shards: TokenizedShards) -> list[str]:
+    return list(tokenized_shards.written[0].dropped) if tokenized_shards.written else []
 
 
 def _assemble(
-    config: Config, place: str, dtype: np.dtype, outputs: Outputs, tokenized: TokenizedShards
+    config: Config, place: str, dtype: np.dtype, outputs: Outputs, tokenized_shards: TokenizedShards
 ) -> tuple[dict[tuple[str, str], dict[str, int]], Sequence[Length], float]:
-    started = time.monotonic()
+    began = time.monotonic()
     write = write_index if config.dataset_impl == "mmap" else write_cached_index
     counts, all_lengths = {}, []
     for (split, key), prefix in outputs.items():
         number = config.keys.index(key)
-        parts_of_split = [(at, one) for at, one in enumerate(splits_of(tokenized.written)) if one.split == split]
-        sources = [Source(one.parts[number], tokenized.later.get(at, NOTHING_DROPPED)) for at, one in parts_of_split]
+        parts_of_split = [(at, one) for at, one in enumerate(splits_of(tokenized_shards.written)) if one.split == split]
+        sources = [
+            Source(one.parts[number], tokenized_shards.later.get(at, NOTHING_DROPPED)) for at, one in parts_of_split
+        ]
         try:
             lengths = assemble(prefix, dtype, place, sources, write)
         except OSError as error:
@@ -132,4 +136,4 @@ def _assemble(
             "empty": sum(part.having - part.documents for part in parts),
         }
         all_lengths.append(Length.of(split, key, lengths))
-    return counts, all_lengths, time.monotonic() - started
+    return counts, all_lengths, time.monotonic() - began

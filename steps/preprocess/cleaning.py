@@ -62,9 +62,9 @@ class Cleaner:
         for key, text in enumerate(texts):
             self.having[key] += text is not None
         if self._fix:
-            fixed = [text if text is None else self._fix(text) for text in texts]
-            self.mended += fixed != list(texts)
-            texts = fixed
+            fixed_texts = [text if text is None else self._fix(text) for text in texts]
+            self.mended += fixed_texts != list(texts)
+            texts = fixed_texts
         if self._limited:
             length = sum(len(text) for text in texts if text is not None)
             if length < self._shortest:

@@ -63,12 +63,15 @@ def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes
 
 def later_positions(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
     """Part numbers, and the positions in each whose hash occurs earlier: pure."""
-    ordered = sorted(slices, key=lambda one: one.number)
-    hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in ordered])
-    positions = np.concatenate([np.frombuffer(one.positions, np.uint32) for one in ordered])
-    numbers = np.repeat([one.number for one in ordered], [len(one.positions) // 4 for one in ordered])
+    slices_in_order = sorted(slices, key=lambda one: one.number)
+    hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in slices_in_order])
+    positions = np.concatenate([np.frombuffer(one.positions, np.uint32) for one in slices_in_order])
+    numbers = np.repeat([one.number for one in slices_in_order], [len(one.positions) // 4 for one in slices_in_order])
     order = np.lexsort((hashes["low"], hashes["high"]))  # equal hashes stay in the order of the input
     repeated = np.zeros(len(order), bool)
     repeated[1:] = hashes[order][1:] == hashes[order][:-1]
-    dropped = np.sort(order[repeated])
-    return [(int(number), positions[dropped[numbers[dropped] == number]]) for number in np.unique(numbers[dropped])]
+    positions_dropped = np.sort(order[repeated])
+    return [
+        (int(number), positions[positions_dropped[numbers[positions_dropped] == number]])
+        for number in np.unique(numbers[positions_dropped])
+    ]

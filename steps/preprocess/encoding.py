@@ -120,9 +120,10 @@ def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
 
 def _combine(fast: "FastEncoder", plain: Callable[[], Encoder]) -> Encoder:
     """`plain` is created when a text first needs it: most inputs have no such text."""
-    quick, added = fast.encode, fast.added
+    quick, added_tokens = fast.encode, fast.added
     return Encoder(
-        EncodingMethod.TIKTOKEN, lambda text: plain().encode(text) if needs_tokenizers(text, added) else quick(text)
+        EncodingMethod.TIKTOKEN,
+        lambda text: plain().encode(text) if needs_tokenizers(text, added_tokens) else quick(text),
     )
 
 
@@ -143,8 +144,8 @@ def _load_tokenizer(tokenizer_json: str) -> "Tokenizer":
 
 def _plain(tokenizer: "Tokenizer", special: bool) -> Encoder:
     def encode(text: str) -> np.ndarray:
-        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return np.asarray(encoded.ids, dtype=np.int64)
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return np.asarray(encoding.ids, dtype=np.int64)
 
     return Encoder(EncodingMethod.TOKENIZERS, encode)
 
@@ -177,14 +178,14 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
         if token not in ranks:  # a second way to the same token
             ids[len(ranks)] = vocab[first_half + right]
             ranks[token] = len(ranks)
-    added = [token["content"] for token in value.get("added_tokens") or []]
+    added_tokens = [token["content"] for token in value.get("added_tokens") or []]
 
     import tiktoken
 
     encoding = tiktoken.Encoding("tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     return FastEncoder(
         lambda text: ids[encoding.encode_to_numpy(text, disallowed_special=())],
-        AddedTokens(added),
+        AddedTokens(added_tokens),
     )
 
 
@@ -206,9 +207,9 @@ def _split_pattern(value: dict[str, Any]) -> str | None:
     return split["pattern"].get("Regex")
 
 
-def needs_tokenizers(text: str, added: "AddedTokens") -> bool:
+def needs_tokenizers(text: str, added_tokens: "AddedTokens") -> bool:
     """Must tokenizers encode the text? It has an added token, or a run that tiktoken handles slowly or not at all."""
-    return added.occur_in(text) or any(
+    return added_tokens.occur_in(text) or any(
         _RUN.match(text, start, start + BLOCK).end() == start + BLOCK  # type: ignore[union-attr] - any character fits
         for start in range(0, len(text) - BLOCK + 1, BLOCK)
     )

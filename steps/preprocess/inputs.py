@@ -95,9 +95,9 @@ def find_files(paths: str) -> list[str]:
 
 def sample(source: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
     """About `most_bytes` of text from evenly spaced places, or all of it if there is less."""
-    planned = shards(split, source.splits[split], _SAMPLE_PLACES)
-    for shard in planned:
-        bytes_left = most_bytes // len(planned)
+    sample_shards = shards(split, source.splits[split], _SAMPLE_PLACES)
+    for shard in sample_shards:
+        bytes_left = most_bytes // len(sample_shards)
         try:
             for part in shard.pieces:
                 for texts in reader.read(part):

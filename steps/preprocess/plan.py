@@ -46,7 +46,7 @@ def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
     """
     total = sum(extent.size for extent in extents)
     cuts = [total * number * (3 * count - number) // (2 * count * count) for number in range(count + 1)]
-    planned = []
+    planned_shards = []
     for first, last in pairwise(cuts):
         pieces, offset = [], 0
         for extent in extents:
@@ -55,8 +55,8 @@ def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
                 pieces.append(piece_of(extent, start, end))
             offset += extent.size
         if pieces:
-            planned.append(Shard(split, len(planned), tuple(pieces)))
-    return planned
+            planned_shards.append(Shard(split, len(planned_shards), tuple(pieces)))
+    return planned_shards
 
 
 def _border(extent: Extent, at: int) -> int:

@@ -128,21 +128,21 @@ def _make(
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = vocabulary_of(config, source)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
-        built = build(
+        result_built = build(
             config, source, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
         )
-        started = time.monotonic()
+        began = time.monotonic()
         _write_record(place, name, {"version": VERSION, "settings": settings})
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
-        seconds = built.seconds + time.monotonic() - started
+        seconds = result_built.seconds + time.monotonic() - began
         if not config.tokenizer_type and not vocabulary.tokenizer_files(config):
             place.write(f"{name}_tokenizer.json", words.json)
-        place.write(f"{name}_preprocess.html", built.page.encode())
+        place.write(f"{name}_preprocess.html", result_built.page.encode())
     counts = {
-        split: {key: count for (one, key), count in built.counts.items() if one == split}
+        split: {key: count for (one, key), count in result_built.counts.items() if one == split}
         for split in (SPLIT_NAME, VALIDATION)
     }
     record = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
-    return {"version": VERSION, **built.facts, **record, "settings": settings}, seconds
+    return {"version": VERSION, **result_built.facts, **record, "settings": settings}, seconds

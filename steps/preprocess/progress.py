@@ -60,7 +60,7 @@ def progress_line(now: WorkDone, total: Total, seconds: float) -> str:
 @contextmanager
 def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
     """Print progress at most twice a second, and only after another `every` documents."""
-    end_event, started = threading.Event(), time.monotonic()
+    end_event, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
         last = 0
@@ -68,7 +68,7 @@ def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
             now = read_done(shelf)
             if now.documents >= last + max(1, every):
                 last = now.documents
-                print(progress_line(now, total, time.monotonic() - started), file=sys.stderr, flush=True)
+                print(progress_line(now, total, time.monotonic() - began), file=sys.stderr, flush=True)
             write_for_argo(now.stored >> 10, max(1, total.stored >> 10), os.environ)
 
     thread = threading.Thread(target=tell, name="progress", daemon=True)

@@ -77,11 +77,11 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
     with workspace(shards) as work, data_folder.draft(config.store, key, MANIFEST) as draft:
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
-        built = build(
+        result_built = build(
             config, source, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
         )
-        (draft.folder / PAGE).write_text(built.page)
-        splits = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}
-        meta = {"version": 1, **built.facts, **splits, "tokenizer": TOKENIZER, "corpus": corpus.name}
+        (draft.folder / PAGE).write_text(result_built.page)
+        splits = {split: {"prefix": split, **result_built.counts[split, text]} for split in inputs.SPLITS}
+        meta = {"version": 1, **result_built.facts, **splits, "tokenizer": TOKENIZER, "corpus": corpus.name}
         draft.commit(meta)
-    return meta, built.seconds
+    return meta, result_built.seconds

@@ -70,13 +70,13 @@ class ShardRefusal(msgspec.Struct, frozen=True):
     reason: str
 
 
-def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | ShardRefusal]:
+def write_shards(job: Job, planned_shards: Iterable[Shard]) -> Iterator[ShardResult | ShardRefusal]:
     """Tokenize this task's shards. Once a task has refused its text, later tasks do nothing."""
     from pyspark import TaskContext
 
     context, store = TaskContext.get(), open_shelf(job.uri)
     attempt = context.taskAttemptId() if context else 0
-    for shard in planned:
+    for shard in planned_shards:
         if any(store.list(REFUSAL_KEY)):
             return
         try:
@@ -89,8 +89,8 @@ def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | S
 def write_shard(job: Job, shard: Shard, attempt: int) -> ShardResult:
     """One shard: for each split and key a file of tokens and one of lengths. A finished shard is not done again."""
     store = open_shelf(job.uri)
-    if (finished := _read_committed(store, job, shard)) is not None:
-        return finished
+    if (committed_shard := _read_committed(store, job, shard)) is not None:
+        return committed_shard
     name = f"{shard_key(shard)}.{attempt}-{os.urandom(4).hex()}"
     with scratch_folder(job.uri) as folder:
         shard_result = _write(job, shard, folder / name, ShardProgress(job.uri, f"{shard_key(shard)}.progress"))
@@ -101,7 +101,7 @@ def write_shard(job: Job, shard: Shard, attempt: int) -> ShardResult:
 
 
 def _write(job: Job, shard: Shard, base: Path, teller: ShardProgress) -> ShardResult:
-    reader = DocumentReader(job.keys, required=False, skip_bad=job.skip_bad)
+    reader = DocumentReader(job.keys, is_required=False, skip_bad=job.skip_bad)
     cleaner, samples, encode = Cleaner(job.cleaning, len(job.keys)), Samples(), _encoder(job.recipe)
     names = [shard.split] if not job.cleaning.held_out or shard.split == VALIDATION else [shard.split, VALIDATION]
     splits = [
@@ -122,10 +122,10 @@ def _write(job: Job, shard: Shard, base: Path, teller: ShardProgress) -> ShardRe
             if teller.is_due():
                 teller.report(read, *_totals(splits), reader.consumed_bytes)
     teller.report(read, *_totals(splits), reader.consumed_bytes)
-    dropped = {UNREADABLE: reader.skipped, **cleaner.dropped}
+    dropped_counts = {UNREADABLE: reader.skipped, **cleaner.dropped}
     split_files = tuple(split.close() for split in splits)
     return ShardResult(
-        shard.name, split_files, read, tuple(cleaner.having), cleaner.mended, dropped, samples.in_order(), began
+        shard.name, split_files, read, tuple(cleaner.having), cleaner.mended, dropped_counts, samples.in_order(), began
     )
 
 

@@ -116,8 +116,8 @@ def _split(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
     """The parts of a token after every merge of a lower rank than its own."""
     parts = [token[n : n + 1] for n in range(len(token))]
     while len(parts) > 2:
-        ranked = [(ranks.get(a + b, limit), n) for n, (a, b) in enumerate(pairwise(parts))]
-        rank, place = min(ranked)
+        candidates = [(ranks.get(a + b, limit), n) for n, (a, b) in enumerate(pairwise(parts))]
+        rank, place = min(candidates)
         if rank >= limit:
             break
         parts[place : place + 2] = [parts[place] + parts[place + 1]]

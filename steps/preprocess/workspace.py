@@ -115,10 +115,10 @@ class ShardProgress:
         """Is it time to write?"""
         return time.monotonic() >= self._next
 
-    def report(self, documents: int, tokens: int, size: int, stored: int) -> None:
+    def report(self, documents: int, tokens: int, size: int, stored_bytes: int) -> None:
         """Write documents, tokens, bytes of text, and bytes of the input."""
         self._next = time.monotonic() + self._every_s
-        counts = COUNTS.pack(documents, tokens, size, stored)
+        counts = COUNTS.pack(documents, tokens, size, stored_bytes)
         if is_s3_uri(self._uri):
             open_shelf(self._uri).put(self._name, counts)
             return

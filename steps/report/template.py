@@ -22,7 +22,7 @@ def template(graph: str = "") -> Container:
         title="Report",
         description="What the run did: steps, curves, restarts, where each second went",
         artifacts=("report.html",),
-        fixed={
+        fixed_values={
             "task": "report",
             "uid": "{{workflow.uid}}",
             "status": "{{workflow.status}}",

@@ -103,8 +103,8 @@ def job_of(config: Flags) -> "JobSpec":
         spec = spec_of(text, name, _flag_values(config))
     except SpecError as error:
         raise StepError("; ".join(error.problems)) from None
-    avoided = dict.fromkeys([*spec.avoid_hosts, *config.hosts_to_avoid()])
-    return _replace(spec, avoid_hosts=tuple(avoided), host_order=config.hosts_in_order() or spec.host_order)
+    hosts_avoided = dict.fromkeys([*spec.avoid_hosts, *config.hosts_to_avoid()])
+    return _replace(spec, avoid_hosts=tuple(hosts_avoided), host_order=config.hosts_in_order() or spec.host_order)
 
 
 def ranks(spec: "JobSpec") -> int:

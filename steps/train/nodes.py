@@ -88,14 +88,20 @@ async def node_backend(
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        secret, shared = JobSecret(environment.get(TOKEN_VARIABLE, ""), config.tls), shared_memory_bytes(config)
+        secret, shared_bytes = JobSecret(environment.get(TOKEN_VARIABLE, ""), config.tls), shared_memory_bytes(config)
         async with sibling_pods(
-            OwnPod(pod, access), spec, scheduling, secret, shared=shared, taints=config.taint_hosts, store=config.store
+            OwnPod(pod, access),
+            spec,
+            scheduling,
+            secret,
+            shared_bytes=shared_bytes,
+            taints=config.taint_hosts,
+            store=config.store,
         ) as place:
             yield place
         return
-    if ignored := config.scheduler_flags():
-        _print_line(f"{', '.join(ignored)}: ignored, as nodes are processes of this machine")
+    if flags_ignored := config.scheduler_flags():
+        _print_line(f"{', '.join(flags_ignored)}: ignored, as nodes are processes of this machine")
     if own := [name for name, role in spec.roles.items() if role.template]:
         _print_line(f"{', '.join(own)}: of its template only command and env count on this machine")
     from everstep.runtime.platform.devices import machine_devices
@@ -127,11 +133,11 @@ async def sibling_pods(
     scheduling: "Scheduling",
     secret: JobSecret = JobSecret(),
     *,
-    shared: int = 0,
+    shared_bytes: int = 0,
     taints: bool = False,
     store: str = "",
 ) -> AsyncIterator[NodeBackend]:
-    """Pods like the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
+    """Pods like the step's own, with at least `shared_bytes` bytes of /dev/shm. Raises KubeError.
 
     `taints`: mark hosts to avoid for everybody. `store`: where pods that were checked and wait for this training look
     for what to run; empty: none is taken.
@@ -168,7 +174,7 @@ async def sibling_pods(
         await ensure_groups(api, scheduling, spec.job, owner)
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
-        sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
+        sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared_bytes)
         template |= {"schedulerName": spec.scheduler_name} if spec.scheduler_name else {}
         own_templates = {name: role.template for name, role in spec.roles.items()}
         leave_start = start_leaver(store, spec.job, credentials.token) if store else None
@@ -219,9 +225,9 @@ def _print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def stop_on_request(requested: asyncio.Event, stop: asyncio.Event, place: NodeBackend) -> bool:
+async def stop_on_request(stop_requested: asyncio.Event, stop: asyncio.Event, place: NodeBackend) -> bool:
     """Wait until the process is told to end; find out whether for good, then stop the master."""
-    await requested.wait()
+    await stop_requested.wait()
     for_good = await place.stopped_for_good()
     stop.set()
     return for_good

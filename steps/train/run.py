@@ -55,7 +55,7 @@ def run(config: Config) -> Result:
 
         devices = machine_devices(os.environ)
         require_memory(config, spec, devices, config.model, config.known_tokens(), f"--dataset {config.dataset}")
-    started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
+    began, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
     try:
         outcome = asyncio.run(_train(config, spec, store, folder, lines.show))
@@ -76,7 +76,7 @@ def run(config: Config) -> Result:
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)
     return _result(
-        config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - started, 2)}, lines.rate
+        config, spec, store, outcome, {"loss": lines.loss, "seconds": round(time.time() - began, 2)}, lines.rate
     )
 
 
@@ -87,12 +87,12 @@ def _fit_to_machine(spec: "JobSpec") -> "JobSpec":
     if POD_VARIABLE in os.environ:
         return spec
     try:
-        fitted, lines = fit_to_devices(spec, machine_devices(os.environ))
+        fitted_spec, lines = fit_to_devices(spec, machine_devices(os.environ))
     except TooFewDevices as error:
         raise StepError(str(error)) from None
     for line in lines:
         print(line, file=sys.stderr)
-    return fitted
+    return fitted_spec
 
 
 def _result(
@@ -141,10 +141,10 @@ async def _train(
     from everstep.runtime.master import run as run_master
     from everstep.runtime.protocol.rounds import Framework
 
-    requested, stop = asyncio.Event(), asyncio.Event()
+    stop_requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, requested.set)
-    loop.add_signal_handler(signal.SIGINT, requested.set)
+    loop.add_signal_handler(signal.SIGTERM, stop_requested.set)
+    loop.add_signal_handler(signal.SIGINT, stop_requested.set)
     torch = ["--preload=everstep.training"] if spec.framework is Framework.PYTORCH else []
     flags = [
         *torch,
@@ -161,7 +161,7 @@ async def _train(
         node_backend(config, spec, folder, os.environ) as place,
         serve_node_checks(config, place) as (port, check),
     ):
-        hearing = asyncio.create_task(stop_on_request(requested, stop, place))
+        hearing = asyncio.create_task(stop_on_request(stop_requested, stop, place))
         try:
             outcome = await run_master(
                 place.spec,
@@ -246,12 +246,16 @@ def stopped_line(outcome: "Outcome") -> str:
     from everstep.runtime.checkpoint.stored.keys import parse_folder
 
     place = parse_folder(outcome.checkpoint.rpartition("/")[2]) if outcome.checkpoint else None
-    stored = place[1] if place else 0
+    stored_iteration = place[1] if place else 0
     if not outcome.iterations:
         return "stopped before the first iteration"
-    if stored and stored >= outcome.iterations - 1:  # That one was being computed.
-        return f"stopped; the state of iteration {stored} is in the store, the next start continues from there"
-    where = f"the newest checkpoint is of iteration {stored}" if stored else "there is no checkpoint"
+    if stored_iteration and stored_iteration >= outcome.iterations - 1:  # That one was being computed.
+        return (
+            f"stopped; the state of iteration {stored_iteration} is in the store, the next start continues from there"
+        )
+    where = (
+        f"the newest checkpoint is of iteration {stored_iteration}" if stored_iteration else "there is no checkpoint"
+    )
     return f"stopped at iteration {outcome.iterations}; {where}, the next start repeats what came after it"
 
 
@@ -293,8 +297,8 @@ def round_counts(store: "Store", job: str) -> dict[str, int]:
     from everstep.runtime.master import read_journal
 
     records = list(read_journal(store, job))
-    counted = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
-    counts = {name: sum(isinstance(record, kind) for record in records) for name, kind in counted.items()}
+    record_kinds = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
+    counts = {name: sum(isinstance(record, kind) for record in records) for name, kind in record_kinds.items()}
     passed_over = [r for r in records if isinstance(r, RoundBroken) and r.reason is Reason.DAMAGED]
     return {**counts, "restarts": counts["restarts"] - len(passed_over)}
 

@@ -32,12 +32,12 @@ def script_arguments(script: Path, own: Sequence[str], script_values: Mapping[st
 
     In `own`, `{dataset}` and the other names stand for their values.
     """
-    declared = declared_flags(script)
+    flags_declared = declared_flags(script)
     flags_given = {flag.group().replace("_", "-") for word in own if (flag := _FLAG.match(word))}
     flags = [
-        f"{declared[f'--{name}']}={value}"
+        f"{flags_declared[f'--{name}']}={value}"
         for name, value in script_values.items()
-        if f"--{name}" in declared and f"--{name}" not in flags_given
+        if f"--{name}" in flags_declared and f"--{name}" not in flags_given
     ]
     return [*flags, *(_fill_in(word, script_values) for word in own)]
 

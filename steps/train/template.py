@@ -29,7 +29,7 @@ def template() -> Container:
         description="Elastic training: continues when workers, nodes or this step die.",
         outputs=("checkpoint", "iterations", "results", *GAUGES),
         gauges=GAUGES,
-        fixed={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
+        fixed_values={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
         cpu=2,
         memory="4Gi",
         shared_memory="1Gi",

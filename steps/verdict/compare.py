@@ -74,17 +74,22 @@ def cost(points: Sequence[Point], moment: float) -> tuple[float, int]:
 
 
 def row(
-    experiment: Experiment, fired: Mapping[str, Any] | None, why: str, mine: Training, reference: Training, far: float
+    experiment: Experiment,
+    fault_fired: Mapping[str, Any] | None,
+    why: str,
+    mine: Training,
+    reference: Training,
+    far: float,
 ) -> Row:
-    """`fired`: the fault's facts; None: it did not fire, because of `why`. `far`: the tolerance."""
-    if fired is None:
+    """`fault_fired`: the fault's facts; None: it did not fire, because of `why`. `far`: the tolerance."""
+    if fault_fired is None:
         none = Check("-", False)
         return Row(experiment.name, why, False, none, none, none, none, None)
-    gap, again = cost(mine.points, float(fired["time"]))
-    where = f"{fired['node']}: " if fired.get("node") else ""
+    gap, again = cost(mine.points, float(fault_fired["time"]))
+    where = f"{fault_fired['node']}: " if fault_fired.get("node") else ""
     return Row(
         experiment.name,
-        f"{where}{fired['evidence']}",
+        f"{where}{fault_fired['evidence']}",
         True,
         compare_states(mine, reference, 0.0 if experiment.same else far),
         compare_samples(mine.points, reference.points, exact=experiment.same, far=far),

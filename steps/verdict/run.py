@@ -28,14 +28,14 @@ def run(config: Config) -> Result:
     run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
     rows, references = [], dict[str, Training]()
     for one in config.parse_experiments():
-        fired = run_data.steps.get(f"chaos-{one.name}", {}).get("facts")
-        if fired and "refused" in fired:
-            rows.append(refused_row(one, fired["refused"]))
+        fault_fired = run_data.steps.get(f"chaos-{one.name}", {}).get("facts")
+        if fault_fired and "refused" in fault_fired:
+            rows.append(refused_row(one, fault_fired["refused"]))
             continue
         if one.reference not in references:
             references[one.reference] = _training(store, run_data, one.reference)
         mine = _training(store, run_data, one.name)
-        rows.append(row(one, fired, "it did not fire; see the log of its step", mine, references[one.reference],
+        rows.append(row(one, fault_fired, "it did not fire; see the log of its step", mine, references[one.reference],
                         config.tolerance))  # fmt: skip
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = _write(config, rows, references)
@@ -79,10 +79,10 @@ def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:
     from everstep.runtime.checkpoint.stored.read_committed import read_committed
     from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 
-    committed = [entry for entry in list_checkpoints(store, f"jobs/{job}/") if entry.commit]
-    if not committed:
+    committed_entries = [entry for entry in list_checkpoints(store, f"jobs/{job}/") if entry.commit]
+    if not committed_entries:
         return {}, 0
-    newest = max(committed, key=lambda entry: (entry.round, entry.iteration))
+    newest = max(committed_entries, key=lambda entry: (entry.round, entry.iteration))
     assert newest.commit, "only these"
     try:
         state, iteration = read_committed(store, newest.folder, newest.commit)

@@ -18,7 +18,7 @@ def template() -> Container:
         description="What each fault cost, compared with an undisturbed training.",
         outputs=("verdict",),
         artifacts=("drill.html",),
-        fixed={"uid": "{{workflow.uid}}"},
+        fixed_values={"uid": "{{workflow.uid}}"},
         memory="4Gi",
     )
 

@@ -208,7 +208,7 @@ def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
         room_requests.append(((slots + copies) * capacity, others))
 
     monkeypatch.setattr("everstep.runtime.checkpoint.node.keeper_io.require_room", note_room)
-    slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
+    slots = [node.keeper.announce(rank, LARGE, is_sharded=True).slots for rank in range(2)]
     gate.open.release(8)
     assert slots == [4, 4]
     assert room_requests == [(6 * LARGE, 0), (8 * LARGE, 4 * LARGE)]

@@ -28,7 +28,7 @@ def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     tree = flatten(tensors)
     text = json_bytes({"iteration": iteration, "state": tree.json})
     layout = plan_layout(tree.tensors, state_capacity(text))
-    segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
+    segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, is_sharded=True).path))
     slot = node.keeper.acquire(0, iteration).slot
     Stager(layout, tree).stage(slot, segment.slot(slot), tree, text, iteration)
     node.keeper.commit_stage(0, Staged(slot, iteration, layout.size, False))
@@ -82,7 +82,7 @@ def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list
     with pytest.raises(
         SegmentError, match=r"4 slots of .* MB and 2 for copies of a peer's shard need .* are free .*; enl"
     ):
-        nodes[0].keeper.announce(0, fits_alone, sharded=True)
+        nodes[0].keeper.announce(0, fits_alone, is_sharded=True)
     assert os.listdir(nodes[0].shm) == []
 
 

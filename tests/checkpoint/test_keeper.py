@@ -415,7 +415,7 @@ def test_flush_of_a_shard_that_was_overwritten_fails_as_other_ranks_put_theirs(n
     train(node, make_state(1), 1)
     with node.keeper.open_shard(1, 1, 0) as shard:
         whole = bytes(shard)
-    segment = node.keeper.announce(1, len(whole), sharded=True)
+    segment = node.keeper.announce(1, len(whole), is_sharded=True)
     slot = node.keeper.acquire(1, 5)
     with open(segment.path, "r+b") as file:
         file.seek(slot.offset)

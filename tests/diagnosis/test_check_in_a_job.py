@@ -34,7 +34,7 @@ def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tm
                 parts = [check_node(coordinator, Arrive(node, "here", "127.0.0.1"), measuring) for node in nodes]
                 ends = asyncio.gather(*parts)
                 assert await coordinator.wait_for_arrivals(nodes, 60.0) == set()
-                verdicts = await coordinator.check(nodes, trusted=nodes[:1])
+                verdicts = await coordinator.check(nodes, trusted_names=nodes[:1])
                 assert verdicts[1].health in (
                     {expected_health, Health.STRAGGLER} if expected_health is Health.HEALTHY else {expected_health}
                 )
@@ -51,7 +51,7 @@ def test_nodes_that_are_all_trusted_need_no_work() -> None:
         nodes = ["a", "b"]
         for node in nodes:
             await coordinator.arrive(Arrive(node, node, "127.0.0.1"))
-        verdicts = await coordinator.check(nodes, trusted=nodes)
+        verdicts = await coordinator.check(nodes, trusted_names=nodes)
         assert [verdict.health for verdict in verdicts] == [Health.HEALTHY, Health.HEALTHY]
 
     asyncio.run(story())
@@ -93,7 +93,7 @@ def test_a_node_that_asks_for_nothing_is_given_up_long_before_its_time_is_up() -
         coordinator = Coordinator(timeout_s=7200.0, silence_s=0.2)
         for node in ("a", "b"):
             await coordinator.arrive(Arrive(node, node, "127.0.0.1"))
-        checking = asyncio.create_task(coordinator.check(["a", "b"], trusted=["b"]))
+        checking = asyncio.create_task(coordinator.check(["a", "b"], trusted_names=["b"]))
         order = await coordinator.order(Ask("a"))
         assert isinstance(order, Work)
         await coordinator.report(StageResult("a", 1, Stage.ALONE, Measurement("a", "a", 0.5, 0.01)))

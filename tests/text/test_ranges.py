@@ -150,7 +150,7 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 def test_several_keys_are_read_in_one_pass_and_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": "x", "b": ["y", "z"]}\n{"b": "w"}\n{"c": 1}\n')
     (extent,) = extents(str(tmp_path / "a.jsonl"))
-    reader = DocumentReader(("a", "b"), required=False)
+    reader = DocumentReader(("a", "b"), is_required=False)
     assert list(reader.read(piece_of(extent, 0, extent.size))) == [("x", "y\n\nz"), (None, "w"), (None, None)]
     assert reader.consumed_bytes == extent.size
 

@@ -45,10 +45,10 @@ def command_of(source: Source, run: str, what: str, job: str = "", nodes: int = 
 
 async def act(command: Sequence[str], log: Path | None) -> Deed:
     """Run the verb. With a `log` it runs a whole run: it writes there, and goes on when this server ends."""
-    typed = shlex.join(["everstep", *command])
+    command_line = shlex.join(["everstep", *command])
     words = [sys.executable, "-m", "everstep", *command]
     if log is not None:
-        return await _begin(words, typed, log)
+        return await _begin(words, command_line, log)
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -56,12 +56,12 @@ async def act(command: Sequence[str], log: Path | None) -> Deed:
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     except TimeoutError:
         process.kill()
-        return Deed(typed, 1, f"it has not ended after {LIMIT_S:g} s")
+        return Deed(command_line, 1, f"it has not ended after {LIMIT_S:g} s")
     text = b"\n".join(part.strip() for part in (out, err) if part.strip())
-    return Deed(typed, process.returncode or 0, text.decode(errors="replace")[:MOST_OUTPUT])
+    return Deed(command_line, process.returncode or 0, text.decode(errors="replace")[:MOST_OUTPUT])
 
 
-async def _begin(words: Sequence[str], typed: str, log: Path) -> Deed:
+async def _begin(words: Sequence[str], command_line: str, log: Path) -> Deed:
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -70,5 +70,5 @@ async def _begin(words: Sequence[str], typed: str, log: Path) -> Deed:
         await asyncio.wait_for(process.wait(), EARLY_S)
     text = (await asyncio.to_thread(log.read_text, errors="replace"))[:MOST_OUTPUT].strip()
     if process.returncode is not None:
-        return Deed(typed, process.returncode, text)
-    return Deed(typed, 0, f"process {process.pid} runs it; its output is in {log}")
+        return Deed(command_line, process.returncode, text)
+    return Deed(command_line, 0, f"process {process.pid} runs it; its output is in {log}")

@@ -43,10 +43,10 @@ class LiveRanks:
         ]
         return {"ranks": rows, "slow": sentence(paces)}
 
-    def _row(self, worker: LocalWorker, pace_hz: float, waited: float | None, is_slow: bool) -> dict[str, Any]:
+    def _row(self, worker: LocalWorker, pace_hz: float, waited_s: float | None, is_slow: bool) -> dict[str, Any]:
         board = worker.board
         (first, _, cpu_before), (last, _, cpu_after) = self._looks[0], self._looks[-1]
-        used = cpu_after.get(board.rank, 0.0) - cpu_before.get(board.rank, 0.0)
+        cpu_s = cpu_after.get(board.rank, 0.0) - cpu_before.get(board.rank, 0.0)
         try:
             memory = psutil.Process(board.pid).memory_info().rss
         except psutil.Error:
@@ -54,6 +54,6 @@ class LiveRanks:
         return {
             "rank": board.rank, "node": worker.node, "pid": board.pid, "round": board.round,
             "iteration": board.iteration, "phase": board.phase, "pace": round(pace_hz, 2),
-            "waits": None if waited is None else round(waited, 3), "slow": is_slow,
-            "cores": round(max(used, 0.0) / (last - first), 2) if last > first else 0.0, "memory": memory,
+            "waits": None if waited_s is None else round(waited_s, 3), "slow": is_slow,
+            "cores": round(max(cpu_s, 0.0) / (last - first), 2) if last > first else 0.0, "memory": memory,
         }  # fmt: skip

@@ -164,10 +164,10 @@ class Page:
             if error != trouble:
                 await send("trouble", {"place": source.place, "text": error})
                 trouble = error
-            changed = [one for name, one in entries.items() if last_sent is None or last_sent.get(name) != one]
+            changed_entries = [one for name, one in entries.items() if last_sent is None or last_sent.get(name) != one]
             gone_names = [name for name in last_sent or () if name not in entries]
-            if last_sent is None or changed or gone_names:
-                await send("runs", {"place": source.place, "changed": changed, "gone": gone_names})
+            if last_sent is None or changed_entries or gone_names:
+                await send("runs", {"place": source.place, "changed": changed_entries, "gone": gone_names})
             last_sent = entries
             await asyncio.sleep(_pause(source, began))
 
@@ -191,8 +191,8 @@ class Page:
         while True:
             began = time.monotonic()
             try:
-                opened = await asyncio.to_thread(source.open, name)
-                data = await asyncio.to_thread(snapshot, opened, time.time())
+                run_opened = await asyncio.to_thread(source.open, name)
+                data = await asyncio.to_thread(snapshot, run_opened, time.time())
             except (BadInput, *BROKEN) as error:
                 await send("trouble", {"place": source.place, "text": f"{name} cannot be shown now: {error}"})
             else:

@@ -24,9 +24,9 @@ _COLOURS = {activity: number for number, activity in enumerate(Activity)}
 MOST_COMMITS = 40
 
 
-def snapshot(opened: OpenedRun, now: float) -> dict[str, Any]:
+def snapshot(run_opened: OpenedRun, now: float) -> dict[str, Any]:
     """The run as of `now` (Unix seconds)."""
-    run, entry = opened.run, opened.entry
+    run, entry = run_opened.run, run_opened.entry
     steps = flow.steps(run, now)
     spec = run.workflow.get("spec") or {}
     parameters = (spec.get("arguments") or {}).get("parameters") or ()
@@ -45,7 +45,7 @@ def snapshot(opened: OpenedRun, now: float) -> dict[str, Any]:
         "steps": [_step(step, run.steps.get(step.name) or {}) for step in steps],
         "across": _drawing(steps, across=True),
         "down": _drawing(steps, across=False),
-        "jobs": [_job(opened, view(name, history, steps, now)) for name, history in run.jobs.items()],
+        "jobs": [_job(run_opened, view(name, history, steps, now)) for name, history in run.jobs.items()],
         "parameters": [[str(one.get("name")), str(one.get("value", ""))] for one in parameters],
         "notes": list(run.notes),
     }
@@ -60,20 +60,20 @@ def _step(step: flow.Step, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drawing(steps: list[flow.Step], *, across: bool) -> dict[str, Any]:
-    drawn = flow.draw(steps, across=across)
-    boxes = [{"step": box.step.name, "x": box.x, "y": box.y} for box in drawn.boxes]
-    size = {"width": drawn.width, "height": drawn.height, "boxWidth": flow.WIDTH, "boxHeight": flow.HEIGHT}
-    return {**size, "boxes": boxes, "arrows": list(drawn.arrows)}
+    drawing = flow.draw(steps, across=across)
+    boxes = [{"step": box.step.name, "x": box.x, "y": box.y} for box in drawing.boxes]
+    size = {"width": drawing.width, "height": drawing.height, "boxWidth": flow.WIDTH, "boxHeight": flow.HEIGHT}
+    return {**size, "boxes": boxes, "arrows": list(drawing.arrows)}
 
 
-def _job(opened: OpenedRun, job: JobView) -> dict[str, Any]:
+def _job(run_opened: OpenedRun, job: JobView) -> dict[str, Any]:
     history, span = job.history, job.ledger
-    uid = opened.run.uid
+    uid = run_opened.run.uid
     last = history.curve[-1] if history.curve else None
     return {
         "name": job.name,
         "job": f"{uid}-{job.name}",
-        "status": _status(opened.store, f"{uid}-{job.name}"),
+        "status": _status(run_opened.store, f"{uid}-{job.name}"),
         "iteration": last.iteration if last else 0,
         "loss": next((point.loss for point in reversed(history.curve) if point.loss is not None), None),
         "throughput": _throughput(history),
@@ -103,7 +103,7 @@ def _activity(activity: Activity) -> dict[str, Any]:
     return {"activity": activity.value, "colour": _COLOURS[activity]}
 
 
-def _timeline(drawn: Timeline) -> dict[str, Any]:
+def _timeline(timeline_drawn: Timeline) -> dict[str, Any]:
     """Lanes and rounds in percent of the axis."""
     lanes = [
         {
@@ -113,15 +113,15 @@ def _timeline(drawn: Timeline) -> dict[str, Any]:
                 for bar in lane.bars
             ],
         }
-        for lane in drawn.lanes[:MOST_LANES]
+        for lane in timeline_drawn.lanes[:MOST_LANES]
     ]
-    drawn_nodes = sum(len(lane.nodes) for lane in drawn.lanes[:MOST_LANES])
-    hidden = drawn.hidden + sum(len(lane.nodes) for lane in drawn.lanes) - drawn_nodes
-    common = {"description": drawn.description, "hidden": hidden, "lanes": lanes}
+    drawn_nodes = sum(len(lane.nodes) for lane in timeline_drawn.lanes[:MOST_LANES])
+    hidden_count = timeline_drawn.hidden + sum(len(lane.nodes) for lane in timeline_drawn.lanes) - drawn_nodes
+    common = {"description": timeline_drawn.description, "hidden": hidden_count, "lanes": lanes}
     return common | {
-        "rounds": [asdict(one) for one in drawn.rounds],
-        "marks": [asdict(one) for one in drawn.marks],
-        "ticks": [asdict(one) for one in drawn.ticks],
+        "rounds": [asdict(one) for one in timeline_drawn.rounds],
+        "marks": [asdict(one) for one in timeline_drawn.marks],
+        "ticks": [asdict(one) for one in timeline_drawn.ticks],
     }
 
 

@@ -93,10 +93,10 @@ class Keeper:
         """See the protocol."""
         self._ask(events.BeginRound(next(self._tickets), seat))
 
-    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> worker_link.Segment:
+    def announce(self, local_rank: int, capacity: int, is_sharded: bool = False) -> worker_link.Segment:
         """See the protocol. The same capacity again finds the old segment with all its states. Slots may still be being
         allocated; `acquire` waits for that."""
-        return self._ask(events.Announce(next(self._tickets), local_rank, capacity, sharded))
+        return self._ask(events.Announce(next(self._tickets), local_rank, capacity, is_sharded))
 
     def acquire(self, local_rank: int, iteration: int) -> worker_link.Slot:
         """See the protocol. KeeperError if the worker dies meanwhile, or there is no memory for the slot."""

@@ -49,11 +49,11 @@ class CudaCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.no_grad(), torch.cuda.stream(self._stream):
             for gather in gathers:
-                packed = torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
+                buffer = torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                    packed_views(packed, gather), list(gather.sources)
+                    packed_views(buffer, gather), list(gather.sources)
                 )
-                gather.target.copy_(packed, non_blocking=True)
+                gather.target.copy_(buffer, non_blocking=True)
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
             for source in [*(source for _, source in pairs), *(one for gather in gathers for one in gather.sources)]:

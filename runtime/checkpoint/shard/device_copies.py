@@ -101,8 +101,8 @@ class CopyPlan:
         self._now = [name for name in layout.tensors if name in tensors and name not in later]
         large_names = [name for name in layout.tensors if name in later]
         self._gathers = _adjacent(layout, [name for name in large_names if layout.tensors[name].size < SMALL_BYTES])
-        gathered = {name for run in self._gathers for name in run}
-        self._large = [name for name in large_names if name not in gathered]
+        names_gathered = {name for run in self._gathers for name in run}
+        self._large = [name for name in large_names if name not in names_gathered]
 
     def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""
@@ -114,11 +114,11 @@ class CopyPlan:
         return copies.begin(pairs, gathers)
 
 
-def packed_views(packed: torch.Tensor, gather: Gather) -> list[torch.Tensor]:
-    """Where in `packed`, as large as the target, each source belongs."""
+def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:
+    """Where in `buffer`, as large as the target, each source belongs."""
     ends = [start + source.nbytes for start, source in zip(gather.offsets, gather.sources, strict=True)]
     return [
-        packed[start:end].view(source.dtype).view(source.shape)
+        buffer[start:end].view(source.dtype).view(source.shape)
         for start, end, source in zip(gather.offsets, ends, gather.sources, strict=True)
     ]
 

@@ -90,9 +90,9 @@ class Digests:
         """Start to check blocks incrementally, from the one that starts at byte `start`."""
         return RunningCheck(self, start)
 
-    def require_block(self, hashed: xxhash.xxh3_128, start: int, end: int) -> None:
+    def require_block(self, block_hash: xxhash.xxh3_128, start: int, end: int) -> None:
         """Raises DamagedError unless `hashed` is the hash of the block in these bytes of the file."""
-        digest, at = hashed.digest(), (start - len(self.head)) // BLOCK_BYTES * DIGEST_BYTES
+        digest, at = block_hash.digest(), (start - len(self.head)) // BLOCK_BYTES * DIGEST_BYTES
         if digest != bytes(self._table[at : at + DIGEST_BYTES]):
             raise DamagedError(
                 f"the digest of bytes {start} to {end} is {digest.hex()}, not what its head says: they are damaged"

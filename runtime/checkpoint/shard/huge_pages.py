@@ -79,8 +79,8 @@ def _make_huge(file: int, memory: memoryview, page: int, parts: range) -> None:
         end, began = min(start + parts.step, parts.stop), time.thread_time()
         for hole in range(start, end, page):
             os.posix_fallocate(file, hole, _PAGE)
-        failed = _madvise(memory, start, end - start, _MADV_COLLAPSE)
-        if failed not in (0, errno.EAGAIN) or time.thread_time() - began > (end - start) * _MAX_S_PER_BYTE:
+        error_number = _madvise(memory, start, end - start, _MADV_COLLAPSE)
+        if error_number not in (0, errno.EAGAIN) or time.thread_time() - began > (end - start) * _MAX_S_PER_BYTE:
             break
 
 
@@ -98,6 +98,6 @@ def _madvise(memory: memoryview, start: int, size: int, advice: int) -> int:
 def _mmap(address: int, size: int, protection: int, flags: int, file: int) -> int:
     mapping = _libc.mmap(address or None, size, protection, flags, file, 0)
     if mapping == ctypes.c_void_p(-1).value:
-        failed = ctypes.get_errno()
-        raise OSError(failed, os.strerror(failed))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
     return int(mapping)

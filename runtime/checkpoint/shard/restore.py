@@ -90,8 +90,8 @@ def load_shard(
             for path, name in sources.items()
         }
         require_same(shard_tensors, own, (state, saved_state))
-    copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
-    _copy(shard.data, layout, copied, copies)
+    order = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
+    _copy(shard.data, layout, order, copies)
     restore_values(state, saved_state, live)
     return int(shard.saved["iteration"])
 

@@ -90,14 +90,14 @@ def flatten(state: Any) -> FlatState:
 
 def _flatten(state: Any, traversal: TraversalCache) -> FlatState:
     tree = FlatState(traversal=traversal)
-    unchanged: set[str] = set()
+    unchanged_paths: set[str] = set()
     with torch.no_grad():
-        tree.json = _encode(state, "", tree, unchanged)
-    tree.name_by_path = traversal.finish(len(unchanged), tree.name_by_path)
+        tree.json = _encode(state, "", tree, unchanged_paths)
+    tree.name_by_path = traversal.finish(len(unchanged_paths), tree.name_by_path)
     return tree
 
 
-def _encode(value: Any, path: str, tree: FlatState, unchanged: set[str]) -> Any:
+def _encode(value: Any, path: str, tree: FlatState, unchanged_paths: set[str]) -> Any:
     """The JSON of `value`. Adds the paths of unchanged groups to `unchanged`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
@@ -107,36 +107,36 @@ def _encode(value: Any, path: str, tree: FlatState, unchanged: set[str]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
     if isinstance(value, dict):
-        return _encode_dict(value, path, tree, unchanged)
+        return _encode_dict(value, path, tree, unchanged_paths)
     if isinstance(value, list | tuple):
-        items = [_encode(item, _join(path, index), tree, unchanged) for index, item in enumerate(value)]
+        items = [_encode(item, _join(path, index), tree, unchanged_paths) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
     if isinstance(value, Stateful):
-        return _encode(value.state_dict(), path, tree, unchanged)
+        return _encode(value.state_dict(), path, tree, unchanged_paths)
     raise StateError(
         f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
         "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
-def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, unchanged: set[str]) -> Any:
+def _encode_dict(value: dict[Any, Any], path: str, tree: FlatState, unchanged_paths: set[str]) -> Any:
     traversal = tree.traversal
     if group_match := traversal.match_group(path, value):
-        unchanged.add(path)
+        unchanged_paths.add(path)
         group, tensor_group = group_match
         tree.named_tensors.append(tensor_group)
         return group.json
     before = len(tree.name_by_path)
-    inner = {key: _encode(item, _join(path, key), tree, unchanged) for key, item in value.items()}
+    inner = {key: _encode(item, _join(path, key), tree, unchanged_paths) for key, item in value.items()}
     if all(isinstance(key, str) for key in inner) and SIGN not in inner:
-        encoded = inner
+        json_value = inner
     elif all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
-        encoded = {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
+        json_value = {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
     else:
         raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
     if traversal.fresh and len(tree.name_by_path) - before >= MIN_GROUP:
-        return traversal.remember(path, value, encoded, dict(islice(tree.name_by_path.items(), before, None)))
-    return encoded
+        return traversal.remember(path, value, json_value, dict(islice(tree.name_by_path.items(), before, None)))
+    return json_value
 
 
 def _add_tensor(live: torch.Tensor, path: str, tree: FlatState) -> str:

@@ -31,9 +31,9 @@ def unwrap(value: Any) -> Any:
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
-def load_state(target: Stateful, merged: dict[str, Any]) -> None:
-    """Load its state into `target`. Its tensors hold the restored values already, and `merged` refers to them."""
-    target.load_state_dict(merged)
+def load_state(target: Stateful, merged_state: dict[str, Any]) -> None:
+    """Load its state into `target`. Its tensors hold the restored values already, and `merged_state` refers to them."""
+    target.load_state_dict(merged_state)
 
 
 _ZERO_INITIALIZED = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")

@@ -62,9 +62,9 @@ class Group:
     json: msgspec.Raw
     """The dict's JSON."""
 
-    def match(self, listed: "_DictTensors") -> NamedTensors | None:
+    def match(self, dict_tensors: "_DictTensors") -> NamedTensors | None:
         """The tensors with `is_first`, or None if any tensor differs. Requires as many tensors as before."""
-        tensors, live = listed.tensors, listed.live
+        tensors, live = dict_tensors.tensors, dict_tensors.live
         if _addresses(tensors) != self.addresses or any(
             fingerprint(tensors[n]) != duplicate_fingerprint for n, duplicate_fingerprint in self.duplicates.items()
         ):
@@ -105,18 +105,18 @@ class TraversalCache:
         group = self.groups.get(path)
         if group is None:
             return None
-        listed = _list_tensors(value)
-        firsts = group.match(listed) if listed is not None and listed.keys == group.keys else None
+        dict_tensors = _list_tensors(value)
+        firsts = group.match(dict_tensors) if dict_tensors is not None and dict_tensors.keys == group.keys else None
         if firsts is None:
             raise ChangedError
         return group, firsts
 
-    def remember(self, path: str, value: dict[Any, Any], encoded: Any, name_by_path: dict[str, str]) -> Any:
+    def remember(self, path: str, value: dict[Any, Any], json_value: Any, name_by_path: dict[str, str]) -> Any:
         """Record the dict at `path` as a group if it holds only tensors, which `name_by_path` names. Returns its
         JSON."""
-        listed = _list_tensors(value)
-        if listed is None or len(listed.tensors) != len(name_by_path):
-            return encoded
+        dict_tensors = _list_tensors(value)
+        if dict_tensors is None or len(dict_tensors.tensors) != len(name_by_path):
+            return json_value
         for inner in name_by_path:
             self.lone_tensors.pop(inner, None)
         within = f"{path}." if path else ""
@@ -124,12 +124,14 @@ class TraversalCache:
             del self.groups[inner]
         first = [inner == name for inner, name in name_by_path.items()]
         names = list(compress(name_by_path, first))
-        text = msgspec.Raw(msgspec.json.encode(encoded))
-        batches = _split_batches(list(compress(listed.tensors, first)))
+        text = msgspec.Raw(msgspec.json.encode(json_value))
+        batches = _split_batches(list(compress(dict_tensors.tensors, first)))
         guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
-        duplicates = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
+        duplicates = {
+            number: fingerprint(dict_tensors.tensors[number]) for number in compress(count(), map(not_, first))
+        }
         self.groups[path] = Group(
-            listed.keys, _addresses(listed.tensors), guards, duplicates, name_by_path, first, names, text
+            dict_tensors.keys, _addresses(dict_tensors.tensors), guards, duplicates, name_by_path, first, names, text
         )
         return text
 

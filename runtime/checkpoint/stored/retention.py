@@ -78,22 +78,24 @@ def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, Stored
 
 def surplus(checkpoints: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
     """The checkpoints to delete, the oldest first. Young debris stays, as a writer may still be at work on it."""
-    committed = sorted(place for place, one in checkpoints.items() if one.committed and place not in policy.passed_over)
-    if not committed:
+    committed_places = sorted(
+        place for place, one in checkpoints.items() if one.committed and place not in policy.passed_over
+    )
+    if not committed_places:
         return []
     stays = {
-        *committed[-policy.last :],
-        *_newest_of_multiples(committed, policy.every),
+        *committed_places[-policy.last :],
+        *_newest_of_multiples(committed_places, policy.every),
         policy.started_from,
         *policy.passed_over,
     }
     return sorted(
         place
         for place, one in checkpoints.items()
-        if place < committed[-1] and place not in stays and (one.committed or one.modified < now - DEBRIS_S)
+        if place < committed_places[-1] and place not in stays and (one.committed or one.modified < now - DEBRIS_S)
     )
 
 
-def _newest_of_multiples(committed: Collection[CheckpointId], every: int) -> Iterator[CheckpointId]:
-    newest = {iteration: (round_, iteration) for round_, iteration in sorted(committed)}
+def _newest_of_multiples(committed_places: Collection[CheckpointId], every: int) -> Iterator[CheckpointId]:
+    newest = {iteration: (round_, iteration) for round_, iteration in sorted(committed_places)}
     return (place for iteration, place in newest.items() if every and iteration % every == 0)

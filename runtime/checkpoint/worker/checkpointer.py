@@ -122,10 +122,10 @@ class Checkpointer:
         has no room for it.
         """
         if self._link is None:
-            restored = (
+            restored_iteration = (
                 self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
             )
-            self._saved = self.restored = restored or 0
+            self._saved = self.restored = restored_iteration or 0
             return self._saved
         self._link.tell(Fetch())
         live = self._flatten(state)  # While the agent answers.
@@ -148,21 +148,21 @@ class Checkpointer:
         `persist=True` copies it to the store regardless of the interval. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
-        staged = persist or self._interval.is_due(iteration) or self._is_asked_for()
-        self._save(iteration, state, persist, staged)
+        is_staged = persist or self._interval.is_due(iteration) or self._is_asked_for()
+        self._save(iteration, state, persist, is_staged)
         self.stall_s = time.perf_counter() - began
-        if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
+        if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), is_staged, began) and self._rank == 0:
             print(f"everstep: {self._interval.why}", file=sys.stderr)
 
-    def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
+    def _save(self, iteration: int, state: dict[str, Any], persist: bool, is_staged: bool) -> None:
         same = iteration == self._saved and self._saved_here
-        if staged and self._stages and not (same and (self._persisted or not persist)):
+        if is_staged and self._stages and not (same and (self._persisted or not persist)):
             if self._link is not None:
                 self._stage(iteration, state, persist)
             elif self._alone is not None:
                 self._alone.save(iteration, self._walker.flatten(state), persist)
         self._persisted = persist or (same and self._persisted)
-        self._saved, self._saved_here = iteration, staged or same
+        self._saved, self._saved_here = iteration, is_staged or same
 
     def _is_asked_for(self) -> bool:
         """Whether the agent wants each iteration from now on, as it does before a job ends."""
@@ -188,7 +188,7 @@ class Checkpointer:
         if self._saved == 0:
             return ""
         if not self._saved_here or self._link is None:
-            self._save(self._saved, state, persist=self._link is None, staged=True)
+            self._save(self._saved, state, persist=self._link is None, is_staged=True)
         return self.flush(self._saved)
 
     def beacon(self, iteration: int, phase: str) -> None:
@@ -271,16 +271,16 @@ class Checkpointer:
         reply = self._link.read_answer(Slot)
         slot, self._waited_s = reply.slot, reply.waited_s
         buffer = self._segment.slot(slot)
-        staged = Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why)
+        stage = Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why)
         if self._overlapped is not None:
             place = slot, buffer
-            self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, staged))
+            self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, stage))
         else:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
             self.copy_s = time.perf_counter() - began
-            self._link.tell(staged)
-        self.staged_bytes = staged.size
+            self._link.tell(stage)
+        self.staged_bytes = stage.size
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
@@ -288,12 +288,12 @@ class Checkpointer:
         if self._overlapped is not None:
             self.copy_s = self._overlapped.finish()
 
-    def _commit(self, staged: Staged) -> None:
+    def _commit(self, stage: Staged) -> None:
         """In the thread of the overlapped saves."""
         if self._commit_link is None:
             assert self._link is not None
             self._commit_link = self._link.another()
-        self._commit_link.ask(staged, Done)
+        self._commit_link.ask(stage, Done)
 
 
 def map_segment_ahead(link: Link | None) -> SegmentFile | None:

@@ -30,7 +30,7 @@ class StagingInterval:
         """Is the state after this iteration staged?"""
         return iteration % self.every == 0
 
-    def record_save(self, stall_s: float, staged: bool, now: float) -> bool:
+    def record_save(self, stall_s: float, is_staged: bool, now: float) -> bool:
         """Record a save that did or did not stage. Returns True if the interval changed. All ranks must call it after
         the same saves."""
         if not self.overhead:
@@ -39,8 +39,8 @@ class StagingInterval:
             self._began = now
             return False
         self._saves += 1
-        self._staged += staged
-        self._stalled += stall_s * staged
+        self._staged += is_staged
+        self._stalled += stall_s * is_staged
         if self._saves < self._decides_at:
             return False
         self._decides_at *= 2
@@ -53,10 +53,10 @@ class StagingInterval:
         every = 1 << math.ceil(math.log2(max(1.0, needed_interval)))
         self._saves = self._staged = 0
         self._stalled, self._began = 0.0, None
-        changed, self.every = every != self.every, every
-        if changed:
+        has_changed, self.every = every != self.every, every
+        if has_changed:
             self.why = (
                 f"one in {every} iterations is staged: staging one takes {cost:.3f} s, an iteration {iteration:.3f} s"
             )
             self.why = self.why if every > 1 else "each iteration is staged again"
-        return changed
+        return has_changed

@@ -116,23 +116,23 @@ class StandaloneKeeper:
         Raises on all ranks alike: StoreError; RestoreError if the state is of another kind; UnreachableError if some
         checkpoint may be whole but none could be read.
         """
-        if (restored := self._restore_from_slot(load)) is not None:
-            return restored
-        passed: dict[CheckpointId, RestoreError | None] = {}
-        while (place := self._agree(lambda: self._newest_committed(passed))) != (0, 0):
+        if (restored_value := self._restore_from_slot(load)) is not None:
+            return restored_value
+        places_passed: dict[CheckpointId, RestoreError | None] = {}
+        while (place := self._agree(lambda: self._newest_committed(places_passed))) != (0, 0):
             folder = checkpoint_folder(self._job, place)
-            restored, error = self._try_load(folder, load)
+            restored_value, error = self._try_load(folder, load)
             verdict = self._largest(_verdict(error))
             if verdict == _LOADED:
                 self._policy = self._policy._replace(started_from=place)
-                return restored
+                return restored_value
             if verdict == _UNFIT:
                 raise error or RestoreError(f"{folder}: another rank cannot load it; see its error")
-            passed[place] = error
-            self._policy = self._policy._replace(passed_over=frozenset(passed))
+            places_passed[place] = error
+            self._policy = self._policy._replace(passed_over=frozenset(places_passed))
             if error is not None:
                 print(f"everstep: {folder} is skipped: {error}", file=sys.stderr)
-        unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
+        unread = [error for error in places_passed.values() if error and error.flaw is not Flaw.DAMAGED]
         if self._largest(float(bool(unread))):
             why = str(unread[0]) if unread else "another rank could not read one"
             raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be complete: {why}")
@@ -149,7 +149,7 @@ class StandaloneKeeper:
         source = Holding(record.round, record.iteration, size=record.size)
         try:
             seal(data)
-            restored = load(Sources((source,), partial(read_bytes, data)))
+            restored_value = load(Sources((source,), partial(read_bytes, data)))
         except RestoreError as error:
             if error.flaw is None:
                 raise
@@ -159,7 +159,7 @@ class StandaloneKeeper:
             f"everstep: continues from iteration {record.iteration}, which an earlier process left in memory",
             file=sys.stderr,
         )
-        return restored
+        return restored_value
 
     def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
         """The result of `load`, or the error."""
@@ -278,9 +278,9 @@ class StandaloneKeeper:
                 raise StoreError(f"{key}: it has {sizes[key]} bytes, but its header says {layout.size}")
             shards.append(replace(source, digest=digests.head_digest()))
         faults.point("alone.before_manifest", iteration=iteration)
-        created = self.store.create(manifest, encode_manifest(make_commit(self._job, self._world_size, shards)))
+        is_created = self.store.create(manifest, encode_manifest(make_commit(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
-        if created and self._policy.last:
+        if is_created and self._policy.last:
             self._delete_surplus()
         return []
 
@@ -309,8 +309,10 @@ class StandaloneKeeper:
     def _round_key(self, round_: int) -> str:
         return f"jobs/{self._job}/rounds/{round_:06d}"
 
-    def _newest_committed(self, passed: Collection[CheckpointId]) -> CheckpointId:
-        return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))
+    def _newest_committed(self, places_passed: Collection[CheckpointId]) -> CheckpointId:
+        return max(
+            (place for place, whole in self._checkpoints() if whole and place not in places_passed), default=(0, 0)
+        )
 
     def _checkpoints(self) -> Iterator[tuple[CheckpointId, bool]]:
         """Each (round, iteration) with any object, and whether it is committed."""

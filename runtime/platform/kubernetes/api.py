@@ -108,8 +108,8 @@ class Access:
             )
         address = f"[{host}]" if ":" in host else host
         namespace = (account / "namespace").read_text().strip()
-        trusted = ssl.create_default_context(cafile=authority) if authority.is_file() else True
-        return cls(f"https://{address}:{port}", namespace, bearer_from(token), trusted)
+        trust = ssl.create_default_context(cafile=authority) if authority.is_file() else True
+        return cls(f"https://{address}:{port}", namespace, bearer_from(token), trust)
 
 
 def bearer_from(file: Path) -> Callable[[], str]:

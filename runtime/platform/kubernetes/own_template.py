@@ -17,9 +17,12 @@ def with_own_template(spec: Mapping[str, Any], own: Mapping[str, Any]) -> dict[s
     first, *others = spec["containers"]
     container = {name: value for name, value in container_of(own).items() if name in CONTAINER and name not in _AGENTS}
     more = {name: value for name, value in (own.get("spec") or {}).items() if name in SPEC}
-    changed = {**_merge_container(spec, more), "containers": [_merge_container(first, container), *others]}
-    mounted = {mount["name"] for one in changed["containers"] for mount in one.get("volumeMounts") or ()}
-    return {**changed, "volumes": [one for one in changed.get("volumes") or () if one["name"] in mounted]}
+    changed_spec = {**_merge_container(spec, more), "containers": [_merge_container(first, container), *others]}
+    mounted_volumes = {mount["name"] for one in changed_spec["containers"] for mount in one.get("volumeMounts") or ()}
+    return {
+        **changed_spec,
+        "volumes": [one for one in changed_spec.get("volumes") or () if one["name"] in mounted_volumes],
+    }
 
 
 def with_own_metadata(pod: Pod, own: Mapping[str, Any]) -> Pod:

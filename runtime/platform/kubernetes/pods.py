@@ -135,8 +135,8 @@ def template_of(step: Pod) -> dict[str, Any]:
     )
 
 
-def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, Any]:
-    """The pod spec with at least `needed` bytes of /dev/shm.
+def with_shared_memory(template: Mapping[str, Any], needed_bytes: int) -> dict[str, Any]:
+    """The pod spec with at least `needed_bytes` bytes of /dev/shm.
 
     The memory limit grows by as much, because /dev/shm counts as memory. A template without such a volume, or without a
     limit of it, is unchanged.
@@ -145,10 +145,10 @@ def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, An
     name = next((one["name"] for one in first.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
     volume = next((one for one in template.get("volumes") or () if one["name"] == name), {})
     limit = (volume.get("emptyDir") or {}).get("sizeLimit")
-    more = needed - int(quantity(limit)) if limit else 0
+    more = needed_bytes - int(quantity(limit)) if limit else 0
     if more <= 0:
         return dict(template)
-    larger = {**volume, "emptyDir": {**volume["emptyDir"], "sizeLimit": str(needed)}}
+    larger = {**volume, "emptyDir": {**volume["emptyDir"], "sizeLimit": str(needed_bytes)}}
     resources = {
         kind: {**amounts, "memory": str(int(quantity(amounts["memory"])) + more)} if "memory" in amounts else amounts
         for kind, amounts in (first.get("resources") or {}).items()
@@ -291,17 +291,17 @@ def _with_wish(affinity_terms: Mapping[str, Any] | None, wish: Mapping[str, Any]
 def _host_terms(request: NodeRequest) -> list[dict[str, Any]]:
     """Requirements for the host: the requested one, and none of those to avoid."""
     terms = [{"key": HOST_LABEL, "operator": "In", "values": [request.host]}] if request.host else []
-    avoided = sorted(set(request.avoid_hosts) - {request.host})
-    return [*terms, *([{"key": HOST_LABEL, "operator": "NotIn", "values": avoided}] if avoided else [])]
+    hosts_avoided = sorted(set(request.avoid_hosts) - {request.host})
+    return [*terms, *([{"key": HOST_LABEL, "operator": "NotIn", "values": hosts_avoided}] if hosts_avoided else [])]
 
 
 def _with_terms(affinity: Mapping[str, Any], terms: list[dict[str, Any]]) -> dict[str, Any]:
     """The affinity, with these terms added to each of its alternatives."""
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    required_key = "requiredDuringSchedulingIgnoredDuringExecution"
     node = dict(affinity.get("nodeAffinity") or {})
-    before = (node.get(required) or {}).get("nodeSelectorTerms") or [{}]
+    before = (node.get(required_key) or {}).get("nodeSelectorTerms") or [{}]
     both = [{**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *terms]} for one in before]
-    return {**affinity, "nodeAffinity": {**node, required: {"nodeSelectorTerms": both}}}
+    return {**affinity, "nodeAffinity": {**node, required_key: {"nodeSelectorTerms": both}}}
 
 
 def node_of(pod: Pod) -> Node:
@@ -345,8 +345,8 @@ def was_evicted(pod: Pod) -> bool:
     """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler, a queue's quota)."""
     conditions = [one for one in (pod.get("status") or {}).get("conditions") or () if one.get("status") == "True"]
     disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget"]
-    stopped = any(one.get("type") == KUEUE_STOPPED for one in conditions)
-    return stopped or any(one.get("reason") in EVICTED_REASONS for one in disrupted)
+    is_stopped = any(one.get("type") == KUEUE_STOPPED for one in conditions)
+    return is_stopped or any(one.get("reason") in EVICTED_REASONS for one in disrupted)
 
 
 def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:

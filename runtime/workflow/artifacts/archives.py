@@ -63,13 +63,13 @@ DEFAULT_LIMITS = UnpackLimits()
 
 
 class _Budget:
-    """What is left of the limits while an archive of `packed` bytes is unpacked."""
+    """What is left of the limits while an archive of `packed_bytes` bytes is unpacked."""
 
-    def __init__(self, limits: UnpackLimits, packed: int) -> None:
-        self.bytes = max(limits.unpacked_bytes, limits.ratio * packed)
+    def __init__(self, limits: UnpackLimits, packed_bytes: int) -> None:
+        self.bytes = max(limits.unpacked_bytes, limits.ratio * packed_bytes)
         self.members = limits.members
         self._refusal = (
-            f"its {packed} bytes unpack to more than {self.bytes} bytes or {self.members} files; "
+            f"its {packed_bytes} bytes unpack to more than {self.bytes} bytes or {self.members} files; "
             f"{UNPACKED_VARIABLE}=BYTES allows it more bytes"
         )
 
@@ -99,8 +99,8 @@ class _Budget:
 def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
     """Pack a file or folder as the gzipped tar's one member of that name. Raises OSError, ValueError."""
     place = place.resolve()  # A link is followed, as on Argo.
-    with tarfile.open(to, "w:gz", compresslevel=1 if level is None else max(0, level)) as packed:
-        packed.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
+    with tarfile.open(to, "w:gz", compresslevel=1 if level is None else max(0, level)) as archive:
+        archive.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
 
 
 def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
@@ -108,9 +108,9 @@ def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
 
     A link is packed as the file that it leads to in that folder. Other links and special files are empty members.
     """
-    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         if place.is_file():
-            packed.write(place, name_in_zip or place.name)
+            archive.write(place, name_in_zip or place.name)
             return
         root = place.resolve()
         for folder, below, names in os.walk(place):
@@ -118,9 +118,9 @@ def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
             for file in (Path(folder, name) for name in [*names, *links]):
                 there, member = file.resolve(), str(Path(place.name) / file.relative_to(place))
                 if there.is_file() and there.is_relative_to(root):
-                    packed.write(there, member)
+                    archive.write(there, member)
                 else:
-                    packed.writestr(member, b"")
+                    archive.writestr(member, b"")
 
 
 def copy_plain(place: Path, to: Path) -> None:
@@ -146,9 +146,9 @@ def is_tarball(path: Path) -> bool:
     try:
         with (
             _as_archive_errors(),
-            _open_tar(path, _Budget(DEFAULT_LIMITS, path.stat().st_size), DEFAULT_LIMITS) as packed,
+            _open_tar(path, _Budget(DEFAULT_LIMITS, path.stat().st_size), DEFAULT_LIMITS) as archive,
         ):
-            return packed.next() is not None
+            return archive.next() is not None
     except ArchiveError:
         return False
 
@@ -156,12 +156,12 @@ def is_tarball(path: Path) -> bool:
 def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
     """Unpack into the new folder `out`. Returns its only member, or the folder. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
-    with _as_archive_errors(), _open_tar(path, budget, limits) as packed:
+    with _as_archive_errors(), _open_tar(path, budget, limits) as archive:
         out.mkdir()
-        while (member := packed.next()) is not None:
-            packed.members.clear()  # tarfile would keep them all in memory.
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # tarfile would keep them all in memory.
             budget.count_member()
-            _extract(packed, member, out, budget)
+            _extract(archive, member, out, budget)
         top_folder = _unwrap_single(out)
         for link in _links(top_folder):
             _check_link(link, top_folder)  # A later member may have changed where it leads.
@@ -171,16 +171,16 @@ def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
 def unzip(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
     """Unpack into the new folder `out` as `untar` does; every file is writable. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
-    with _as_archive_errors(), zipfile.ZipFile(path) as packed:
+    with _as_archive_errors(), zipfile.ZipFile(path) as archive:
         out.mkdir()
-        for member in packed.infolist():
+        for member in archive.infolist():
             budget.count_member()
             if (place := _member_path(out, member.filename, budget)) is None:
                 continue
             if member.is_dir():
                 budget.make_folder(place)
                 continue
-            with packed.open(member) as content:
+            with archive.open(member) as content:
                 _write_file(place, content, 0o666, budget)
     return _unwrap_single(out)
 
@@ -234,9 +234,9 @@ def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any
     if path.stat().st_size < GZIP_HEADER_BYTES:
         raise EOFError
     with gzip.open(path) as stream:
-        counted: Any = _MeteredStream(stream, budget)
-        with tarfile.open(fileobj=counted, mode="r|", tarinfo=Member) as packed:
-            yield packed
+        metered_stream: Any = _MeteredStream(stream, budget)
+        with tarfile.open(fileobj=metered_stream, mode="r|", tarinfo=Member) as archive:
+            yield archive
 
 
 class _MeteredStream:
@@ -269,7 +269,7 @@ def _member_path(out: Path, name: str, budget: _Budget) -> Path | None:
     return place
 
 
-def _extract(packed: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -> None:
+def _extract(archive: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -> None:
     """Extract one member of a tar; what is not a folder, file or link is left out."""
     if not (member.isdir() or member.isreg() or member.issym() or member.islnk()):
         return
@@ -287,7 +287,7 @@ def _extract(packed: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -
         except BadPathError:
             raise ArchiveError(f"illegal link target: {member.name[:200]} -> {member.linkname[:200]}") from None
     else:
-        content = packed.extractfile(member)
+        content = archive.extractfile(member)
         assert content is not None, "a file has content"
         _write_file(place, content, member.mode & 0o755, budget if member.issparse() else None)
         with _ignore_bad_time():

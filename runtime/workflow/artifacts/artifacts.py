@@ -74,31 +74,31 @@ def error_text(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
-def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: bool) -> None:
+def _pack(place: Path, entry: Mapping[str, Any], packed_path: Path, below_volume: bool) -> None:
     archive = entry.get("archive") or {}
     if archive.get("none") is not None:
-        archives.copy_plain(place, packed)
+        archives.copy_plain(place, packed_path)
     elif archive.get("zip") is not None:
         if place.is_file() and not below_volume:
             # Argo's wait container has already moved the file that it wants to pack here.
             raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
-        archives.pack_zip(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
+        archives.pack_zip(place, packed_path, f"mainctrfs{entry['path']}" if below_volume else "")
     else:
         level = (archive.get("tar") or {}).get("compressionLevel")
         name = os.path.basename(str(entry["path"]).rstrip("/"))
-        archives.pack_tar(place, name, packed, None if level is None else int(level))
+        archives.pack_tar(place, name, packed_path, None if level is None else int(level))
 
 
-def _publish(packed: Path, to: Path) -> None:
+def _publish(packed_path: Path, to: Path) -> None:
     """Move the packed file or folder to its key. A folder is merged into an existing one; a file never replaces one."""
     if not to.is_dir():
-        packed.replace(to)
+        packed_path.replace(to)
         return
-    if not packed.is_dir():
+    if not packed_path.is_dir():
         raise ArtifactError(f"failed to put file: {IS_FOLDER}")
-    for folder, _, names in os.walk(packed):
+    for folder, _, names in os.walk(packed_path):
         for file in (Path(folder, name) for name in names):
-            there = resolve_inside(to, str(file.relative_to(packed)))
+            there = resolve_inside(to, str(file.relative_to(packed_path)))
             there.parent.mkdir(parents=True, exist_ok=True)
             file.replace(there)
 

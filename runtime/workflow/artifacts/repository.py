@@ -60,12 +60,12 @@ class Repository:
             return
         with tempfile.TemporaryDirectory() as folder:
             artifacts.save(place, entry, Path(folder), "packed", below_volume)
-            packed = Path(folder, "packed")
+            packed_path = Path(folder, "packed")
             try:
                 if entry.get("http"):
-                    remote.upload(entry["http"], self.library, packed)
+                    remote.upload(entry["http"], self.library, packed_path)
                 else:
-                    _upload(self._open_store(at), key.strip("/"), packed)
+                    _upload(self._open_store(at), key.strip("/"), packed_path)
             except (*BAD_VALUE_ERRORS, MissingObjectError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
 
@@ -77,8 +77,10 @@ class Repository:
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fetched = _BucketDownload(self._open_store(at), remote.DiskBudget(Path(folder)), ending or web.Ending())
-                fetched.download(str(at["key"]).lstrip("/"), Path(folder, "got"))
+                download = _BucketDownload(
+                    self._open_store(at), remote.DiskBudget(Path(folder)), ending or web.Ending()
+                )
+                download.download(str(at["key"]).lstrip("/"), Path(folder, "got"))
             except (*BAD_VALUE_ERRORS, MissingObjectError, KeyError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
             artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
@@ -142,14 +144,14 @@ class Repository:
         return variables
 
 
-def _upload(store: Store, key: str, packed: Path) -> None:
-    if not packed.is_dir():
-        store.put(key, packed)
+def _upload(store: Store, key: str, packed_path: Path) -> None:
+    if not packed_path.is_dir():
+        store.put(key, packed_path)
         return
-    for folder, _, names in os.walk(packed):
+    for folder, _, names in os.walk(packed_path):
         for name in names:
             file = Path(folder, name)
-            store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
+            store.put(f"{key.rstrip('/')}/{file.relative_to(packed_path)}", file)
 
 
 def _is_same_server(one: str, other: str) -> bool:

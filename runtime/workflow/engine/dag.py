@@ -69,9 +69,9 @@ class DagRun:
         if name in self._done:
             return
         self._done.add(name)
-        raised = self._engine.state.raised.pop(child.name, "")
-        if raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
-            child.message = f"task '{child.name}' errored: {raised}"
+        error_raised = self._engine.state.raised.pop(child.name, "")
+        if error_raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
+            child.message = f"task '{child.name}' errored: {error_raised}"
         self._engine.variables.export(child)
         self._open -= 1
         if self._engine.limits.has_failed_fast(self._node.name):
@@ -89,7 +89,7 @@ class DagRun:
     def fail(self, message: str, now: float) -> None:
         """End the DAG at once with the error of a hook."""
         if not self._node.phase.fulfilled:
-            self._engine.set_phase(self._node, Phase.ERROR, now, message, raised=message)
+            self._engine.set_phase(self._node, Phase.ERROR, now, message, error_raised=message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
         """The scope of a task's hooks: globals, the DAG's inputs, and the tasks that the hooks name."""
@@ -125,22 +125,22 @@ class DagRun:
                 self._skip(task, Phase.OMITTED, "omitted: depends condition not met", now)
                 return
             scope = self.scope(task, now)
-            resolved = self._resolve_task(task, scope)
+            resolved_task = self._resolve_task(task, scope)
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
             return
-        if is_loop(resolved):
-            self._start_loop(task, resolved, scope, now)
+        if is_loop(resolved_task):
+            self._start_loop(task, resolved_task, scope, now)
         else:
-            self._call_task(resolved, "", self._node.name, now)
+            self._call_task(resolved_task, "", self._node.name, now)
             self._attach(name)
 
     def _resolve_task(self, task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
         """The task with its tags replaced; its arguments are dropped when `when` already evaluates to false."""
         when = substitute(str(task.get("when") or ""), scope, strict=True)
         body = {key: value for key, value in task.items() if key not in ("hooks", "arguments", "when", "inline")}
-        unresolved = {key: task[key] for key in ("hooks", "inline") if key in task}
-        body = {**substitute(body, scope, strict=not is_loop(task)), **unresolved, "when": when}
+        deferred_fields = {key: task[key] for key in ("hooks", "inline") if key in task}
+        body = {**substitute(body, scope, strict=not is_loop(task)), **deferred_fields, "when": when}
         if when and not is_loop(task) and "{{" not in when and not should_run(when):
             return {**body, "arguments": {}, "left out": True}
         body["arguments"] = resolve_arguments(task, scope)
@@ -172,10 +172,10 @@ class DagRun:
         self._engine.hooks.register(call, task, f"tasks.{task['name']}", self)
         self._engine.call_task(call, task, now)
 
-    def _start_loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
+    def _start_loop(self, task: Mapping[str, Any], resolved_task: Mapping[str, Any], scope: Scope, now: float) -> None:
         try:
             items = expand_loop(
-                resolved, {**self._engine.variables.global_scope(now)}, self._engine.state.remaining_nodes()
+                resolved_task, {**self._engine.variables.global_scope(now)}, self._engine.state.remaining_nodes()
             )
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
@@ -249,7 +249,7 @@ class DagRun:
             if not phase.bad and declared_outputs:
                 node.outputs = outputs.template_outputs(node.spec, scope, artifacts_by_name)
         except ExpressionError as error:
-            engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
+            engine.set_phase(node, Phase.ERROR, now, str(error), error_raised=str(error))
             return
         self._set_outbound()
         engine.set_phase(node, phase, now)
@@ -296,9 +296,9 @@ class LoopRun:
     def on_child_end(self, child: Node, now: float) -> None:
         """An item has ended. After the last item, the last failed one gives the group its phase."""
         engine = self._engine
-        raised = engine.state.raised.pop(child.name, "")
-        if raised and child.phase is Phase.ERROR:
-            child.message = f"task '{child.name}' errored: {raised}"
+        error_raised = engine.state.raised.pop(child.name, "")
+        if error_raised and child.phase is Phase.ERROR:
+            child.message = f"task '{child.name}' errored: {error_raised}"
         self._open -= 1
         if self._open:
             return

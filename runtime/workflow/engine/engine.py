@@ -43,12 +43,12 @@ from everstep.runtime.workflow.manifest.parse import Manifest
 class Engine:
     """One run of one manifest."""
 
-    def __init__(self, manifest: Manifest, created: RunCreated) -> None:
-        self.state = RunState(created.name, created.uid, created.time, manifest, created.time)
-        self.now = created.time
+    def __init__(self, manifest: Manifest, creation: RunCreated) -> None:
+        self.state = RunState(creation.name, creation.uid, creation.time, manifest, creation.time)
+        self.now = creation.time
         """The newest time that the engine has seen."""
         self._begin_life()
-        self.advance(created.time)
+        self.advance(creation.time)
 
     def _begin_life(self) -> None:
         """Begin the life of the run that `state` holds."""
@@ -232,7 +232,7 @@ class Engine:
         self.state.composites[node.name] = composite
         self._queue.append(("begin", node.name))
 
-    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
+    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", error_raised: str = "") -> None:
         """Change a node's phase and notify its owner."""
         node.set_phase(phase, now, message)
         self.state.pending.pop(node.name, None)
@@ -242,8 +242,8 @@ class Engine:
             self.state.running.pop(node.name, None)
             self.state.suspended.pop(node.name, None)
             node.spec = node.spec if node.type in (NodeType.DAG, NodeType.STEPS) else {}
-        if raised:
-            self.state.raised[node.name] = raised
+        if error_raised:
+            self.state.raised[node.name] = error_raised
         self._queue.append(("told", node.name))
         if node.memo[0] and phase is Phase.SUCCEEDED and not node.memo_hit:
             self.state.remembered.append(node)
@@ -270,6 +270,6 @@ class Engine:
         try:
             template, home = self.state.manifest.template(task, boundary.home if boundary else "")
         except ExpressionError as error:
-            self.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self.factory.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
         self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)

@@ -116,17 +116,17 @@ def _max_length(match: re.Match[str]) -> int:
 
 def _sprintf(form: str, number: int) -> str:
     """Go's Sprintf of one number: a second verb prints MISSING, a format without a verb prints EXTRA."""
-    used = 0
+    is_used = 0
 
     def verb(match: re.Match[str]) -> str:
-        nonlocal used
+        nonlocal is_used
         if match[4] == "%":
             return "%"
-        used += 1
-        return _format_number(match, number) if used == 1 else f"%!{match[4]}(MISSING)"
+        is_used += 1
+        return _format_number(match, number) if is_used == 1 else f"%!{match[4]}(MISSING)"
 
     text = _FORMAT.sub(verb, form)
-    return text if used else f"{text}%!(EXTRA int={number})"
+    return text if is_used else f"{text}%!(EXTRA int={number})"
 
 
 def _format_number(match: re.Match[str], number: int) -> str:

@@ -38,8 +38,8 @@ def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
         _set_error(engine, node, str(error), now)
         return
     if node.type is NodeType.SUSPEND:
-        declared = list_at(node.spec, "outputs", "parameters")
-        node.outputs = Outputs([dict(entry) for entry in declared], [])
+        declared_parameters = list_at(node.spec, "outputs", "parameters")
+        node.outputs = Outputs([dict(entry) for entry in declared_parameters], [])
         if node.spec["suspend"].get("duration") is not None:
             try:
                 engine.set_timer(now + parse_seconds(node.spec["suspend"]["duration"]), "suspend", node.name)
@@ -48,7 +48,7 @@ def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
 
 
 def _set_error(engine: Scheduler, node: Node, message: str, now: float) -> None:
-    engine.set_phase(node, Phase.ERROR, now, message, raised=message)
+    engine.set_phase(node, Phase.ERROR, now, message, error_raised=message)
 
 
 def set_deadline(engine: Scheduler, node: Node, now: float) -> None:
@@ -159,12 +159,13 @@ def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) 
 def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
     """Give each container node of a containerSet the phase in which its container ended."""
     codes = {name: code for name, code, _ in event.containers}
-    for name, code, blamed in event.containers:
+    for name, code, blamed_container in event.containers:
         below = engine.state.nodes.get(f"{node.name}.{name}")
         if below is None or below.type is not NodeType.CONTAINER or below.phase.fulfilled:
             continue
-        if blamed:
-            why = f'dependency "{blamed}" exited with non-zero code: {_root_cause_code(blamed, event, codes)}'
+        if blamed_container:
+            root_code = _root_cause_code(blamed_container, event, codes)
+            why = f'dependency "{blamed_container}" exited with non-zero code: {root_code}'
             below.set_phase(Phase.ERROR, event.time, f"{name}: Error (exit code {code}): {why}")
         elif code:
             below.set_phase(Phase.FAILED, event.time, f"{name}: Error (exit code {code}): ")
@@ -174,7 +175,7 @@ def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
 
 def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
     """The exit code of the container that failed first in the chain of dependencies."""
-    blames = {one: blamed for one, _, blamed in event.containers if blamed}
+    blames = {one: blamed_container for one, _, blamed_container in event.containers if blamed_container}
     while name in blames:
         name = blames[name]
     return codes[name]

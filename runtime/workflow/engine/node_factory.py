@@ -45,14 +45,18 @@ class NodeFactory:
             return
         if self._engine.state.remaining_nodes() <= 0:
             self.skip(
-                call, Phase.ERROR, f"{TOO_MANY_NODES} none is left for {call.display_name}", now, raised=TOO_MANY_NODES
+                call,
+                Phase.ERROR,
+                f"{TOO_MANY_NODES} none is left for {call.display_name}",
+                now,
+                error_raised=TOO_MANY_NODES,
             )
             return
         kind = kind_of(call.template)
         if kind not in (*PROCESSES, "dag", "steps", "suspend"):
             # A name that is made while the workflow runs: lint could not see which template it is.
             wrong = f"{kind or 'a template without a kind'}: {UNSUPPORTED}"
-            self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
+            self.skip(call, Phase.ERROR, wrong, now, error_raised=wrong)
             return
         leaf = {} if kind in ("dag", "steps") else {"pod.name": self._engine.variables.pod_name(call)}
         scope = {**call.scope, **leaf, "node.name": call.name, "steps.name": call.display_name if call.boundary else "",
@@ -67,12 +71,12 @@ class NodeFactory:
             silent = isinstance(error, ConfigMapError) and isinstance(
                 self._engine.state.composites.get(call.owner), DagRun
             )
-            self.skip(call, Phase.ERROR, str(error), now, raised="" if silent else str(error))
+            self.skip(call, Phase.ERROR, str(error), now, error_raised="" if silent else str(error))
             return
         display_name = (spec.get("annotations") or {}).get(SHOWN)
         if display_name and not SHOWN_AS.fullmatch(display_name):
             wrong = f"displayName must match the regex ^{SHOWN_AS.pattern}$"
-            self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
+            self.skip(call, Phase.ERROR, wrong, now, error_raised=wrong)
             return
         self._wait_for_locks(call, kind, spec, now)
 
@@ -82,7 +86,7 @@ class NodeFactory:
         try:
             locks = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
-            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
         if locks and not call.scope.get("retries"):
             engine.wait_for_gate(
@@ -96,7 +100,7 @@ class NodeFactory:
         try:
             memo = gates.declared_memo(spec)
         except ExpressionError as error:
-            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
         if memo and not call.scope.get("retries"):
 
@@ -147,7 +151,7 @@ class NodeFactory:
             try:
                 node.spec = self._apply_patches(call, spec, now)
             except ExpressionError as error:
-                self._engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
+                self._engine.set_phase(node, Phase.ERROR, now, str(error), error_raised=str(error))
                 return
         node_completion.begin_leaf(self._engine, node, now)
         self._engine.notify_owner(call.name)
@@ -205,7 +209,7 @@ class NodeFactory:
             life=self._engine.state.lives, children=[], outbound=[],
         )  # fmt: skip
 
-    def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
+    def skip(self, call: Call, phase: Phase, message: str, now: float, error_raised: str = "") -> None:
         """Add a node for which nothing runs: skipped, omitted, or in error before it could begin.
 
         `raised`: an error that the owner has to handle, too.
@@ -217,8 +221,8 @@ class NodeFactory:
             life=self._engine.state.lives, children=[], outbound=[],
         )  # fmt: skip
         self._engine.add_node(node)
-        if raised:
-            self._engine.state.raised[call.name] = raised
+        if error_raised:
+            self._engine.state.raised[call.name] = error_raised
         self._engine.notify_owner(call.name)
         self._engine.limits.on_node_end(node)
 

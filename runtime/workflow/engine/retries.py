@@ -88,8 +88,8 @@ class RetryRun:
         strategy = self._node.spec["retryStrategy"]
         if self._is_stopped():
             message = f"Stopped with strategy '{self._engine.state.shutdown}'"
-            stopped = self._engine.state.shutdown and child.phase.bad
-            decision = Decision(None, child.phase, message if stopped else child.message)
+            is_stopped = self._engine.state.shutdown and child.phase.bad
+            decision = Decision(None, child.phase, message if is_stopped else child.message)
         else:
             decision = decide(strategy, self._attempts, now)
         if decision.at is None:
@@ -104,7 +104,7 @@ class RetryRun:
         if not decision.raised:
             self._node.outputs = last.outputs
         self._engine.set_phase(
-            self._node, decision.phase, now, decision.message, raised=decision.message if decision.raised else ""
+            self._node, decision.phase, now, decision.message, error_raised=decision.message if decision.raised else ""
         )
 
 

@@ -31,8 +31,8 @@ class NodeFactory(Protocol):
         """Make the node of a call that the limits allow."""
         ...
 
-    def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
-        """Add a node for which nothing runs. `raised`: an error that the owner has to handle, too."""
+    def skip(self, call: Call, phase: Phase, message: str, now: float, error_raised: str = "") -> None:
+        """Add a node for which nothing runs. `error_raised`: an error that the owner has to handle, too."""
         ...
 
     def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
@@ -154,7 +154,7 @@ class Scheduler(Protocol):
         """Let the composite manage what the node owns; it begins when the queued work before it is done."""
         ...
 
-    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
+    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", error_raised: str = "") -> None:
         """Change a node's phase and notify its owner."""
         ...
 

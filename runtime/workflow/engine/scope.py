@@ -14,8 +14,8 @@ Scope = dict[str, Any]
 """Values by dotted name. None: an output of a skipped task that has no default."""
 
 
-def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] | None) -> Scope:
-    """Everything that others may read of a node. `declared`: the outputs that its template declares."""
+def node_scope(prefix: str, node: Node, workflow: str, declared_outputs: Mapping[str, Any] | None) -> Scope:
+    """Everything that others may read of a node. `declared_outputs`: the outputs that its template declares."""
     scope: Scope = {
         f"{prefix}.id": node_id(workflow, node.name),
         f"{prefix}.status": node.phase.value,
@@ -27,7 +27,7 @@ def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, An
     if node.finished:
         scope[f"{prefix}.finishedAt"] = argo_time(node.finished)
     if node.phase in (Phase.SKIPPED, Phase.OMITTED):
-        for entry in list_at(declared, "parameters"):
+        for entry in list_at(declared_outputs, "parameters"):
             default = (entry.get("valueFrom") or {}).get("default")
             scope[f"{prefix}.outputs.parameters.{entry['name']}"] = None if default is None else parameter_text(default)
         return scope

@@ -76,7 +76,7 @@ class StepsRun:
             for step in self.node.spec["steps"][len(self._groups) - 1] or []:
                 self._record_outputs(step, child)
         except ExpressionError as error:
-            self.engine.set_phase(self.node, Phase.ERROR, now, str(error), raised=str(error))
+            self.engine.set_phase(self.node, Phase.ERROR, now, str(error), error_raised=str(error))
             return
         self.begin(now)
 
@@ -117,7 +117,7 @@ class StepsRun:
             if node.spec.get("outputs"):
                 node.outputs = outputs.template_outputs(node.spec, self.scope(("steps",), now), self._artifacts)
         except ExpressionError as error:
-            self.engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
+            self.engine.set_phase(node, Phase.ERROR, now, str(error), error_raised=str(error))
             return
         self.engine.set_phase(node, Phase.SUCCEEDED, now)
 
@@ -155,10 +155,10 @@ class GroupRun:
     def _resolve_step(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
         scope = self._steps.scope(names_read(step), now)
         body = {key: value for key, value in step.items() if key not in ("hooks", "arguments", "when", "inline")}
-        unresolved = {key: step[key] for key in ("hooks", "inline") if key in step}
+        deferred_fields = {key: step[key] for key in ("hooks", "inline") if key in step}
         try:
             when = substitute(str(step.get("when") or ""), scope, strict=True)
-            body = {**substitute(body, scope, strict=not is_loop(step)), **unresolved, "when": when}
+            body = {**substitute(body, scope, strict=not is_loop(step)), **deferred_fields, "when": when}
             if when and "{{" not in when and not should_run(when):
                 return {**body, "arguments": {}}
             body["arguments"] = resolve_arguments(step, scope)
@@ -195,16 +195,16 @@ class GroupRun:
                 engine.factory.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return True
         except ExpressionError as error:
-            engine.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            engine.factory.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
         else:
             engine.hooks.register(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)
-        if raised := engine.state.raised.get(name):
-            self._set_error(name, raised, now)
+        if error_raised := engine.state.raised.get(name):
+            self._set_error(name, error_raised, now)
         return name not in engine.state.raised
 
-    def _set_error(self, child: str, raised: str, now: float) -> None:
-        message = f"step group deemed errored due to child {child} error: {raised}"
+    def _set_error(self, child: str, error_raised: str, now: float) -> None:
+        message = f"step group deemed errored due to child {child} error: {error_raised}"
         self._engine.set_phase(self._node, Phase.ERROR, now, message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
@@ -224,8 +224,8 @@ class GroupRun:
             return
         if child.daemoned:
             self._daemons.add(child.name)
-        if raised := self._engine.state.raised.pop(child.name, ""):
-            self._set_error(child.name, raised, now)
+        if error_raised := self._engine.state.raised.pop(child.name, ""):
+            self._set_error(child.name, error_raised, now)
             return
         self._open.discard(child.name)
         if not self._open:

@@ -97,7 +97,7 @@ def _fill_parameter(
     entry: Mapping[str, Any], arguments: Mapping[str, Any], globals_: Scope, library: Library
 ) -> dict[str, Any]:
     name = str(entry["name"])
-    filled = {key: parameter_text(value) if key == "default" else value for key, value in entry.items()}
+    filled_entry = {key: parameter_text(value) if key == "default" else value for key, value in entry.items()}
     value = entry.get("value")
     value = entry.get("default") if value is None else value
     argument = next((one for one in list_at(arguments, "parameters") if one.get("name") == name), None)
@@ -114,7 +114,7 @@ def _fill_parameter(
         value = config_map_value(f"inputs.parameters.{name}", source or {}, globals_, library)
     if value is None:
         raise ExpressionError(f"inputs.parameters.{name} was not supplied")
-    return {**filled, "value": parameter_text(value)}
+    return {**filled_entry, "value": parameter_text(value)}
 
 
 def config_map_value(what: str, source: Mapping[str, Any], globals_: Scope, library: Library) -> Any:
@@ -158,12 +158,12 @@ def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     arguments = task.get("arguments") or {}
     parameters = []
     for entry in list_at(arguments, "parameters"):
-        filled = dict(entry)
+        filled_entry = dict(entry)
         if _is_only_absent(entry.get("value"), scope):
-            filled["value"] = None
+            filled_entry["value"] = None
         else:
-            filled = substitute(filled, scope, strict=True)
-        parameters.append(filled)
+            filled_entry = substitute(filled_entry, scope, strict=True)
+        parameters.append(filled_entry)
     return {"parameters": parameters, "artifacts": list_at(arguments, "artifacts")}
 
 

@@ -52,8 +52,8 @@ class Variables:
             "workflow.creationTimestamp.RFC3339": argo_time(engine.state.created),
             "workflow.creationTimestamp.s": str(int(engine.state.created)), "workflow.creationTimestamp.L": ".000",
         }  # fmt: skip
-        created = datetime.fromtimestamp(int(engine.state.created), UTC)
-        scope |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
+        created_at = datetime.fromtimestamp(int(engine.state.created), UTC)
+        scope |= {f"workflow.creationTimestamp.{letter}": created_at.strftime(f"%{letter}") for letter in STRFTIME}
         if spec.get("priority") is not None:
             scope["workflow.priority"] = str(spec["priority"])
         more = spec.get("workflowMetadata") or {}
@@ -82,7 +82,7 @@ class Variables:
         return labels
 
     def _parameter_scope(self, entries: list[Mapping[str, Any]], source_scope: Scope) -> Scope:
-        filled, scope = [], Scope()
+        filled_entries, scope = [], Scope()
         for entry in entries:
             value, source = entry.get("value"), entry.get("valueFrom") or {}
             if value is None and source.get("configMapKeyRef"):
@@ -94,9 +94,9 @@ class Variables:
                         f"failed to set global parameters: failed to set global parameter {entry['name']} from "
                         f"configmap with name {reference.get('name')} and key {reference.get('key')}: {why}"
                     )
-            filled.append({**entry, "value": parameter_text(value)})
+            filled_entries.append({**entry, "value": parameter_text(value)})
             scope[f"workflow.parameters.{entry['name']}"] = parameter_text(value)
-        scope["workflow.parameters"] = scope["workflow.parameters.json"] = parameters_json(filled)
+        scope["workflow.parameters"] = scope["workflow.parameters.json"] = parameters_json(filled_entries)
         return scope
 
     @property
@@ -135,7 +135,7 @@ class Variables:
     def failures(self) -> str:
         """`workflow.failures`: the failed nodes as JSON, quoted."""
         engine = self._engine
-        failed = [
+        failed_nodes = [
             {
                 "displayName": node.display_name,
                 "message": node.message,
@@ -149,7 +149,7 @@ class Variables:
             for node in engine.state.nodes.values()
             if node.phase.bad and not engine.state.in_exit_handler(node)
         ]
-        return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
+        return json.dumps(go_json(failed_nodes or None, sort_keys=False), ensure_ascii=False)
 
     def is_result_read(self, node: Node) -> bool:
         """Whether another node reads its standard output; as Argo does it, by the text of the template around it."""

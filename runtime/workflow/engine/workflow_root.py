@@ -93,13 +93,13 @@ class Root:
 
     def _on_entrypoint_end(self, node: Node, now: float) -> None:
         engine = self._engine
-        raised = engine.state.raised.pop(node.name, "")
+        error_raised = engine.state.raised.pop(node.name, "")
         self.phase = {Phase.SKIPPED: Phase.SUCCEEDED, Phase.OMITTED: Phase.SUCCEEDED}.get(node.phase, node.phase)
         self.message = node.message if self.phase.bad else ""
         if engine.state.shutdown:
             self.phase, self.message = Phase.FAILED, f"Stopped with strategy '{engine.state.shutdown}'"
-        elif raised:
-            self.finish(Phase.ERROR, f"error in entry template execution: {raised}", now)
+        elif error_raised:
+            self.finish(Phase.ERROR, f"error in entry template execution: {error_raised}", now)
             return
         self._status = {"workflow.status": self.phase.value, "workflow.failures": engine.variables.failures()}
         self._start_due_hooks(self.phase.value, now)
@@ -131,7 +131,7 @@ class Root:
         try:
             arguments = substitute(hook.get("arguments") or {}, scope)
         except ExpressionError as error:
-            self._engine.factory.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self._engine.factory.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
         self._engine.call_task(call, {**hook, "arguments": arguments}, now)
 
@@ -153,9 +153,9 @@ class Root:
         self._call_hook(name, hook, engine.variables.global_scope(now), now, exits=True)
 
     def _finish_after_exit(self, node: Node, now: float) -> None:
-        raised = self._engine.state.raised.pop(node.name, "")
-        if raised and self.phase is Phase.SUCCEEDED:
-            self.finish(Phase.ERROR, f"error in exit template execution : {raised}", now)
+        error_raised = self._engine.state.raised.pop(node.name, "")
+        if error_raised and self.phase is Phase.SUCCEEDED:
+            self.finish(Phase.ERROR, f"error in exit template execution : {error_raised}", now)
         elif node.phase.bad and self.phase is Phase.SUCCEEDED:
             self.finish(node.phase, node.message, now)
         else:

@@ -65,11 +65,11 @@ def _numbers(values: tuple[Any, ...]) -> list[Any]:
 
 
 def _median(*values: Any) -> float:
-    ordered = sorted(_numbers(values))
-    middle = len(ordered) // 2
-    if not ordered:
+    in_order = sorted(_numbers(values))
+    middle = len(in_order) // 2
+    if not in_order:
         return 0.0
-    return float(ordered[middle]) if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return float(in_order[middle]) if len(in_order) % 2 else (in_order[middle - 1] + in_order[middle]) / 2
 
 
 def _round(value: float) -> float:
@@ -244,10 +244,10 @@ def _map(over: list[Any], predicate: Predicate | None) -> list[Any]:
 
 
 def _reduce(over: list[Any], predicate: Predicate | None, *start: Any) -> Any:
-    accumulated, rest = (start[0], over) if start else (over[0] if over else None, over[1:])
+    accumulator, rest = (start[0], over) if start else (over[0] if over else None, over[1:])
     for index, item in enumerate(rest, 0 if start else 1):
-        accumulated = predicate(item, index, accumulated) if predicate else accumulated
-    return accumulated
+        accumulator = predicate(item, index, accumulator) if predicate else accumulator
+    return accumulator
 
 
 def _group_by(over: list[Any], predicate: Predicate | None) -> dict[Any, list[Any]]:

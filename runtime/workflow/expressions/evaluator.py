@@ -51,11 +51,11 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
     with use_meter() as event, evaluation_meter(event) as meter:
         meter.spend(EVALUATION)
         tree, names = parse_with_names(text)
-        expanded = environment if isinstance(environment, ExpandedScope) else expand_names(environment)
+        expanded_scope = environment if isinstance(environment, ExpandedScope) else expand_names(environment)
         for place, name in names:
-            if name not in expanded and name not in functions:
+            if name not in expanded_scope and name not in functions:
                 raise UnknownNameError(point_at(f"unknown name {name}", text, place))
-        value = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).evaluate(tree, None)
+        value = _Evaluation(text, expanded_scope, {**BUILTINS, **functions}, meter).evaluate(tree, None)
         meter.weigh(value)
     return value
 
@@ -69,16 +69,16 @@ def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any
     except ExpressionError as error:
         raise ExpressionError(f"unable to evaluate expression '{text}': {error}") from None
     if not isinstance(value, bool):
-        printed = value if isinstance(value, str) else f"%!s({go_type(value)}={go_text(value)})"
-        raise ExpressionError(f"unable to cast expression result '{printed}' to bool")
+        value_text = value if isinstance(value, str) else f"%!s({go_type(value)}={go_text(value)})"
+        raise ExpressionError(f"unable to cast expression result '{value_text}' to bool")
     return value
 
 
 def expand_names(environment: Mapping[str, Any]) -> ExpandedScope:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`; where a name is both, the map is kept."""
-    expanded = ExpandedScope()
+    expanded_scope = ExpandedScope()
     for key, value in environment.items():
-        place: dict[str, Any] = expanded
+        place: dict[str, Any] = expanded_scope
         path, _, last = key.rpartition(".")
         for part in path.split(".") if path else ():
             inner = place.get(part)
@@ -87,7 +87,7 @@ def expand_names(environment: Mapping[str, Any]) -> ExpandedScope:
             place = inner
         if not isinstance(place.get(last), dict):
             place[last] = value
-    return expanded
+    return expanded_scope
 
 
 class _Evaluation:
@@ -261,8 +261,8 @@ class _Evaluation:
         self._meter.spend(len(over))
         body = next((child for child in rest[0].children if isinstance(child, Tree)), None) if rest else None
 
-        def predicate(item: Any, index: int, accumulated: Any = None) -> Any:
-            return self.evaluate(body, PredicateItem(item, index, accumulated))
+        def predicate(item: Any, index: int, accumulator: Any = None) -> Any:
+            return self.evaluate(body, PredicateItem(item, index, accumulator))
 
         try:
             return PREDICATES[str(c[0])](

@@ -149,8 +149,8 @@ def _tokenize(source: str) -> list[Token]:
         elif kind == "SYMBOL":
             kind = SYMBOLS[text]
         elif kind == "WORD":
-            called = text in PREDICATE_FUNCTIONS and _CALLED.match(source, position)
-            kind = "PREDICATED" if called else WORDS.get(text, "NAME")
+            is_call = text in PREDICATE_FUNCTIONS and _CALLED.match(source, position)
+            kind = "PREDICATED" if is_call else WORDS.get(text, "NAME")
         tokens.append(Token(kind, text, start_pos=match.start()))
         if len(tokens) > MAX_TOKENS:
             raise ExpressionSyntaxError(TOO_LONG)

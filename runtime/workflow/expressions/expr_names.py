@@ -11,13 +11,13 @@ from everstep.runtime.workflow.expressions.builtins import BUILTINS
 from everstep.runtime.workflow.expressions.expr_grammar import MAX_CACHED, parse, unquote
 
 
-def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
+def free_names(tree: Any, bound_names: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
     """(place, name) of what the expression takes from its environment; functions of the language do not count."""
     if not isinstance(tree, Tree):
         return
     children = tree.children
     if tree.data == "name":
-        if str(children[0]) not in bound | {"true", "false", "nil"}:
+        if str(children[0]) not in bound_names | {"true", "false", "nil"}:
             yield node_position(children[0]), str(children[0])
         return
     if tree.data == "call" and isinstance(children[0], Tree) and children[0].data == "name":
@@ -26,11 +26,11 @@ def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple
             yield node_position(name), str(name)
         children = children[1:]
     if tree.data == "let":
-        yield from free_names(children[3], bound)
-        yield from free_names(children[5], bound | {str(children[1])})
+        yield from free_names(children[3], bound_names)
+        yield from free_names(children[5], bound_names | {str(children[1])})
         return
     for child in children:
-        yield from free_names(child, bound)
+        yield from free_names(child, bound_names)
 
 
 def parse_with_names(text: str) -> tuple[Tree[Token], Sequence[tuple[int, str]]]:

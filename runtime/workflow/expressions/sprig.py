@@ -154,14 +154,14 @@ def _dict(*pairs: Any) -> dict[str, Any]:
 
 
 def _merge(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(maps[0])
+    merged_map = dict(maps[0])
     for one in maps[1:]:
         for key, value in one.items():
-            if isinstance(merged.get(key), dict) and isinstance(value, dict):
-                merged[key] = _merge(overwrite, merged[key], value)
-            elif overwrite or _is_empty(merged.get(key)):
-                merged[key] = value
-    return merged
+            if isinstance(merged_map.get(key), dict) and isinstance(value, dict):
+                merged_map[key] = _merge(overwrite, merged_map[key], value)
+            elif overwrite or _is_empty(merged_map.get(key)):
+                merged_map[key] = value
+    return merged_map
 
 
 def _dig(*arguments: Any) -> Any:

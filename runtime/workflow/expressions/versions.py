@@ -73,24 +73,24 @@ def _parse_constraints(text: str) -> list[_Constraint]:
 
 def _holds(constraint: _Constraint, have: Version) -> bool:
     """Whether a version satisfies a constraint. A pre-release satisfies only constraints that name a pre-release."""
-    operator, bound, precision = constraint
-    if have.prerelease and not bound.prerelease:
+    operator, version_bound, precision = constraint
+    if have.prerelease and not version_bound.prerelease:
         return False
-    mine, theirs = (have[:precision], bound[:precision]) if precision < 3 else (have.order, bound.order)
-    since = have.order >= bound.order
-    compared_parts = _caret_count(bound, precision) if operator == "^" else min(precision, 2)
+    mine, theirs = (have[:precision], version_bound[:precision]) if precision < 3 else (have.order, version_bound.order)
+    since = have.order >= version_bound.order
+    compared_parts = _caret_count(version_bound, precision) if operator == "^" else min(precision, 2)
     return {
         "=": mine == theirs,
         "!=": mine != theirs,
         ">": mine > theirs,
-        "<": have.order < bound.order,
+        "<": have.order < version_bound.order,
         ">=": since,
         "<=": mine <= theirs,
-        "~": since and have[:compared_parts] == bound[:compared_parts],
-        "^": since and have[:compared_parts] == bound[:compared_parts],
+        "~": since and have[:compared_parts] == version_bound[:compared_parts],
+        "^": since and have[:compared_parts] == version_bound[:compared_parts],
     }[operator]
 
 
-def _caret_count(bound: Version, parts: int) -> int:
+def _caret_count(version_bound: Version, parts: int) -> int:
     """How many numbers `^` keeps: up to the first that is not 0."""
-    return min(next((at + 1 for at, number in enumerate(bound[:3]) if number), 3), parts)
+    return min(next((at + 1 for at, number in enumerate(version_bound[:3]) if number), 3), parts)

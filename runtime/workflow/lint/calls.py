@@ -19,17 +19,17 @@ RawFinding = tuple[str, bool, Problem]
 def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every task, step and hook."""
     for at in templates(spec):
-        for called in tasks(at):
-            template = called_template(called.task, spec, library)
+        for task_at in tasks(at):
+            template = called_template(task_at.task, spec, library)
             if template is not None:
-                yield from _argument_findings(called, template)
-            yield from _loop_findings(called)
-            yield from _artifact_findings(called, spec, library)
-            if called.task.get("inline") and called.task.get("template"):
-                yield "inline", False, Problem((*called.where, "template"), "has no effect beside inline; keep one")
-            if called.task.get("inline") and at.inline:
+                yield from _argument_findings(task_at, template)
+            yield from _loop_findings(task_at)
+            yield from _artifact_findings(task_at, spec, library)
+            if task_at.task.get("inline") and task_at.task.get("template"):
+                yield "inline", False, Problem((*task_at.where, "template"), "has no effect beside inline; keep one")
+            if task_at.task.get("inline") and at.inline:
                 message = "an inline template inside an inline template; name one of them"
-                yield "inline", False, Problem((*called.where, "inline"), message)
+                yield "inline", False, Problem((*task_at.where, "inline"), message)
     for _, hook, where in hooks(spec):
         template = called_template(hook, spec, library)
         template_names = {str(one.get("name")): None for one in list_at(spec, "templates")}
@@ -58,11 +58,11 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
             )
 
 
-def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
+def _argument_findings(task_at: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
     for kind in ("parameters", "artifacts"):
         inputs_by_name = {str(one.get("name")): one for one in list_at(template, "inputs", kind)}
-        for index, entry in enumerate(list_at(called.task.get("arguments"), kind)):
-            here, name = (*called.where, "arguments", kind, index), str(entry.get("name"))
+        for index, entry in enumerate(list_at(task_at.task.get("arguments"), kind)):
+            here, name = (*task_at.where, "arguments", kind, index), str(entry.get("name"))
             if name not in inputs_by_name:
                 title = template.get("name") or "the template"
                 message = f"{title} has no input {name!r}{nearest_hint(name, inputs_by_name)}"
@@ -77,13 +77,13 @@ def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[
                 yield "enum", False, Problem((*here, "value"), message)
 
 
-def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:
-    task = called.task
+def _loop_findings(task_at: TaskAt) -> Iterator[RawFinding]:
+    task = task_at.task
     sequence = task.get("withSequence")
     if sequence and "{{" not in str(sequence):
         form = str(sequence.get("format") or "%d")
         if not any(verb in form for verb in "dxXobc"):
-            here = (*called.where, "withSequence", "format")
+            here = (*task_at.where, "withSequence", "format")
             yield "items", False, Problem(here, f"{form!r} is not a format for a whole number; use one such as %03d")
     items_parameter = task.get("withParam")
     if items_parameter is not None and "{{" in str(items_parameter):
@@ -99,25 +99,25 @@ def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:
     try:
         expand_loop(own, {})
         body = {key: value for key, value in task.items() if key in ("arguments", "when")}
-        yield from _item_key_findings(called, items, body)
+        yield from _item_key_findings(task_at, items, body)
     except ExpressionError as error:
-        yield "items", True, Problem(called.where, str(error).splitlines()[0])
+        yield "items", True, Problem(task_at.where, str(error).splitlines()[0])
 
 
-def _item_key_findings(called: TaskAt, items: Any, body: Mapping[str, Any]) -> Iterator[RawFinding]:
+def _item_key_findings(task_at: TaskAt, items: Any, body: Mapping[str, Any]) -> Iterator[RawFinding]:
     """Every item has the keys that are read; a map is read as a whole only by mistake."""
     read = {tag.strip() for tag in tags(body) if not tag.startswith("=")}
     for item in items or []:
         if not isinstance(item, Mapping):
             continue
         if missing := sorted(name for name in read if name.startswith("item.") and name[5:] not in item):
-            yield "items", True, Problem(called.where, f"{json.dumps(item)} has no {missing[0][5:]}")
+            yield "items", True, Problem(task_at.where, f"{json.dumps(item)} has no {missing[0][5:]}")
             return
         if "item" in read and not any(name.startswith("item.") for name in read):
             yield (
                 "items",
                 False,
-                Problem(called.where, "{{item}} is the whole map as JSON; {{item.KEY}} one of its values"),
+                Problem(task_at.where, "{{item}} is the whole map as JSON; {{item.KEY}} one of its values"),
             )
             return
 
@@ -129,19 +129,19 @@ def _json_list(text: Any) -> Any:
         return None
 
 
-def _artifact_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
-    others = {str(one.task.get("name")): one.task for one in tasks(called.holder)}
-    for index, entry in enumerate(list_at(called.task.get("arguments"), "artifacts")):
-        here, text = (*called.where, "arguments", "artifacts", index, "from"), str(entry.get("from") or "")
+def _artifact_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
+    others = {str(one.task.get("name")): one.task for one in tasks(task_at.holder)}
+    for index, entry in enumerate(list_at(task_at.task.get("arguments"), "artifacts")):
+        here, text = (*task_at.where, "arguments", "artifacts", index, "from"), str(entry.get("from") or "")
         if text and "{{" not in text:
             yield "artifact", False, Problem(here, f"a tag has braces: {{{{{text}}}}}")
         elif ".outputs.parameters." in text or ".outputs.result" in text:
             yield "artifact", True, Problem(here, f"{text} is a parameter, not an artifact")
-    for index, entry in enumerate(list_at(called.task.get("arguments"), "parameters")):
+    for index, entry in enumerate(list_at(task_at.task.get("arguments"), "parameters")):
         for tag in tags(str(entry.get("value") or "")):
             parts = tag.strip().split(".")
             if parts[2:4] == ["outputs", "artifacts"] and parts[1] in others:
-                here = (*called.where, "arguments", "parameters", index, "value")
+                here = (*task_at.where, "arguments", "parameters", index, "value")
                 yield (
                     "artifact",
                     False,

@@ -184,8 +184,8 @@ def _output_findings(at: TemplateAt) -> Iterator[RawFinding]:
         entries.append(("parameters", index, source.get("path"), "default" in source))
     for index, entry in enumerate(list_at(at.template, "outputs", "artifacts")):
         entries.append(("artifacts", index, entry.get("path"), bool(entry.get("optional"))))
-    for kind, index, path, excused in entries:
-        if not path or excused or "{{" in path or "outputs." in whole_text:
+    for kind, index, path, is_excused in entries:
+        if not path or is_excused or "{{" in path or "outputs." in whole_text:
             continue
         here = (*at.where, "outputs", kind, index)
         folders = [folder for folder in _parent_folders(path) if folder not in ("/", "/tmp", "/mnt")]
@@ -288,33 +288,33 @@ def _clash_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
                     Problem((*where, "volumes", index, "name"), f"{volume['name']!r} appears twice"),
                 )
             volume_names.add(str(volume.get("name")))
-    exported: dict[str, str] = {}
+    exports: dict[str, str] = {}
     for at in templates(spec):
         for index, entry in enumerate(list_at(at.template, "outputs", "parameters")):
             name = entry.get("globalName")
-            if name and name in exported:
+            if name and name in exports:
                 here = (*at.where, "outputs", "parameters", index, "globalName")
                 yield (
                     "duplicate",
                     False,
-                    Problem(here, f"{name!r} is also exported by {exported[name]}; the later one wins"),
+                    Problem(here, f"{name!r} is also exported by {exports[name]}; the later one wins"),
                 )
             elif name:
-                exported[name] = str(at.template.get("name"))
-        for called in tasks(at):
-            if str(called.task.get("name") or "")[:1].isdigit():
-                message = f"{called.task['name']!r} begins with a digit, which depends cannot name"
-                yield "name", False, Problem((*called.where, "name"), message)
+                exports[name] = str(at.template.get("name"))
+        for task_at in tasks(at):
+            if str(task_at.task.get("name") or "")[:1].isdigit():
+                message = f"{task_at.task['name']!r} begins with a digit, which depends cannot name"
+                yield "name", False, Problem((*task_at.where, "name"), message)
 
 
 def _unused_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
-    called = {spec.get("entrypoint"), spec.get("onExit")}
-    called |= {hook.get("template") for _, hook, _ in hooks(spec)}
+    called_names = {spec.get("entrypoint"), spec.get("onExit")}
+    called_names |= {hook.get("template") for _, hook, _ in hooks(spec)}
     for at in templates(spec):
-        called |= {one.task.get("template") for one in tasks(at)} | {one.task.get("onExit") for one in tasks(at)}
+        called_names |= {one.task.get("template") for one in tasks(at)} | {one.task.get("onExit") for one in tasks(at)}
     for index, template in enumerate(list_at(spec, "templates")):
         where = ("spec", "templates", index)
-        if template.get("name") not in called:
+        if template.get("name") not in called_names:
             yield "unused", False, Problem((*where, "name"), f"{template.get('name')!r} is never used")
     for at in templates(spec):
         read = names_read({key: value for key, value in at.template.items() if key != "inputs"})

@@ -21,12 +21,12 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every loop over a result."""
     for at in templates(spec):
         others = {str(one.task.get("name")): one.task for one in tasks(at)}
-        for called in tasks(at):
-            read = _RESULT.fullmatch(str(called.task.get("withParam") or "").strip())
+        for task_at in tasks(at):
+            read = _RESULT.fullmatch(str(task_at.task.get("withParam") or "").strip())
             if read and (producer := others.get(read[1])):
                 script = (called_template(producer, spec, library) or {}).get("script") or {}
                 if mistake := _output_mistake(script):
-                    yield "items", False, Problem((*called.where, "withParam"), f"{read[1]} {mistake}")
+                    yield "items", False, Problem((*task_at.where, "withParam"), f"{read[1]} {mistake}")
 
 
 def _output_mistake(script: Mapping[str, Any]) -> str:
@@ -45,11 +45,11 @@ def _python_mistake(source: str) -> str:
     except SyntaxError:
         return ""
     calls = [one.value for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
-    printed = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "print"
+    prints = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "print"
                and one.args and not any(word.arg == "file" for word in one.keywords)]  # fmt: skip
-    if any(isinstance(one, _DISPLAYS) for one in printed):
+    if any(isinstance(one, _DISPLAYS) for one in prints):
         return "prints a Python list, which is not JSON; use print(json.dumps(...))"
-    first = printed[0] if printed else None
+    first = prints[0] if prints else None
     return _noise_mistake(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 

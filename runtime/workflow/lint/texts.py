@@ -54,8 +54,8 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
         entry = at.template.get("name") == spec.get("entrypoint")
         scope = {**workflow_scope, **_known_inputs(at.template, entry)}
         yield from _template_findings(at, scope, spec)
-        for called in tasks(at):
-            yield from _task_findings(called, scope, spec, library)
+        for task_at in tasks(at):
+            yield from _task_findings(task_at, scope, spec, library)
     for name, hook, where in hooks(spec):
         yield from _hook_findings(name, hook, where)
 
@@ -127,8 +127,8 @@ def _simple_tag_findings(name: str, at: TemplateAt, leaf: bool) -> Iterator[RawF
         yield "tag", False, Problem(at.where, f"{{{{{name}}}}} is not replaced; did you mean {near[0]}?")
     parts = name.split(".")
     if root == "outputs" and len(parts) == 4 and parts[3] == "path":
-        declared = {str(one.get("name")) for one in list_at(at.template, "outputs", parts[1])}
-        if parts[2] not in declared:
+        declared_outputs = {str(one.get("name")) for one in list_at(at.template, "outputs", parts[1])}
+        if parts[2] not in declared_outputs:
             yield "tag", False, Problem(at.where, f"{{{{{name}}}}}: the template has no such output")
 
 
@@ -206,20 +206,20 @@ def _compares_text(tree: Any) -> bool:
 
 
 def _task_findings(
-    called: TaskAt, scope: Mapping[str, str], spec: Mapping[str, Any], library: Library
+    task_at: TaskAt, scope: Mapping[str, str], spec: Mapping[str, Any], library: Library
 ) -> Iterator[RawFinding]:
-    task, where = called.task, called.where
+    task, where = task_at.task, task_at.where
     body = {key: value for key, value in task.items() if key not in ("inline", "hooks")}
-    at = TemplateAt(called.holder.template, where)
+    at = TemplateAt(task_at.holder.template, where)
     yield from _tag_findings(body, at, scope, False, spec)
     when = str(task.get("when") or "")
     if when:
         yield from _when_findings(when, (*where, "when"), scope, error=True)
     if task.get("depends"):
-        yield from _depends_findings(called)
-    yield from _order_findings(called, spec, library)
-    looped = any(task.get(kind) for kind in ("withItems", "withParam", "withSequence"))
-    if not looped and any(re.split(r"[.\[]", tag.strip())[0] == "item" for tag in tags(body)):
+        yield from _depends_findings(task_at)
+    yield from _order_findings(task_at, spec, library)
+    is_looped = any(task.get(kind) for kind in ("withItems", "withParam", "withSequence"))
+    if not is_looped and any(re.split(r"[.\[]", tag.strip())[0] == "item" for tag in tags(body)):
         yield "item", False, Problem(where, "{{item}} has no effect without withItems, withParam or withSequence")
 
 
@@ -238,23 +238,23 @@ def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: boo
             yield "when", error, Problem(where, f"{_first_line(wrong)}{mend}")
 
 
-def _depends_findings(called: TaskAt) -> Iterator[RawFinding]:
-    every = {str(one.get("name")): one for one in list_at(called.holder.template, "dag", "tasks")}
-    text = depends_of(called.task, every)
+def _depends_findings(task_at: TaskAt) -> Iterator[RawFinding]:
+    every = {str(one.get("name")): one for one in list_at(task_at.holder.template, "dag", "tasks")}
+    text = depends_of(task_at.task, every)
     try:
         is_satisfied(text, {name: {} for name, _ in needs(text)})
     except DependsError as error:
-        yield "depends", True, Problem((*called.where, "depends"), _first_line(error))
+        yield "depends", True, Problem((*task_at.where, "depends"), _first_line(error))
 
 
-def _order_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
+def _order_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """A task may read only what it waits for, and what that gives."""
-    if called.prefix != "tasks":
+    if task_at.prefix != "tasks":
         return
-    every = {str(one.get("name")): one for one in list_at(called.holder.template, "dag", "tasks")}
+    every = {str(one.get("name")): one for one in list_at(task_at.holder.template, "dag", "tasks")}
     waits = {name: {need for need, _ in needs(depends_of(one, every))} for name, one in every.items()}
-    ancestors, own = Ancestry(waits), str(called.task.get("name"))
-    body = {key: value for key, value in called.task.items() if key not in ("inline", "hooks")}
+    ancestors, own = Ancestry(waits), str(task_at.task.get("name"))
+    body = {key: value for key, value in task_at.task.items() if key not in ("inline", "hooks")}
     for tag in tags(body):
         names = _known_paths(tag[1:]) if tag.startswith("=") else {tag.strip()}
         for name in sorted(names):
@@ -263,12 +263,12 @@ def _order_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -
                 continue
             if not ancestors.is_ancestor(own, parts[1]):
                 message = f"reads {name}, but does not wait for {parts[1]}; add it to depends"
-                yield "order", True, Problem(called.where, message)
+                yield "order", True, Problem(task_at.where, message)
             elif tag.startswith("=") and parts[2:4] == ["outputs", "parameters"] and len(parts) == 5 and "?" not in tag:
                 template = called_template(every[parts[1]], spec, library) or {}
-                declared = {str(one.get("name")) for one in list_at(template, "outputs", "parameters")}
-                if parts[4] not in declared:
-                    yield "order", True, Problem(called.where, f"{parts[1]} has no output parameter {parts[4]}")
+                declared_outputs = {str(one.get("name")) for one in list_at(template, "outputs", "parameters")}
+                if parts[4] not in declared_outputs:
+                    yield "order", True, Problem(task_at.where, f"{parts[1]} has no output parameter {parts[4]}")
 
 
 def _known_paths(expression: str) -> frozenset[str]:

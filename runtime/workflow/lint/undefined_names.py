@@ -80,19 +80,23 @@ def _undefined_python_names(source: str) -> list[tuple[str, int]]:
         tree = ast.parse(TAG.sub(PLACEHOLDER, source))
     except (SyntaxError, ValueError, RecursionError):
         return []
-    bound, read = set(dir(builtins)) | _MODULE_NAMES, dict[str, int]()
+    bound_names, read = set(dir(builtins)) | _MODULE_NAMES, dict[str, int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 read.setdefault(node.id, node.lineno)
             else:
-                bound.add(node.id)
+                bound_names.add(node.id)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Name) and PLACEHOLDER in node.value.id:
             return []
-        bound |= _bound_names(node)
-    if "*" in bound or any(name in read for name in _DYNAMIC) or PLACEHOLDER in "".join(bound - {PLACEHOLDER}):
+        bound_names |= _bound_names(node)
+    if (
+        "*" in bound_names
+        or any(name in read for name in _DYNAMIC)
+        or PLACEHOLDER in "".join(bound_names - {PLACEHOLDER})
+    ):
         return []
-    return [(name, line) for name, line in read.items() if name not in bound and PLACEHOLDER not in name]
+    return [(name, line) for name, line in read.items() if name not in bound_names and PLACEHOLDER not in name]
 
 
 def _bound_names(node: ast.AST) -> set[str]:

@@ -19,8 +19,8 @@ def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
     own = {str(one.get("name")): one for one in list_at(spec, "templates")}
     for index, template in enumerate(list_at(spec, "templates")):
         began = ("", str(template.get("name")))
-        for where, called in _unconditional_calls("", template):
-            way = _path_back(called, began, own, library)
+        for where, called_place in _unconditional_calls("", template):
+            way = _path_back(called_place, began, own, library)
             if way:
                 names = " -> ".join("/".join(filter(None, one)) for one in [began, *way])
                 message = f"{names}: calls itself forever; give one of them a when"
@@ -34,10 +34,10 @@ def _path_back(start: TemplateId, end: TemplateId, own: Templates, library: Libr
         if place == end:
             return ways[place]
         templates = own if not place[0] else _home_templates(place[0], library)
-        for _, called in _unconditional_calls(place[0], templates.get(place[1]) or {}):
-            if called not in ways:
-                ways[called] = [*ways[place], called]
-                queue.append(called)
+        for _, called_place in _unconditional_calls(place[0], templates.get(place[1]) or {}):
+            if called_place not in ways:
+                ways[called_place] = [*ways[place], called_place]
+                queue.append(called_place)
     return []
 
 

@@ -13,13 +13,13 @@ def style_problems(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[
     depends = any(task.get("depends") for task in tasks)
     if depends and any(task.get("dependencies") for task in tasks):
         yield Problem(here, "have both depends and dependencies; use depends in all of them")
-    used = depends or any(task.get("dependencies") for task in tasks)
+    uses_depends = depends or any(task.get("dependencies") for task in tasks)
     for index, task in enumerate(tasks):
         if depends and task.get("continueOn"):
             name = task.get("name")
             mend = f"has no effect with depends; say {name}.Failed or {name}.Errored"
             yield Problem((*here, index, "continueOn"), mend)
-        if used and str(task.get("name") or "")[:1].isdigit():
+        if uses_depends and str(task.get("name") or "")[:1].isdigit():
             yield Problem((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
 
 

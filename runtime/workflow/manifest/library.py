@@ -181,8 +181,8 @@ class Library:
             below = self.workflow_template(reference)
         except MissingObjectError:
             return None
-        merged = _merge_specs({key: value for key, value in below.items() if key != "suspend"}, spec, "")
-        return {**merged, "arguments": _merge_arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
+        spec_merged = _merge_specs({key: value for key, value in below.items() if key != "suspend"}, spec, "")
+        return {**spec_merged, "arguments": _merge_arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
 
 
 def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,8 +191,8 @@ def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> M
     Fields that would make it a template of another kind are left out.
     """
     kind = kind_of(template)
-    meant = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
-    return _merge_named(meant, template)
+    own_defaults = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
+    return _merge_named(own_defaults, template)
 
 
 def _merge_named(below: Any, above: Any) -> Any:
@@ -222,14 +222,14 @@ def _merge_specs(below: Any, above: Any, field: str) -> Any:
 
 def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The arguments of both; of two with one name, that of `above` counts."""
-    merged: dict[str, list[Any]] = {}
+    merged_arguments: dict[str, list[Any]] = {}
     for kind in ("parameters", "artifacts"):
         own = above.get(kind) or []
         own_names = {entry.get("name") for entry in own}
         both = [*own, *(entry for entry in below.get(kind) or [] if entry.get("name") not in own_names)]
         if both:
-            merged[kind] = both
-    return merged
+            merged_arguments[kind] = both
+    return merged_arguments
 
 
 def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:

@@ -125,8 +125,8 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can run")
         return
     all_problems = list(schema.problems(source))
-    for place, referred in library.referred_templates(source).items():
-        all_problems += [one._replace(of=place) for one in schema.problems(referred)]
+    for place, template_spec in library.referred_templates(source).items():
+        all_problems += [one._replace(of=place) for one in schema.problems(template_spec)]
     beyond = [one for one in all_problems if one.only == "here"]
     mistakes = [one for one in all_problems if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
@@ -140,8 +140,8 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         yield from volume_sources.problems(list_at(spec, "volumes"), library, ("spec", "volumes"))
         for index, template in enumerate(list_at(spec, "templates")):
             yield from _pod_problems(template, spec, library, ("spec", "templates", index))
-        for place, referred in library.referred_templates(source).items():
-            below = referred.get("spec") or {}
+        for place, template_spec in library.referred_templates(source).items():
+            below = template_spec.get("spec") or {}
             for index, template in enumerate(list_at(below, "templates")):
                 below_problems = _pod_problems(template, below, library, ("spec", "templates", index))
                 yield from (one._replace(of=place) for one in below_problems)
@@ -203,16 +203,18 @@ def parameter_names(source: Any, library: Library) -> set[str]:
     spec = (library.merged_spec(spec) if isinstance(spec.get("workflowTemplateRef") or {}, Mapping) else None) or spec
     prefix = "workflow.parameters."
     read = {name.removeprefix(prefix) for name in names_read(spec) if name.startswith(prefix)}
-    declared = {str(one.get("name")) for one in list_at(spec, "arguments", "parameters") if isinstance(one, Mapping)}
-    return declared | ({""} if "json" in read else read)
+    declared_names = {
+        str(one.get("name")) for one in list_at(spec, "arguments", "parameters") if isinstance(one, Mapping)
+    }
+    return declared_names | ({""} if "json" in read else read)
 
 
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
     """The workflow with parameters and an entrypoint from the command line."""
     source_spec = source.get("spec") or {}
     own = source_spec.get("arguments") or {} if isinstance(source_spec, Mapping) else None
-    declared = (own.get("parameters") or []) if isinstance(own, Mapping) else None
-    if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
+    declared_parameters = (own.get("parameters") or []) if isinstance(own, Mapping) else None
+    if not isinstance(declared_parameters, list) or not all(isinstance(one, Mapping) for one in declared_parameters):
         return dict(source)  # It cannot be run; `parse` reports it.
     spec = dict(source_spec)
     if entrypoint:

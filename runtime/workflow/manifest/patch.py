@@ -28,7 +28,7 @@ def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
         "initContainers": template.get("initContainers") or [],
         "volumes": template.get("volumes") or [],
     }
-    changed = {}
+    changed_fields = {}
     for field, kind_of_field in (("containers", "[Script]"), ("initContainers", "[Container]"), ("volumes", "[any]")):
         containers = pod.get(field) or []
         unknown = "there is no such field"
@@ -37,13 +37,13 @@ def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
             for one in schema.type_problems(containers, kind_of_field)
         ):
             raise ExpressionError(PATCH_ERROR)
-        changed[field] = _merge_lists(own[field], containers, "name")
-    first, *sidecars = changed["containers"]
+        changed_fields[field] = _merge_lists(own[field], containers, "name")
+    first, *sidecars = changed_fields["containers"]
     result = {**template, kind: {key: value for key, value in first.items() if key != "name" or "name" in main}}
     for field, value in (
         ("sidecars", sidecars),
-        ("initContainers", changed["initContainers"]),
-        ("volumes", changed["volumes"]),
+        ("initContainers", changed_fields["initContainers"]),
+        ("volumes", changed_fields["volumes"]),
     ):
         if value:
             result[field] = value

@@ -192,9 +192,9 @@ def _parse_table() -> dict[str, dict[str, _Field]]:
         if word.endswith(":"):
             fields = kinds[word[:-1]] = {}
             continue
-        name, _, declared = word.partition("=")
-        mark = declared[-1] if declared[-1] in "+~" else ""
-        fields[name] = _Field(declared.removesuffix(mark) if mark else declared, mark)
+        name, _, type_text = word.partition("=")
+        mark = type_text[-1] if type_text[-1] in "+~" else ""
+        fields[name] = _Field(type_text.removesuffix(mark) if mark else type_text, mark)
     return kinds
 
 
@@ -206,32 +206,32 @@ def problems(value: Any, kind: str = "Manifest", where: Where = ()) -> Iterator[
     yield from _type_problems(value, kind, where)
 
 
-def _type_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
-    if value is None or declared == "any":
+def _type_problems(value: Any, type_text: str, where: Where) -> Iterator[Problem]:
+    if value is None or type_text == "any":
         return
-    if declared[0] == "[":
+    if type_text[0] == "[":
         if not isinstance(value, list):
             yield Problem(where, f"must be a list, not {_describe(value)}")
             return
         for index, item in enumerate(value):
-            if item is None and not declared.startswith(("[[", "[any")):
+            if item is None and not type_text.startswith(("[[", "[any")):
                 yield Problem((*where, index), "must not be null")
-            yield from _type_problems(item, declared[1:-1], (*where, index))
-    elif declared[0] == "{":
+            yield from _type_problems(item, type_text[1:-1], (*where, index))
+    elif type_text[0] == "{":
         if not isinstance(value, Mapping):
             yield Problem(where, f"must be a mapping, not {_describe(value)}")
             return
         for key, item in value.items():
-            yield from _type_problems(item, declared[1:-1], (*where, str(key)))
-    elif declared in KINDS:
-        yield from _field_problems(value, declared, where)
+            yield from _type_problems(item, type_text[1:-1], (*where, str(key)))
+    elif type_text in KINDS:
+        yield from _field_problems(value, type_text, where)
     else:
-        yield from _scalar_problems(value, declared, where)
+        yield from _scalar_problems(value, type_text, where)
 
 
-def type_problems(value: Any, declared: str) -> Iterator[Problem]:
+def type_problems(value: Any, type_text: str) -> Iterator[Problem]:
     """Problems of a value that is declared to have that type."""
-    yield from _type_problems(value, declared, ())
+    yield from _type_problems(value, type_text, ())
 
 
 def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
@@ -252,7 +252,7 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
             yield from (one for one in inner_problems if not beyond or one.only != "here")
 
 
-def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
+def _scalar_problems(value: Any, type_text: str, where: Where) -> Iterator[Problem]:
     number = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     expected_types = {
         "str": (isinstance(value, str), "a text"),
@@ -262,11 +262,11 @@ def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Proble
         "text": (True, ""),
         "quantity": (number or isinstance(value, float | str), "a quantity"),
     }
-    fits, name = expected_types[declared]
+    fits, name = expected_types[type_text]
     if not fits:
-        mend = "; put it in quotes" if declared == "str" and isinstance(value, bool | int | float) else ""
+        mend = "; put it in quotes" if type_text == "str" and isinstance(value, bool | int | float) else ""
         yield Problem(where, f"must be {name}, not {_describe(value)}{mend}")
-    elif declared == "quantity" and not QUANTITY.fullmatch(str(value)) and "{{" not in str(value):
+    elif type_text == "quantity" and not QUANTITY.fullmatch(str(value)) and "{{" not in str(value):
         yield Problem(where, f"{value!r} is not a quantity; write 500m, 2 or 1Gi")
 
 

@@ -34,9 +34,9 @@ def templates(spec: Mapping[str, Any]) -> Iterator[TemplateAt]:
 
 def _with_inline(at: TemplateAt) -> Iterator[TemplateAt]:
     yield at
-    for called in tasks(at):
-        if called.task.get("inline"):
-            yield from _with_inline(TemplateAt(called.task["inline"], (*called.where, "inline"), True))
+    for task_at in tasks(at):
+        if task_at.task.get("inline"):
+            yield from _with_inline(TemplateAt(task_at.task["inline"], (*task_at.where, "inline"), True))
 
 
 def tasks(at: TemplateAt) -> Iterator[TaskAt]:
@@ -65,6 +65,6 @@ def hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Whe
     for name, hook in (spec.get("hooks") or {}).items():
         yield name, hook, ("spec", "hooks", name)
     for at in templates(spec):
-        for called in tasks(at):
-            for name, hook in (called.task.get("hooks") or {}).items():
-                yield name, hook, (*called.where, "hooks", name)
+        for task_at in tasks(at):
+            for name, hook in (task_at.task.get("hooks") or {}).items():
+                yield name, hook, (*task_at.where, "hooks", name)

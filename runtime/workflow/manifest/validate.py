@@ -54,21 +54,21 @@ def problems(workflow: Mapping[str, Any], library: Library) -> Iterator[Problem]
     spec = workflow.get("spec") or {}
     yield from fields.metadata_problems(workflow.get("metadata") or {})
     yield from _reference_problems(spec, library)
-    merged = library.merged_spec(spec)
-    if merged is None:
+    spec_merged = library.merged_spec(spec)
+    if spec_merged is None:
         return
-    yield from fields.argument_problems(merged.get("arguments") or {}, ("spec", "arguments"))
+    yield from fields.argument_problems(spec_merged.get("arguments") or {}, ("spec", "arguments"))
     yield from fields.template_name_problems(list_at(spec, "templates"), ("spec", "templates"))
     strategy = (spec.get("podGC") or {}).get("strategy")
     if strategy and strategy not in fields.POD_GC:
         yield Problem(("spec", "podGC", "strategy"), f"{strategy} is not one of {', '.join(fields.POD_GC[1:])}")
-    for name, hook in (merged.get("hooks") or {}).items():
+    for name, hook in (spec_merged.get("hooks") or {}).items():
         if name != "exit" and not hook.get("expression"):
             yield Problem(("spec", "hooks", name), "needs an expression; only the hook named exit has none")
-    for index, plugin in enumerate(list_at(merged, "executorPlugins")):
+    for index, plugin in enumerate(list_at(spec_merged, "executorPlugins")):
         if not mapping_at(plugin, "metadata").get("name"):
             yield Problem(("spec", "executorPlugins", index, "metadata"), "needs a name")
-    walk = _Walk(workflow, merged, library)
+    walk = _Walk(workflow, spec_merged, library)
     walk.check()
     yield from walk.problems
 
@@ -288,13 +288,13 @@ class _Walk:
             self._report((*where, "withSequence"), "has both count and end; keep one")
         return item_scope(entry)
 
-    def _output_scope(self, prefix: str, template: Mapping[str, Any] | None, looped: bool) -> dict[str, str]:
+    def _output_scope(self, prefix: str, template: Mapping[str, Any] | None, is_looped: bool) -> dict[str, str]:
         """What a task or step gives others to read; what it exports becomes the workflow's."""
         for what in ("parameters", "artifacts"):
             for entry in list_at(template, "outputs", what):
                 if entry.get("globalName"):
                     self._globals[f"workflow.outputs.{what}.{entry['globalName']}"] = self._placeholder()
-        return output_scope(prefix, template, looped)
+        return output_scope(prefix, template, is_looped)
 
     def _check_hooks(self, entry: Mapping[str, Any], where: Where) -> None:
         for name, hook in (entry.get("hooks") or {}).items():
@@ -312,16 +312,16 @@ class _Walk:
                 if step.get("name") in names:
                     self._report((*here, number, "name"), f"{step['name']!r} is the name of an earlier step")
                 names.add(str(step.get("name")))
-            called = self._called_templates(group, here)
-            self._check_group(group, called, here, scope, inputs)
+            called_templates = self._called_templates(group, here)
+            self._check_group(group, called_templates, here, scope, inputs)
             for step in group:
                 prefix = f"steps.{step.get('name')}"
-                scope |= self._output_scope(prefix, called[str(step.get("name"))], has_items(step)) | status_scope(
-                    prefix
-                )
+                scope |= self._output_scope(
+                    prefix, called_templates[str(step.get("name"))], has_items(step)
+                ) | status_scope(prefix)
         self._check_outputs(template, where, scope, inputs)
 
-    def _check_group(self, group: list[Any], called: dict[str, Any], here: Where, scope: dict[str, str],
+    def _check_group(self, group: list[Any], called_templates: dict[str, Any], here: Where, scope: dict[str, str],
                inputs: dict[str, str]) -> None:  # fmt: skip
         for number, step in enumerate(group):
             place = (*here, number)
@@ -332,7 +332,7 @@ class _Walk:
             self._check_tags(body, place, scope_map, inputs)
             self._check_inline(step, place, scope_map, inputs)
             self.problems += fields.argument_problems(step.get("arguments") or {}, (*place, "arguments"))
-            self._check_called(step, called[str(step.get("name"))], place)
+            self._check_called(step, called_templates[str(step.get("name"))], place)
 
     def _check_inline(self, entry: Mapping[str, Any], where: Where, scope: Mapping[str, Any],
                      inputs: Mapping[str, str]) -> None:  # fmt: skip
@@ -352,31 +352,33 @@ class _Walk:
             return
         self.problems += fields.task_name_problems(tasks, here)
         self.problems += dag_rules.style_problems(tasks, here)
-        called = self._called_templates(tasks, here)
+        called_templates = self._called_templates(tasks, here)
         by_name = {str(task.get("name")): task for task in tasks}
         waits = {str(t.get("name")): {name for name, _ in needs(depends_of(t, by_name))} for t in tasks}
         self.problems += dag_rules.reference_problems(tasks, by_name, here)
-        if cycle := fields.cyclic_names({name: needed & by_name.keys() for name, needed in waits.items()}):
+        if cycle := fields.cyclic_names({name: needed_tasks & by_name.keys() for name, needed_tasks in waits.items()}):
             self._report(here, f"{', '.join(sorted(cycle))} wait for each other")
             return
         base: dict[str, str] = dict(inputs)
         for task in tasks:
-            base |= self._output_scope(f"tasks.{task.get('name')}", called[str(task.get("name"))], has_items(task))
+            base |= self._output_scope(
+                f"tasks.{task.get('name')}", called_templates[str(task.get("name"))], has_items(task)
+            )
         ancestors = Ancestry(waits)
         for index, task in enumerate(tasks):
-            self._check_task(task, called, (*here, index), base, ancestors, inputs)
+            self._check_task(task, called_templates, (*here, index), base, ancestors, inputs)
         for target in str(substitute(template["dag"].get("target") or "", {**self._globals, **inputs})).split():
             if target not in by_name and "{{" not in target:
                 self._report((*where, "dag", "target"), f"there is no task {target}{nearest_hint(target, by_name)}")
         every = base | {key: "" for task in by_name for key in status_scope(f"tasks.{task}")}
         self._check_outputs(template, where, every, inputs)
 
-    def _check_task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: dict[str, str],
-              ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip
+    def _check_task(self, task: Mapping[str, Any], called_templates: Mapping[str, Any], where: Where,
+              base: dict[str, str], ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip
         own = str(task.get("name"))
         more = self._loop_scope(task, where)
         for other in {name.split(".")[1] for name in names_read(task) if name.startswith("tasks.")}:
-            if other in called and ancestors.is_ancestor(own, other):
+            if other in called_templates and ancestors.is_ancestor(own, other):
                 more |= status_scope(f"tasks.{other}")
         scope = ChainMap(more, base)
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}
@@ -393,10 +395,10 @@ class _Walk:
                     and tag_names[0].startswith("tasks.")
                 ):
                     other = tag_names[0].split(".")[1]
-                    if other in called and not ancestors.is_ancestor(own, other):
+                    if other in called_templates and not ancestors.is_ancestor(own, other):
                         place = (*where, "arguments", kind, index)
                         self._report(place, f"reads {other}, which it does not depend on; add {other} to its depends")
-        self._check_called(task, called[str(task.get("name"))], where)
+        self._check_called(task, called_templates[str(task.get("name"))], where)
 
     def _check_outputs(self, template: Mapping[str, Any], where: Where, scope: Mapping[str, str],
                      inputs: Mapping[str, str]) -> None:  # fmt: skip

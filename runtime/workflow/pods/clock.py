@@ -40,10 +40,10 @@ class Clock:
         """The run's time."""
         return self._begin + self._monotonic() - self._began
 
-    def file_time(self, modified: float, earliest: float) -> float:
+    def file_time(self, modified_at: float, earliest: float) -> float:
         """The run's time at which a file was written, by the file's age, bounded by `earliest` and now."""
         now = self.now()
-        return max(min(now - (self._wall() - modified), now), min(earliest, now))
+        return max(min(now - (self._wall() - modified_at), now), min(earliest, now))
 
 
 def resume_clock(
@@ -51,11 +51,11 @@ def resume_clock(
     monotonic: Seconds = time.monotonic,
 ) -> Clock:  # fmt: skip
     """The clock of a launcher that resumes a run with these events."""
-    last, started = 0.0, None
+    last, last_start = 0.0, None
     for event in events:
         last = max(last, event.time)
         if isinstance(event, PodStarted) and event.start_time and began(event.pid) == event.start_time:
-            started = event
-    if started is not None:
-        return Clock(max(last, started.time + boot() - started.start_time / TICKS_A_SECOND), monotonic, wall)
+            last_start = event
+    if last_start is not None:
+        return Clock(max(last, last_start.time + boot() - last_start.start_time / TICKS_A_SECOND), monotonic, wall)
     return Clock(max(last, wall()), monotonic, wall)

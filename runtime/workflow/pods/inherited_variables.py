@@ -72,8 +72,8 @@ def is_own_step(command: Sequence[str]) -> bool:
 
 def matching_names(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
     """Names of set variables that match one of the patterns."""
-    meant = _compile_patterns(tuple(patterns))
-    return [name for name in environment if meant.match(name)]
+    pattern = _compile_patterns(tuple(patterns))
+    return [name for name in environment if pattern.match(name)]
 
 
 @cache

@@ -43,9 +43,9 @@ class Plan(NamedTuple):
         """The machine's path of what the pod calls `path`."""
         path = os.path.normpath(path)
         for _ in range(40):
-            mounted = [at for at in self.mounts if path == at or path.startswith(f"{at}/")]
-            if mounted:
-                at = max(mounted, key=len)
+            mounts_above = [at for at in self.mounts if path == at or path.startswith(f"{at}/")]
+            if mounts_above:
+                at = max(mounts_above, key=len)
                 return Path(self.mounts[at][0] + path[len(at) :])
             if any(path == bind or path.startswith(f"{bind}/") for bind in self.binds):
                 return Path(path)
@@ -82,32 +82,32 @@ def plan_root(
     root: Path,
     paths: PodPaths,
     keep: Iterable[str],
-    isolated: bool = True,
+    is_isolated: bool = True,
     made_folders: Iterable[str] = (),
     private: Collection[str] = (),
 ) -> Plan:
     """Plan the root of a pod.
 
-    `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
+    `keep`: paths of the machine that stay what they are, such as the working directory. Not `is_isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
     `made_folders`: folders that are made for it all the same. `private`: folders of the machine that it has for itself,
     empty; then what it is told of in /tmp stays hidden, too.
     """
-    declared = [os.path.normpath(path) for path in paths.files if path.startswith("/")]
+    declared_paths = [os.path.normpath(path) for path in paths.files if path.startswith("/")]
     words, mounts = list(paths.words), paths.mounts
     names_mentioned = [path for path, pattern in PRIVATE_IF_NAMED.items() if any(map(pattern.search, words))]
     own = {_real_parent_path(path) for path in [*ALWAYS_PRIVATE, *names_mentioned, *private]}
-    folders = [os.path.dirname(path) for path in declared]
-    folders = [_nearest_existing(folder, own) for folder in folders] if isolated else folders
-    changed = own | {
+    folders = [os.path.dirname(path) for path in declared_paths]
+    folders = [_nearest_existing(folder, own) for folder in folders] if is_isolated else folders
+    changed_folders = own | {
         _real_parent_path(folder)
         for folder in [*folders, *made_folders, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
-    owners = {} if private else _mentioned_owners(words, declared)
-    trusted = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
-    mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
-    kept_paths = {os.path.normpath(path) for path in keep} | trusted
-    maker = _Planner(own, kept_paths, _private_entries(changed))
+    owners = {} if private else _mentioned_owners(words, declared_paths)
+    trusted_paths = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
+    mounts = {**{path: (path, True) for path in owners.keys() - trusted_paths}, **mounts}
+    kept_paths = {os.path.normpath(path) for path in keep} | trusted_paths
+    maker = _Planner(own, kept_paths, _private_entries(changed_folders))
     maker.add_folder("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
@@ -187,11 +187,11 @@ def _folder_entries(folder: str) -> dict[str, str]:
         return {}
 
 
-def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
+def _mentioned_owners(words: Iterable[str], declared_paths: Iterable[str]) -> dict[str, int]:
     """Folders of this machine's /tmp that the words mention and the pod does not declare, with their owners' uids."""
     owners = dict[str, int]()
     for path in (path for word in words for path in _WORD.findall(word)):
-        mine = any(one == path or one.startswith(f"{path}/") for one in declared)
+        mine = any(one == path or one.startswith(f"{path}/") for one in declared_paths)
         with suppress(OSError):  # It is not there.
             status = os.stat(path)
             if not mine and stat.S_ISDIR(status.st_mode):
@@ -199,7 +199,7 @@ def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str
     return owners
 
 
-def rewrite_paths(text: str, moved: Mapping[str, str]) -> str:
+def rewrite_paths(text: str, moved_folders: Mapping[str, str]) -> str:
     """The text with those folders' paths replaced, the longest first, for a kernel without namespaces."""
-    names = "|".join(re.escape(folder) for folder in sorted(moved, key=len, reverse=True))
-    return re.sub(rf"(?:{names})(?=/|$|[\s'\"\\;)])", lambda match: moved[match[0]], text) if names else text
+    names = "|".join(re.escape(folder) for folder in sorted(moved_folders, key=len, reverse=True))
+    return re.sub(rf"(?:{names})(?=/|$|[\s'\"\\;)])", lambda match: moved_folders[match[0]], text) if names else text

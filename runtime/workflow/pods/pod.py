@@ -87,13 +87,13 @@ class Pod:
         folders: Folders,
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
-        staged: Mapping[str, str] = NO_STAGED,
+        staged_paths: Mapping[str, str] = NO_STAGED,
         sandbox: Sandbox | None = None,
     ) -> dict[str, Any]:
         """The request with which the runner starts the command in a session of its own.
 
         `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
-        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: its walls.
+        `staged_paths`: where several containers find the folders from which each mounts its own. `sandbox`: its walls.
         Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
         """
         command = list(container_command.command)
@@ -104,12 +104,12 @@ class Pod:
         words = [*command, *container_command.environment.values()]
         root = self._make_root(template, words, folder, [*pod_folders, self._run_folder], mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        isolated = has_namespaces()
-        moved = {} if isolated else self._move_folders(template, folder, root, staged)
+        is_isolated = has_namespaces()
+        moved_folders = {} if is_isolated else self._move_folders(template, folder, root, staged_paths)
         if template.get("script"):
-            source = isolation.rewrite_paths(str(template["script"].get("source") or ""), moved)
+            source = isolation.rewrite_paths(str(template["script"].get("source") or ""), moved_folders)
             self._write_script(root, SCRIPT_PATH, source)
-        command = [isolation.rewrite_paths(word, moved) for word in command]
+        command = [isolation.rewrite_paths(word, moved_folders) for word in command]
         several = has_several_containers(template)
         shut_in = (
             sandbox.spawner_request(self._run_folder, self.handoff_folder, pod_folders, several) if sandbox else None
@@ -118,26 +118,29 @@ class Pod:
             "claim": str(self.claim_file), "exit": str(self.exit_file), "log": str(self.log), "command": command,
             "cwd": str(folders.launcher) if several else folder,
             "environment": environment,
-            "captures": captures, "namespace": isolated,
+            "captures": captures, "namespace": is_isolated,
             "sandbox": shut_in,
-            **(_with_staged_volumes(root, mounts, staged) if several else root)._asdict(),
+            **(_with_staged_volumes(root, mounts, staged_paths) if several else root)._asdict(),
         }  # fmt: skip
 
     def _move_folders(
-        self, template: Mapping[str, Any], folder: str, root: isolation.Plan, staged: Mapping[str, str]
+        self, template: Mapping[str, Any], folder: str, root: isolation.Plan, staged_paths: Mapping[str, str]
     ) -> dict[str, str]:
         """Make the folders of a pod without a root of its own and rewrite its containers; returns the moved paths."""
         for path in _declared_paths(template, folder):
             root.host_path(path).parent.mkdir(parents=True, exist_ok=True)
-        moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
-        moved |= {path: path for path in root.binds}
-        moved |= {path: source for path, (source, _) in root.mounts.items()}
+        moved_folders = {folder: root.root + folder for folder in root.folders if folder != "/"}
+        moved_folders |= {path: path for path in root.binds}
+        moved_folders |= {path: source for path, (source, _) in root.mounts.items()}
         if has_several_containers(template):
-            spec, sources = json.loads(self.spec_file.read_text()), {place: source for source, place in staged.items()}
+            spec, sources = (
+                json.loads(self.spec_file.read_text()),
+                {place: source for source, place in staged_paths.items()},
+            )
             for kind in ("init", "main", "sidecars"):
-                spec[kind] = [_rewrite_container(one, moved, sources) for one in spec[kind]]
+                spec[kind] = [_rewrite_container(one, moved_folders, sources) for one in spec[kind]]
             self.spec_file.write_text(json.dumps(spec))
-        return moved
+        return moved_folders
 
     @property
     def spec_file(self) -> Path:
@@ -261,20 +264,20 @@ class Pod:
 
 
 def _with_staged_volumes(
-    root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged: Mapping[str, str]
+    root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged_paths: Mapping[str, str]
 ) -> isolation.Plan:
     """The plan with volumes mounted once at their staged paths; containers mount them from there."""
     at = {os.path.normpath(path) for path in volumes}
     others = {path: mount for path, mount in root.mounts.items() if path not in at}
-    return root._replace(mounts={**others, **{place: (source, False) for source, place in staged.items()}})
+    return root._replace(mounts={**others, **{place: (source, False) for source, place in staged_paths.items()}})
 
 
 def _rewrite_container(
-    container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]
+    container: Mapping[str, Any], moved_folders: Mapping[str, str], sources: Mapping[str, str]
 ) -> dict[str, Any]:
     """The container with its paths rewritten for a pod without a root of its own; mounts become their sources."""
     own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
-    return json.loads(isolation.rewrite_paths(json.dumps({**container, "mounts": {}}), {**moved, **own}))
+    return json.loads(isolation.rewrite_paths(json.dumps({**container, "mounts": {}}), {**moved_folders, **own}))
 
 
 def _read_tail(path: Path, limit: int) -> bytes:

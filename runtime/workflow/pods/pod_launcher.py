@@ -121,9 +121,9 @@ class PodLauncher:
             )
             return pod.start_request(node.spec, command, self._folders)
         several = containers.has_several_containers(node.spec)
-        mounted = self._pod_mounts(node, pod)
+        pod_mounts = self._pod_mounts(node, pod)
         command_request = (
-            self._prepare_podrun(node, pod, mounted)
+            self._prepare_podrun(node, pod, pod_mounts)
             if several
             else self._container_command(node, self._main_container(node))
         )
@@ -135,22 +135,22 @@ class PodLauncher:
             command_request,
             self._folders,
             captures,
-            mounted.merged_mounts,
-            mounted.staged_paths,
+            pod_mounts.merged_mounts,
+            pod_mounts.staged_paths,
             self._sandbox,
         )
 
     def _main_container(self, node: Node) -> Mapping[str, Any]:
         return node.spec.get("container") or node.spec["script"]
 
-    def _prepare_podrun(self, node: Node, pod: Pod, mounted: volumes.PodMounts) -> ContainerCommand:
+    def _prepare_podrun(self, node: Node, pod: Pod, pod_mounts: volumes.PodMounts) -> ContainerCommand:
         """Write the spec of several containers; returns the command of the program that runs them."""
         groups = containers.pod_containers(node.spec)
         strategy = (node.spec.get("containerSet") or {}).get("retryStrategy") or {}
-        staged = mounted.staged_paths
+        staged_paths = pod_mounts.staged_paths
         own = {
-            name: {path: (staged[mount.source], mount.read_only) for path, mount in some.items()}
-            for name, some in mounted.own.items()
+            name: {path: (staged_paths[mount.source], mount.read_only) for path, mount in some.items()}
+            for name, some in pod_mounts.own.items()
         }
         spec: dict[str, Any] = {
             kind: [{**self._container_spec(node, one), "mounts": own[one["name"]]} for one in some]
@@ -271,16 +271,16 @@ class PodLauncher:
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
         keys = {str(e["name"]): artifacts.artifact_key(e, prefix) for e in list_at(outputs, "artifacts")}
         if keys:
-            collected = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
+            pod_outputs = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
         else:
-            collected = collect(pod.folder, outputs, keys, self._repository)
-        if collected.said and code == 0:
+            pod_outputs = collect(pod.folder, outputs, keys, self._repository)
+        if pod_outputs.said and code == 0:
             code = NOT_STARTED
         # A killed launcher may have missed the end: the exit file's time tells when it was.
         at = self._clock.now() if code is None else self._clock.file_time(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
-            at, node.name, code, collected.parameters, collected.artifacts,
-            collected.missing if code is not None else "", collected.said, pod.result() if node.captures else None,
+            at, node.name, code, pod_outputs.parameters, pod_outputs.artifacts,
+            pod_outputs.missing if code is not None else "", pod_outputs.said, pod.result() if node.captures else None,
             pod.container_exits(),
         )  # fmt: skip
 

@@ -25,23 +25,23 @@ stay Pending, as they do there. A daemon that is ready does not count: what uses
 
 
 class Starter:
-    """Starts the pods of one launcher. `record` takes events; `changed` wakes the launcher."""
+    """Starts the pods of one launcher. `record` takes events; `on_change` wakes the launcher."""
 
     def __init__(
         self, engine: Engine, launch: PodLauncher, runner: Runner, clock: Clock, record: Callable[[Event], None],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._launch = launch
         self._runner = runner
         self._clock = clock
         self._record = record
-        self._changed = changed
+        self._changed = on_change
         self._loading: dict[str, tuple[asyncio.Task[None], web.Ending]] = {}
         self._loaded: set[str] = set()
 
     def start_some(self) -> None:
-        """Start pending pods, at most STARTS_AT_ONCE; `changed` is called if any started. Raises what loading raised.
+        """Start pending pods, at most STARTS_AT_ONCE; `on_change` is called if any started. Raises what loading raised.
 
         Invariant: at most MAX_PODS pods load or run; ready daemons do not count.
         """

@@ -63,9 +63,9 @@ def _run_main(
     needs = one["dependencies"]
     with lock:
         lock.wait_for(lambda: all(need in codes for need in needs))
-        failed = next((need for need in needs if codes[need][0]), None)
-    outcome = (NEVER_RAN, failed) if failed else (0, "")
-    if not failed:
+        failed_need = next((need for need in needs if codes[need][0]), None)
+    outcome = (NEVER_RAN, failed_need) if failed_need else (0, "")
+    if not failed_need:
         for attempt in range(spec["retries"] + 1):
             outcome = (_run_once(spec, one), "")
             if not outcome[0] or _stopping.is_set() or attempt == spec["retries"]:

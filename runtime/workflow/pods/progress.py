@@ -42,23 +42,23 @@ class Progress:
         final_progress = self._ended.get((node.name, node.life))
         if final_progress:
             return final_progress
-        finished, whole = (
+        finished_count, whole = (
             self._reported_progress(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
         )
         if not node.phase.fulfilled:
-            return finished, whole
-        self._ended[node.name, node.life] = progress = (finished if node.phase.bad else whole, whole)
+            return finished_count, whole
+        self._ended[node.name, node.life] = progress = (finished_count if node.phase.bad else whole, whole)
         return progress
 
     def _reported_progress(self, node: Node) -> tuple[int, int]:
         root = pod_folder(self._engine, node, self._folder) / "root"
         for path in (PROGRESS_FILE, os.path.realpath(PROGRESS_FILE)):
             try:
-                reported = _REPORT.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
+                progress_match = _REPORT.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
             except OSError:
                 continue
-            if reported and 0 < int(reported[2]) >= int(reported[1]):
-                return int(reported[1]), int(reported[2])
+            if progress_match and 0 < int(progress_match[2]) >= int(progress_match[1]):
+                return int(progress_match[1]), int(progress_match[2])
         return 0, 1
 
 

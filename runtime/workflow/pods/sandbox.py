@@ -49,12 +49,12 @@ class Sandbox:
         `pod_folder` is the only folder of the pod's that it sees as it is; it may read `read_folders`. `several`: each
         container gets its own sandbox, from `podrun`. Makes the folders that the pod may write to.
         """
-        hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
+        hidden_paths = [str(run.parent), *(str(run / name) for name in HIDDEN)]
         readable = [*interpreter_paths([*private_folders(), *ALWAYS_PRIVATE]), *map(str, read_folders), str(run)]
         writable = [*self.writable, *(str(run / name) for name in SHARED), str(pod_folder)]
         for path in writable:
             os.makedirs(path, exist_ok=True)
-        views = [(path, "hidden") for path in hidden] + [(path, "shown") for path in readable]
+        views = [(path, "hidden") for path in hidden_paths] + [(path, "shown") for path in readable]
         views += [(path, "writable") for path in writable]
         return {
             "network": self.network,
@@ -71,12 +71,12 @@ def private_folders() -> list[str]:
 def check_available() -> None:
     """Raise NoSandboxError where the kernel allows no sandbox, as tried with a pod that does nothing."""
     program = str(Path(__file__).with_name("spawner.py"))
-    tried = subprocess.run(
+    trial = subprocess.run(
         [sys.executable, "-I", "-S", program, "try", json.dumps({"network": False, "several": False, "views": []})],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if tried.returncode:
-        why = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
+    if trial.returncode:
+        why = trial.stderr.strip().splitlines()[-1:] or [f"exit code {trial.returncode}"]
         raise NoSandboxError(
             f"--sandbox: this kernel cannot make one ({why[0]}); run it in a container or on a cluster"
         )

@@ -74,12 +74,12 @@ def resolve_mounts(
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
             if path.startswith(MACHINE_FOLDERS) or name not in volumes_by_name:
                 continue
-            folder, fixed = _volume_folder(volumes_by_name[name], pod, claims, sources)
+            folder, is_fixed = _volume_folder(volumes_by_name[name], pod, claims, sources)
             below = str(mount.get("subPath") or "")
             source = folder.resolve() if below in ("", ".") else resolve_inside(folder, below)
             if not source.exists():
                 source.mkdir(parents=True)
-            mounts[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
+            mounts[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or is_fixed)
     return every
 
 

@@ -145,7 +145,7 @@ def launcher_pid(folder: Path) -> str | None:
     """The pid of the process that runs it; None when there is none."""
     with (folder / "lock").open("rb") as file:
         try:
-            file_lock.lock(file.fileno(), shared=True, wait_s=0)
+            file_lock.lock(file.fileno(), is_shared=True, wait_s=0)
         except BlockingIOError:
             return file.read(20).decode()
         return None

@@ -55,8 +55,8 @@ class StatusWriter:
             spec["shutdown"] = engine.state.shutdown
         how_far, of_nodes = self._progress.compute()
         artifacts = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
-        exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": artifacts}
-        exported = {key: value for key, value in exported.items() if value}
+        exported_outputs = {"parameters": list(engine.variables.outputs.values()), "artifacts": artifacts}
+        exported_outputs = {key: value for key, value in exported_outputs.items() if value}
         status = {
             "phase": engine.phase.value,
             "message": engine.message or None,
@@ -64,7 +64,7 @@ class StatusWriter:
             "finishedAt": timestamp(engine.state.finished),
             "progress": how_far,
             "conditions": _conditions(engine) or None,
-            "outputs": exported or None,
+            "outputs": exported_outputs or None,
             "nodes": {
                 node_id(engine.state.name, node.name): self._node_json(node, of_nodes.get(node.name, ""))
                 for node in engine.state.nodes.values()

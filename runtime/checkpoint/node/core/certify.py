@@ -53,23 +53,23 @@ class Certification:
 
     def advance(self) -> bool:
         """Report what has its digest now; keep what the round started from. Returns whether there was anything."""
-        changed = self._keep_start()
+        has_changed = self._keep_start()
         for local_rank, pin in list(self._compared.items()):
             if pin.flaw:
                 self._drop(self._compared.pop(local_rank))
-                changed = True
+                has_changed = True
             elif pin.digest and pin not in self._reported:
                 self._reported.add(pin)
                 self._tx.act(ReportEvidence(pin.identity, pin.location))
-                changed = True
-        return changed
+                has_changed = True
+        return has_changed
 
     def _keep_start(self) -> bool:
         """Pin the state that the round started from, which is certified, until a newer one is."""
         restore = self._segments.seat.restore if self._segments.seat else None
         if not self._interval or restore is None:
             return False
-        changed, place = False, (restore.round, restore.iteration)
+        has_changed, place = False, (restore.round, restore.iteration)
         for segment in self._segments.of_workers():
             certified_slot = self._certified.get(segment.local_rank)
             if certified_slot is not None and certified_slot.identity[:2] >= place:
@@ -78,9 +78,9 @@ class Certification:
                 identity = segment.table[slot].identity
                 if identity and identity[:2] == place:
                     self._keep(segment.local_rank, self._segments.pin(segment, slot, Reader.CERTIFIED))
-                    changed = True
+                    has_changed = True
                     break
-        return changed
+        return has_changed
 
     def note_verdict(self, event: StateCertified) -> None:
         """The state is certified. It takes the place of the rank's earlier one."""

@@ -86,12 +86,12 @@ class SentCopies:
 
     def advance(self) -> bool:
         """Request every copy whose digest is known. Returns whether there was one."""
-        moved = False
+        has_moved = False
         for local_rank, sending in list(self._sending.items()):
             pin = sending.pin
             if sending.work is not None or not (pin.digest or pin.flaw):
                 continue
-            moved = True
+            has_moved = True
             if pin.flaw:
                 del self._sending[local_rank]
                 self._end(sending, pin.flaw)
@@ -99,7 +99,7 @@ class SentCopies:
                 sending.work = self._tx.number_work()
                 self._requested[sending.work] = sending
                 self._tx.act(RequestPeerCopy(sending.work, sending.peer, self._reads.describe(pin)))
-        return moved
+        return has_moved
 
     def end_copy(self, event: PeerCopyEnded) -> None:
         """The peer has its copy or has not."""

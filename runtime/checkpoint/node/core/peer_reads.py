@@ -47,19 +47,19 @@ class PeerReads:
 
     def advance(self) -> bool:
         """Take up the digests that are known by now, and answer where none is missing. Returns whether it did any."""
-        moved = False
+        has_moved = False
         for listing in list(self._listings):
             for pin in [pin for pin in listing.pins if pin.digest or pin.flaw]:
-                moved = True
+                has_moved = True
                 if not pin.flaw:
                     listing.holdings[listing.pins[pin]] = self.describe(pin)
                 del listing.pins[pin]
                 self._segments.unpin(pin)
             if not listing.pins:
-                moved = True
+                has_moved = True
                 self._listings.remove(listing)
                 self._answer(listing)
-        return moved
+        return has_moved
 
     def _answer(self, listing: _Listing) -> None:
         self._tx.answer(listing.ticket, tuple(listing.holdings[position] for position in sorted(listing.holdings)))

@@ -264,8 +264,8 @@ class PersistQueue:
 
     def advance(self) -> bool:
         """Start the next put if it can be, and answer flushes. Returns whether anything changed."""
-        changed = self._advance_turn() | self._answer_flushes()
-        return changed or (self._turn is None and self._answer_drains())
+        has_changed = self._advance_turn() | self._answer_flushes()
+        return has_changed or (self._turn is None and self._answer_drains())
 
     def _advance_turn(self) -> bool:
         if self._put is not None or self._is_held():

@@ -95,17 +95,17 @@ class RoundRestore:
 
     def advance(self) -> bool:
         """Go on with every shard and answer every question that can be answered. Returns whether there was one."""
-        moved = False
+        has_moved = False
         for shard in [shard for shard in self._shards if shard.stage is not Stage.END][:PARALLEL]:
             try:
-                moved |= shard.advance()
+                has_moved |= shard.advance()
             except SegmentError as error:
                 self._error = f"{shard} cannot be restored: {error}"
                 shard.cancel()
             if shard.stage is Stage.READY:
                 self._start_from(shard)
-                moved = True
-        return moved | self._answer_waiting()
+                has_moved = True
+        return has_moved | self._answer_waiting()
 
     def next_deadline(self) -> float | None:
         """When sources are asked again."""

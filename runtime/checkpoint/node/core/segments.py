@@ -232,37 +232,39 @@ class Segments:
 
     # Memory
 
-    def get_for_worker(self, local_rank: int, capacity: int, sharded: bool = False, copied: bool = False) -> Segment:
+    def get_for_worker(
+        self, local_rank: int, capacity: int, is_sharded: bool = False, is_copied: bool = False
+    ) -> Segment:
         """The segment that the rank's worker writes from now on, with slots of exactly that capacity (0: a control
         page only). A new one's slots are allocated one after the other.
 
-        A sharded state has one more slot, as its two newest are kept. If it is `copied` to a peer, there must be room
-        for copies of the peer's shard, too, which come later and are about as large.
+        A sharded state has one more slot, as its two newest are kept. If it is `is_copied` to a peer, there must be
+        room for copies of the peer's shard, too, which come later and are about as large.
         """
-        slots = self._slots(sharded)
+        slots = self._slots(is_sharded)
         segment = self._find_fitting(self._by_rank.get(local_rank, [])[-1:], capacity, slots)
         if segment is None:
             if (current := self.current(local_rank)) is not None and current.is_empty():
                 self._remove(current)
-            segment = self._make(local_rank, capacity, slots, sharded, copied)
+            segment = self._make(local_rank, capacity, slots, is_sharded, is_copied)
             self._by_rank.setdefault(local_rank, []).append(segment)
-        segment.announced, segment.sharded = True, sharded
+        segment.announced, segment.sharded = True, is_sharded
         return segment
 
-    def claim(self, fetch: object, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+    def claim(self, fetch: object, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
         """A segment to fetch a state of exactly that capacity into: any of the rank's, or a new one behind the one that
         the worker knows. Its slots may not be allocated yet. It is not removed until `release`. Raises SegmentError if
         the segment claimed before cannot be allocated."""
-        if (claimed := self._claimed.pop(fetch, None)) is not None and claimed.error:
-            raise SegmentError(claimed.error)
-        slots = COPY_SLOTS if local_rank < 0 else self._slots(sharded)
+        if (earlier_segment := self._claimed.pop(fetch, None)) is not None and earlier_segment.error:
+            raise SegmentError(earlier_segment.error)
+        slots = COPY_SLOTS if local_rank < 0 else self._slots(is_sharded)
         of_rank = self._by_rank.setdefault(local_rank, [])
         segment = self._find_fitting(of_rank, capacity, slots)
         if segment is None:
             last = of_rank[-1] if of_rank else None
             if last and last.is_empty() and not last.announced and last not in self._claimed.values():
                 self._remove(last)
-            segment = self._make(local_rank, capacity, slots, sharded)
+            segment = self._make(local_rank, capacity, slots, is_sharded)
             of_rank.insert(len(of_rank) - (bool(of_rank) and of_rank[-1].announced), segment)
         self._claimed[fetch] = segment
         return segment
@@ -271,9 +273,9 @@ class Segments:
         """The fetch has its slot, or needs none."""
         self._claimed.pop(fetch, None)
 
-    def _slots(self, sharded: bool) -> int:
+    def _slots(self, is_sharded: bool) -> int:
         certifies = self.seat is not None and self.seat.certifies > 0
-        return SLOTS + sharded + CERTIFY_SLOTS * certifies
+        return SLOTS + is_sharded + CERTIFY_SLOTS * certifies
 
     def _find_fitting(self, segments: list[Segment], capacity: int, slots: int) -> Segment | None:
         """The newest with at least that many slots of that capacity that can be allocated."""
@@ -283,14 +285,14 @@ class Segments:
                 return segment
         return None
 
-    def _make(self, local_rank: int, capacity: int, slots: int, sharded: bool, copied: bool = False) -> Segment:
+    def _make(self, local_rank: int, capacity: int, slots: int, is_sharded: bool, is_copied: bool = False) -> Segment:
         number, capacity = next(self._numbers), round_to_pages(capacity)
-        table = SlotTable(slots, KEPT_SHARDED if sharded else 1, absent=slots if capacity else 0)
+        table = SlotTable(slots, KEPT_SHARDED if is_sharded else 1, absent=slots if capacity else 0)
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
         name += f".{number}" if self._by_rank.get(local_rank) else ""
-        segment = Segment(number, local_rank, slots if capacity else 0, capacity, table, sharded)
+        segment = Segment(number, local_rank, slots if capacity else 0, capacity, table, is_sharded)
         self._by_number[number] = segment
-        copies = self._missing_copy_slots(local_rank) if sharded and copied else 0
+        copies = self._missing_copy_slots(local_rank) if is_sharded and is_copied else 0
         self._tx.act(MakeSegment(number, name, segment.slots, capacity, copies))
         return segment
 
@@ -298,8 +300,8 @@ class Segments:
         """Slots not made yet for copies of the peer's shards, of which there are as many as this node has of its
         own."""
         ranks = {segment.local_rank for segment in self.of_workers() if segment.sharded} | {local_rank}
-        copied = {segment.local_rank for segment in self.all() if segment.local_rank < 0}
-        return COPY_SLOTS * max(len(ranks) - len(copied), 0)
+        copied_shards = {segment.local_rank for segment in self.all() if segment.local_rank < 0}
+        return COPY_SLOTS * max(len(ranks) - len(copied_shards), 0)
 
     def end_making(self, event: SegmentMade) -> None:
         """The segment has its file, so its slots are allocated one after the other; or it cannot be made, and is
@@ -360,10 +362,10 @@ class Segments:
 
     def advance(self) -> bool:
         """Remove superseded segments without readers and writers. Returns whether there was one."""
-        removed = [segment for segment in self.all() if segment.superseded and not segment.is_busy()]
-        for segment in removed:
+        segments_to_remove = [segment for segment in self.all() if segment.superseded and not segment.is_busy()]
+        for segment in segments_to_remove:
             self._remove(segment)
-        return bool(removed)
+        return bool(segments_to_remove)
 
     def _remove(self, segment: Segment) -> None:
         self._by_rank[segment.local_rank].remove(segment)

@@ -48,8 +48,8 @@ class Staging:
 
     def announce(self, event: Announce) -> None:
         """Find or make the worker's segment."""
-        copied = self._sent_copies.has_peer
-        segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, copied)
+        is_copied = self._sent_copies.has_peer
+        segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, is_copied)
         self._announced.append((event.ticket, segment))
 
     def acquire(self, event: Acquire) -> None:
