@@ -57,6 +57,7 @@ class CheckpointManager(BaseCheckpointManager):
         self.enable, self.save_future = config.enable, None
         self._interval = config.interval
         self._checkpoints = Checkpoints()
+        self._checkpoints.session.loop = None
         self._positions = _Positions(dataloader)
         self._state = {
             MODEL: ModelWrapper(model_parts),

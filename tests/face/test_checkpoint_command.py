@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,13 @@ def test_verify_goes_on_behind_a_manifest_that_is_broken(job: Path, capsys: Any)
 
 def test_export_of_ranks_own_states_says_what_reads_them(tmp_path: Path, capsys: Any) -> None:
     store = open_store(str(tmp_path / "store"))
-    ranks = [StandaloneKeeper(store, "j", collectives=Collectives(lambda look: look(), float)) for _ in range(2)]
+    claims: list[tuple[int, int]] = []
+
+    def agree(claim: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        claims.extend([] if claims else [claim()])
+        return claims[0]
+
+    ranks = [StandaloneKeeper(store, "j", collectives=Collectives(agree, float)) for _ in range(2)]
     for rank, alone in enumerate(ranks):
         alone.join(rank, 2)
     for rank, alone in enumerate(ranks):

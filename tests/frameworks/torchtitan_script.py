@@ -104,6 +104,7 @@ def main() -> None:
     FlexAttention.compiled_flex_attn = staticmethod(attend)
     config = llama3_debugmodel()
     config.model_spec = model_registry("debugmodel", attn_backend="flex")
+    del config.model_spec.model.layers[1:]
     config.tokenizer, config.dataloader = NoTokenizer.Config(), Loader.Config()
     config.training.local_batch_size, config.training.seq_len = 2, 32
     config.training.steps, config.training.mixed_precision_param = options.iterations, "float32"
