@@ -88,10 +88,13 @@ class Batches:
                 continue
             faults.point("train.iteration", iteration=self.iteration)
             torch.manual_seed(mix_seed(order.seed, start, rank))
-            yield self._batch(start)
+            batch = self._batch(start)
+            first = {"first_sample": int(batch.samples[0])} if len(batch.samples) else {}
+            yield batch
             self._session.send(
                 {
                     "consumed": self.consumed,
+                    **first,
                     "tokens": order.global_batch * self._length,
                     "seconds": time.perf_counter() - began,
                 }

@@ -17,7 +17,7 @@ Callback = Callable[[int, Mapping[str, float]], None]
 """Called on rank 0 with (iteration, its figures), once an iteration."""
 TAG = "everstep.job"
 """The tag by which an MLflow run is found again."""
-_OWN = ("joined_at",)
+_OWN = ("first_sample", "joined_at")
 """Facts other than figures of an iteration."""
 
 

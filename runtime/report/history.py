@@ -54,6 +54,8 @@ class Point:
     """Seconds that copying took of the save which ended with it; what is not in `stall_s` ran beside training."""
     restore_s: float = 0.0
     """In the first iteration of a round: how long rank 0 restored its state before."""
+    first_sample: int | None = None
+    """Number of the first sample of its batch, as rank 0 read it: the same for any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ def _read_telemetry(
             staged_bytes=max(_number(line.get("staged_bytes")) or 0.0, 0.0),
             copy_s=max(_number(line.get("copy_s")) or 0.0, 0.0),
             restore_s=max(_number(line.get("restore_s")) or 0.0, 0.0),
+            first_sample=None if (first := _number(line.get("first_sample"))) is None else int(first),
         )
         by_round.setdefault(point.round, {})[point.iteration] = point
     points = [point for some in by_round.values() for point in some.values()]

@@ -15,11 +15,13 @@ class Policy:
     join_window: float = 30.0
     """`patience.joinWindow`: how long a round waits for survivors, in seconds."""
     shrink_after: float = 10.0
-    """`patience.replacementWait`: how long survivors wait for a replacement before they go on with fewer nodes."""
+    """`patience.replacementWait`: how long survivors wait for a replacement before they go on with fewer nodes; not at
+    all if no node has started that fast."""
     cooldown: float = 30.0
     """`patience.coolDown`: how long a round is not broken just to grow, at least."""
     restart_cost: float = 10.0
-    """`patience.restartCost`: what a restart to grow may cost; the fewer nodes wait, the longer they do."""
+    """`patience.restartCost`: what a restart to grow costs at least, or as much as the last one took; the fewer nodes
+    wait, the longer they do. 0: they wait for the cool-down only."""
     min_share: float = 0.5
     """Smallest share of the nodes that trains; 1: all or none."""
     stage: int = 1
@@ -35,9 +37,8 @@ class Policy:
 POLICIES = (
     Policy("default"),
     Policy("grow after 30 s", restart_cost=0.0),
-    Policy("shrink at once", shrink_after=0.0),
+    Policy("wait 60 s for one", shrink_after=60.0),
     Policy("copy each 4th", stage=4),
-    Policy("all three", shrink_after=0.0, restart_cost=45.0, stage=4),
     Policy("wait for all", shrink_after=4 * 3600.0, join_window=60.0, min_share=1.0),
     Policy("16 spares", spares=16, shrink_after=120.0),
     Policy("16 spares, checked", spares=16, shrink_after=120.0, check=20.0),

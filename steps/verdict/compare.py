@@ -10,7 +10,10 @@ from everstep.steps.verdict.config import Experiment
 
 SELDOM, FURTHEST = 0.02, 5.0
 """With another number of nodes, sums are rounded differently and losses vary: this share of them may differ by more
-than the tolerance, none by more than this many times it. Other samples would shift most later losses."""
+than the tolerance, none by more than this many times it.
+
+This cannot hide another order of samples, which is compared exactly (`compare_samples`). Losses alone could not tell
+it: of two neighbouring batches that are swapped, only two losses show."""
 KNOWN = 0.9
 """Share of the iterations whose loss must be known: those just before a kill are often not reported."""
 
@@ -138,11 +141,23 @@ def distance(mine: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
 
 
 def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact: bool, far: float) -> Check:
-    """The same samples give the same loss with the same weights: each iteration's loss is compared.
+    """Compare the order of the samples, exactly, and each iteration's loss.
+
+    A batch begins with the same sample for any number of ranks, as the shares in rank order are the batch: so its first
+    sample, as rank 0 read it, tells a batch that was swapped, left out, done twice, or drawn with another seed. The
+    loss is the mean over all ranks: the same samples give the same one with the same weights, but for the order of the
+    sums.
 
     Every report of an iteration counts, also of one that was computed again. A training that reports no loss is only
     known to have done each iteration.
     """
+    first_samples = {point.iteration: point.first_sample for point in reference}
+    others = [
+        one.iteration for one in mine
+        if one.first_sample is not None and first_samples.get(one.iteration) not in (None, one.first_sample)
+    ]  # fmt: skip
+    if others:
+        return Check(f"{len(others)} batches have other samples, first that of iteration {others[0]}", False)
     reference_losses = {point.iteration: point.loss for point in reference if point.loss is not None}
     points = [(point.iteration, point.loss) for point in mine if point.loss is not None]
     if not reference_losses:
@@ -152,10 +167,10 @@ def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact:
         )
     iterations_compared = {iteration for iteration, _ in points if iteration in reference_losses}
     limit = 0.0 if exact else far
-    off = {i: _apart(loss, reference_losses.get(i)) for i, loss in points}
-    wrong = [i for i, apart in off.items() if apart > limit]
-    if len(wrong) > (0 if exact else SELDOM * len(points)) or any(off[i] > FURTHEST * limit for i in wrong):
-        return Check(f"{len(wrong)} losses differ, first at iteration {wrong[0]}", False)
+    off = [(i, _apart(loss, reference_losses.get(i))) for i, loss in points]
+    wrong = [(i, apart) for i, apart in off if apart > limit]
+    if len(wrong) > (0 if exact else SELDOM * len(points)) or any(apart > FURTHEST * limit for _, apart in wrong):
+        return Check(f"{len(wrong)} losses differ, first at iteration {wrong[0][0]}", False)
     more = f", {len(wrong)} further apart than {far:.0%}" if wrong else ""
     return Check(
         f"{len(iterations_compared)} of {len(reference_losses)} losses compared{more}",

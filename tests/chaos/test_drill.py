@@ -107,6 +107,36 @@ def test_where_nodes_came_and_went_few_losses_may_swing_and_other_samples_show()
     assert not compare_samples(curve(*one), curve(*reference), exact=False, far=0.02).good
 
 
+def reading(*first_samples: int) -> list[Point]:
+    """Batches that begin with these samples; all losses are alike."""
+    return [Point(float(n), 1, n, 5.0, first_sample=first) for n, first in enumerate(first_samples, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("read", "iteration"),
+    [((7, 3, 4, 9, 1), 2), ((7, 4, 9, 1, 8), 3), ((7, 4, 3, 3, 9), 4)],
+    ids=["two swapped", "one left out", "one done twice"],
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_another_order_of_samples_shows_whatever_the_losses_are(
+    read: tuple[int, ...], iteration: int, exact: bool
+) -> None:
+    check = compare_samples(reading(*read), reading(7, 4, 3, 9, 1), exact=exact, far=0.02)
+    assert not check.good
+    assert check.text.endswith(f"first that of iteration {iteration}")
+
+
+def test_a_batch_that_is_computed_again_must_have_the_same_samples_and_loss() -> None:
+    reference = reading(7, 4, 3)
+    assert compare_samples([*reference, Point(4.0, 2, 2, 5.0, first_sample=4)], reference, exact=True, far=0.0).good
+    assert not compare_samples(
+        [Point(0.5, 1, 2, 5.0, first_sample=9), *reference], reference, exact=False, far=0.1
+    ).good
+    assert not compare_samples(
+        [Point(0.5, 1, 2, 6.0, first_sample=4), *reference], reference, exact=False, far=0.02
+    ).good
+
+
 def test_a_training_whose_losses_are_unknown_does_not_hold() -> None:
     assert not compare_samples(curve(3), curve(3, 2, 1), exact=True, far=0.0).good
 

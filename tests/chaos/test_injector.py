@@ -16,10 +16,14 @@ from everstep.cli.main import main
 from everstep.runtime.chaos import Fault, Kind, NotFiredError, NotPossibleError, load, packet_loss, store_outage
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
+from everstep.runtime.job.events import NodeGone
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.processes import start_time
 from tests.harness import wait_until
+from tests.job.world import World, platform
 
 
 @pytest.fixture
@@ -48,6 +52,16 @@ def test_a_frozen_node_stands_still_and_goes_on(tmp_path: Path, node: subprocess
     fired = asyncio.run(injector(tmp_path).inject(Fault(Kind.FREEZE, "n", seconds=0.05)))
     assert fired.evidence == "1 processes were stopped for 0.05 s"
     wait_until(lambda: psutil.Process(node.pid).status() != psutil.STATUS_STOPPED, "the node goes on")
+
+
+def test_a_job_that_waits_for_lost_nodes_is_no_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, progress = World(platform({"worker": RoleSpec(4, 1)})), Progress(open_store(str(tmp_path)), "j")
+    monkeypatch.setattr(progress, "state", lambda: world.state)
+    world.join_all()
+    for node in ("worker-1-0", "worker-3-0"):
+        world.send(NodeGone(node, "test"))
+    world.join("worker-0-0")
+    assert (len(world.names(NodePhase.REQUESTED)), progress.size()) == (2, 4)
 
 
 def test_kinds_that_need_a_cluster_are_refused_with_the_reason(tmp_path: Path) -> None:
