@@ -397,7 +397,7 @@ class AgentLifecycle:
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
-        self._say("the script does not call everstep: after a fault it restarts from the beginning")
+        self._say("the script has not called everstep so far; if it never does, a fault restarts it from the beginning")
         await asyncio.Event().wait()
 
     def _on_report(self, local_rank: int, report: Report) -> None:

@@ -75,11 +75,11 @@ def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
 def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launcher: Launcher) -> None:
     (launcher.folder / "wait.sh").write_text("while ! test -e stop; do sleep 0.1; done\n")
     process = launcher.start(EVERSTEP, "--standalone", "--no-python", "sh", "wait.sh")
-    until(lambda: "does not call everstep" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
+    until(lambda: "has not called everstep" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
     (launcher.folder / "stop").touch()
     outcome = launcher.wait_for_end(process)
     assert outcome.code == 0
-    assert outcome.err.count("does not call everstep") == 1
+    assert outcome.err.count("has not called everstep") == 1
 
 
 @pytest.fixture
