@@ -284,7 +284,7 @@ def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
     here = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     try:
         nvml = open_nvml()
-        for _ in range(50):
+        for _number in range(50):
             here.copy_(there, non_blocking=True)
         line = line_of(read_devices(nvml, machine_devices(os.environ)))
     except NoReadingsError as error:
