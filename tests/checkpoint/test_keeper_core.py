@@ -346,6 +346,6 @@ def test_the_store_gets_it_anyway_if_no_round_follows_or_somebody_waits_for_it(w
         case _:
             deadline = world.core.next_deadline()
             assert deadline == world.now + (DEATH_S if what == "time" else RESTORE_S)
-            world.now = deadline
+            world.now += DEATH_S if what == "time" else RESTORE_S
             world.feed(events.Tick())
     assert puts(world) == 1

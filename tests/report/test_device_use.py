@@ -25,11 +25,11 @@ def test_a_nodes_devices_are_told_with_the_most_memory_and_the_mean_use() -> Non
     lines = [
         told("a", reading(10, 0.5), reading(30, 1.0)),
         told("a", reading(20, 0.1, ("too hot (driver)",)), reading(10, 0.3, (), None)),
-        told("a", reading(5, 0.45), reading(5, 0.45, (), 2)),
+        told("a", reading(5, 0.55), reading(5, 0.55, (), 2)),
         told("b", reading(1, 0.0)),
     ]
     devices = history([], lines).devices
-    assert devices["a"] == DeviceUse(2, 40.0, 160.0, pytest.approx(0.4667, abs=1e-4), 20.0, 40.0, 2,
+    assert devices["a"] == DeviceUse(2, 40.0, 160.0, 0.5, 20.0, 40.0, 2,
                                      "too hot (driver)", 3)  # fmt: skip
     assert devices["b"].devices == 1
 
