@@ -19,7 +19,7 @@ from everstep.runtime.watch.merge import fold_ranks
 SLOW_FACTOR = 1.5
 """A straggler's own time is more than this many times the median of all."""
 _WORTH = 0.1
-"""What it takes longer is at least this share of an iteration: less saves nobody time, and samples tell no less."""
+"""The excess is at least this share of an iteration: a smaller one costs little, and samples do not show it."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
 """If the mean iteration of a window takes more than this many times the median, a pause made it long: no pace."""
@@ -153,7 +153,7 @@ def _who(slow: Sequence[Pace], others: Sequence[Pace]) -> str:
 
 
 def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
-    """What of the slowest rank takes longer than with the others."""
+    """What takes the slowest rank longer than the others."""
 
     def more(value: Callable[[Pace], float]) -> float:
         return value(worst) - (median(map(value, others)) if others else 0.0)
