@@ -83,7 +83,7 @@ class SlowNodes:
 def replacement(state: State, spec: JobSpec, slow: SlowNode) -> fault_policy.Judgement | None:
     """The judgement by which that node is replaced now; None: it stays.
 
-    Invariant: a replica's slow node is replaced at most once in a job's life, and only while the others are enough.
+    Invariant: a replica's slow node is replaced at most once in a job's life, and only while enough others remain.
     """
     node = state.nodes[slow.node]
     if spec.stragglers is not StragglerPolicy.REPLACE or slow.own_windows < REPLACED_WINDOWS or slow.others:

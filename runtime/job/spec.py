@@ -295,7 +295,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
     time_limit_s: float = 0.0
     """How long after its first round the job may last before it fails; 0: without end. A job that is resumed after its
-    end has it anew."""
+    end has its full time again."""
     fault_tolerant: bool = True
     """False: a role that names no `restartPolicy` has Never."""
     priority_class: str = ""

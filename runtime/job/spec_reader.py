@@ -146,7 +146,7 @@ class _Reading:
         return replace(spec, roles=never)
 
     def struct(self, kind: Any, raw: Any, path: Path) -> Any:
-        """Of that kind; where something is wrong, any of that kind."""
+        """The struct; where something is wrong, some struct of that kind, and the problem is noted."""
         if not isinstance(raw, dict):
             fields_hint = f"with {', '.join(fields(kind))}" if kind is not Resources else "like {cpu: 2, memory: 4Gi}"
             self.refuse(path, f"a mapping is needed, {fields_hint}")

@@ -78,7 +78,7 @@ def _events(value: Any) -> tuple[NodeEvent, ...]:
 
 
 def _member(kind: Any, value: Any) -> Any:
-    """In any case."""
+    """The member of that value, in upper or lower case."""
     for member in kind:
         if str(value).lower() == member.value.lower():
             return member

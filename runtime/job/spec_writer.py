@@ -10,7 +10,7 @@ from everstep.runtime.job.spec_fields import fields
 
 
 def mapping_of(spec: JobSpec) -> Mapping[str, Any]:
-    """Plain data in the spelling of the YAML; what is as by default is left out. `reader.spec_of` gives it back."""
+    """Plain data in the spelling of the YAML; fields at their default are left out. `reader.spec_of` gives it back."""
     return {**_changes(spec, JobSpec()), "replicaSpecs": {name: _role(role) for name, role in spec.roles.items()}}
 
 

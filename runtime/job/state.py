@@ -100,7 +100,7 @@ class State(msgspec.Struct, frozen=True):
     rejections: dict[int, int] = {}
     """By iteration: how often its state was rejected although no node was to blame."""
     skipped: tuple[int, ...] = ()
-    """Iterations that no round does any more, sorted."""
+    """Iterations that every later round skips, sorted."""
     doubted: tuple[Doubt, ...] = ()
     """Restored states after which the loss was not finite."""
     refused: tuple[Refusal, ...] = ()

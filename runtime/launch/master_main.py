@@ -59,7 +59,7 @@ def _print_line(text: str) -> None:
 
 
 class _Lines:
-    """Prints a line for each new reason; of a job of one node in its first round only who is slow."""
+    """Prints a line for each new reason; for a job of one node in its first round only which ranks are slow."""
 
     def __init__(self, config: MasterConfig) -> None:
         self._many = any(role.nodes > 1 for role in config.spec.roles.values())

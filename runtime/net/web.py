@@ -34,7 +34,7 @@ WIRE_ERRORS = (http.client.HTTPException, OSError, ValueError)
 
 
 class WebError(OSError):
-    """There is no complete answer; one line that says why."""
+    """No complete answer came; the text is one line that says why."""
 
 
 class Request(NamedTuple):

@@ -38,7 +38,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """Machines that it had better run on."""
     workers: tuple[int, int] = (0, 0)
     """The first of its workers among the job's when every role has its most nodes, and how many it has: nodes that
-    share a machine divide its devices so."""
+    share a machine divide its devices by it."""
 
 
 class Node(msgspec.Struct, frozen=True):

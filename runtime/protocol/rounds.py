@@ -49,7 +49,7 @@ class Round(msgspec.Struct, frozen=True):
     loss_spike: float = 0.0
     """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
-    """Iterations that are not done: their losses were unsound each time."""
+    """Iterations that are skipped: their losses were unsound each time."""
     framework: Framework = Framework.PYTORCH
 
 
@@ -89,7 +89,7 @@ class Seat(msgspec.Struct, frozen=True):
     loss_spike: float = 0.0
     """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
-    """Iterations that are not done: their losses were unsound each time."""
+    """Iterations that are skipped: their losses were unsound each time."""
     framework: Framework = Framework.PYTORCH
     members: dict[str, tuple[Member, ...]] = {}
     """Those of the round, if the framework's variables name them all."""

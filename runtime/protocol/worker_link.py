@@ -47,7 +47,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     certifies: bool = False
     """States are compared across the nodes: the agent reports a loss that is not sound, and the master steps back."""
     skips: tuple[int, ...] = ()
-    """Iterations that are not done."""
+    """Iterations that are skipped."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):

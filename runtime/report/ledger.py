@@ -78,7 +78,7 @@ class NodeLedger:
         return total
 
     def spells(self) -> Iterator[Spell]:
-        """What it did, one after the other."""
+        """What it did, in order."""
         for stretch in self._stretches:
             if stretch.round is not None:
                 yield from stretch.round.between(stretch.begin, stretch.end)

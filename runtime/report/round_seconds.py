@@ -14,7 +14,7 @@ from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.node_lives import FAULTLESS, RoundLife
 
 PACE_ITERATIONS = 20
-"""A round's pace is the median of its second to so-manieth iteration: of these, packed telemetry keeps each one."""
+"""A round's pace is the median of its iterations from the second to this one: packed telemetry keeps each of them."""
 
 
 class Iteration(Protocol):
@@ -98,7 +98,7 @@ class _Filler:
         self.at, self._end = begin, end
 
     def until(self, time: float, activity: Activity) -> None:
-        """That was done until then, if it is later than what is known already."""
+        """The activity until that time, if it is later than what is known already."""
         time = min(time, self._end)
         if time > self.at:
             self.spells.append(Spell(self.at, time, activity))

@@ -98,7 +98,7 @@ def _percent(time: float, ledger: Ledger) -> float:
 
 
 def _bars(node: NodeLedger, ledger: Ledger) -> Iterator[Bar]:
-    """What took most of each column, like neighbours joined; nothing where the node was not there."""
+    """What took most of each column; neighbours that are alike are joined. Nothing where the node was absent."""
     width = ledger.seconds / COLUMNS
     edges = [ledger.begin + column * width for column in range(COLUMNS + 1)]
     columns = [_most(node.seconds_between(edges[at], edges[at + 1]), width) for at in range(COLUMNS)]

@@ -19,7 +19,7 @@ _INTERNAL, _OK, _ERROR = 1, 1, 2
 
 def traces(run: Run, now: float, parent: str = "") -> dict[str, Any]:
     """The run as of `now` (Unix seconds). `parent`: what TRACEPARENT says (W3C, "Trace Context"), as Argo sets it;
-    what does not have that form is no parent."""
+    anything of another form is ignored."""
     trace_match = _TRACEPARENT.fullmatch(parent)
     trace = trace_match["trace"] if trace_match else _digest(run.uid or run.name, 32)
     steps = _steps(run, now)

@@ -13,7 +13,7 @@ class Failure:
     """Something that fails at one time."""
 
     time: float
-    """Seconds from the begin."""
+    """Seconds from the beginning."""
     machines: tuple[int, ...]
     """All that fail at once, by number."""
     silent: bool = False

@@ -20,7 +20,7 @@ ACCOUNT = "everstep/account"
 JOB_TOKEN = "everstep/job-token"
 """Annotation of a template: the job whose token its container gets, once there is one."""
 TITLE = "workflows.argoproj.io/title"
-"""Annotation: what Argo's list of runs shows instead of the name, which is part of it therefore."""
+"""Annotation: what Argo's list of runs shows instead of the name; it therefore contains the name."""
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """The end of the name of an object of Kubernetes (a DNS subdomain)."""

@@ -26,7 +26,7 @@ def submit(
     another: Callable[[], str] | None = None,
     wait: Callable[[float], object] = time.sleep,
 ) -> Submission:
-    """Create the Workflow; one of that name and content that has not ended is taken for it.
+    """Create the Workflow; one with that name and content that has not ended counts as this one.
 
     A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
     of one that is taken; None: the name is fixed. Raises ApiError.

@@ -21,7 +21,7 @@ _DYING_S = 5.0
 """Seconds that one sweep waits for its victims."""
 _READS = 20
 _EXEC_S = 0.001
-"""An empty environment is read again so often, with this pause: the process may be in the middle of an exec."""
+"""An empty environment is read again this many times, with this pause: the process may be in the middle of an exec."""
 _GONE_ERRORS = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors of reading a process that has ended, or belongs to another user."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

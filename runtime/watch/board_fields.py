@@ -29,7 +29,7 @@ class Board(NamedTuple):
     samples: int = 0
     """How often the worker counted them."""
     waits: int = 0
-    """How often one was unfinished then: for so large a part of its time the rank waited for others."""
+    """How often one was unfinished then: that share of its time the rank waited for others."""
     sampled_at: float = 0.0
     """Unix time at which the worker counted them; 0: they are not known. Old: the process stands as a whole."""
     collective: str = ""

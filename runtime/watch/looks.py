@@ -23,7 +23,7 @@ _APART_S, _LOOKS = 0.5, 20
 
 
 class Look(msgspec.Struct, frozen=True):
-    """One rank's stacks, and where it stands; None: not known, as in dumps made before."""
+    """One rank's stacks, and where it stands; None: not known, as in dumps made earlier."""
 
     stacks: RankStacks
     standing: Standing | None = None

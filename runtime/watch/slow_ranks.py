@@ -20,10 +20,10 @@ from everstep.runtime.watch.merge import fold_ranks
 SLOW_FACTOR = 1.5
 """A straggler's own time is more than this many times the median of all."""
 _WORTH = 0.1
-"""What it takes longer is at least this share of an iteration: less saves nobody time."""
+"""The excess is at least this share of an iteration: a smaller one costs little."""
 _CERTAIN = 3.0
-"""How many standard errors two ranks' shares of samples must differ by. Ranks that are alike differ by so many in one
-of 300 windows, with 64 ranks in one of 600: `tests/watch/test_slow_by_chance.py` counts."""
+"""The shares of samples of two ranks must differ by this many standard errors. Those of equal ranks do in one of 300
+windows, with 64 ranks in one of 600: `tests/watch/test_slow_by_chance.py` counts."""
 _FEWEST_SAMPLES = 10
 _PAUSED = 3.0
 """If the mean iteration of a window takes more than this many times the median, a pause made it long: no pace."""
@@ -169,7 +169,7 @@ def _who(slow: Sequence[Pace], others: Sequence[Pace]) -> str:
 
 
 def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
-    """What of the slowest rank takes longer than with the others."""
+    """What takes the slowest rank longer than the others."""
 
     def more(value: Callable[[Pace], float]) -> float:
         return value(worst) - (median(map(value, others)) if others else 0.0)

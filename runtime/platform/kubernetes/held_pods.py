@@ -20,7 +20,7 @@ HELD, UNTIL = "everstep/held-for", "everstep/held-until"
 TRAINING_TOKEN = "EVERSTEP_TRAINING_TOKEN"
 """Variable of a checked pod: the token of the training that it may become a node of."""
 LEAST_S = 10.0
-"""A pod with less time left is not taken: it has to find out in time."""
+"""A pod with less time left is not taken: it must have time to notice."""
 _DIVISIBLE = ("cpu", "memory")
 SAME_FIELDS = ("schedulerName", "priorityClassName", "nodeSelector", "runtimeClassName")
 """Of a pod's spec: a pod that has them otherwise is not what the training asks for."""

@@ -228,7 +228,7 @@ def _end_http(engine: Scheduler, node: Node, event: PodEnded) -> None:
 
 
 def _pod_outputs(node: Node, event: PodEnded) -> Outputs:
-    if event.error.startswith(INIT_FAILED):  # Nothing of it has run, so nobody tells of outputs.
+    if event.error.startswith(INIT_FAILED):  # Nothing of it has run, so there is no report of outputs.
         return Outputs()
     parameters: list[dict[str, Any]] = []
     for entry in list_at(node.spec, "outputs", "parameters"):

@@ -15,7 +15,7 @@ from everstep.runtime.workflow.expressions.errors import ExpressionError
 MEMORY = 8 << 20
 """Bytes for a compiled pattern and its automaton; RE2's own bound. Go bounds repetitions: x{1000} at most."""
 STEPS = 4
-"""One look for the next match costs as much as so many steps of an expression."""
+"""Steps of an expression that one search for the next match costs."""
 BYTES_A_STEP = 1024
 """A look may go through all of the text that is left."""
 _GROUP = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")

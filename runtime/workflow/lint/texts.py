@@ -229,7 +229,7 @@ def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: boo
     try:
         condition = str(substitute(text, scope))
     except ExpressionError:
-        return  # the expression in it is told by itself
+        return  # The expression in it has a finding of its own.
     try:
         should_run(without_tags(condition, "x"))
     except ExpressionError as wrong:

@@ -20,7 +20,7 @@ MAX_NESTING = 100
 MAX_DIGITS = 300
 """Of a number: a float holds no longer one."""
 MAX_VALUES = 200_000
-"""Of a document, those counted that an alias stands for as often as it does. Go's reader bounds their share."""
+"""Of a document; what an alias stands for counts each time. Go's reader bounds their share."""
 
 
 class ReadError(ValueError):
