@@ -25,13 +25,20 @@ PROVEN = {
     ),
     "only the lost rank is made anew; equal weights": (f"{SURVIVAL}test_survivors.py::alone",),
     "50 rounds: descriptors, threads, shared memory, memory flat": (f"{SURVIVAL}test_survivors.py::fifty",),
+    "500 rounds of two processes: descriptors, threads, memory flat": (f"{TRAINING}test_many_rounds.py",),
     "a worker that does not leave within 2 s is killed and forked": (f"{AGENT}::killed",),
     "a collective, torch's store and a group that is being made are left at once": (
         f"{TRAINING}test_group_sockets.py",
     ),
     "what is kept, and when it is built anew": (f"{TRAINING}test_kept_values.py",),
     "FSDP2 and a Hugging Face Trainer survive, with equal weights": (f"{SURVIVAL}test_survivors.py::other_frameworks",),
-    "a killed worker is followed by a warm spare; equal weights": (f"{SURVIVAL}test_survivors.py::warm_spare",),
+    "a killed worker is followed by a warm spare; equal weights": (f"{SURVIVAL}test_survivors.py::worker_is_followed",),
+    "a lost node is followed by a warm spare node; equal weights": (
+        f"{SURVIVAL}test_survivors.py::lost_node",
+        "tests/launch/test_nodes.py::spare_node",
+    ),
+    "a node that comes while others train warms up before it joins": ("tests/agent/test_spare_keeper.py",),
+    "a worker that runs before its fork server goes on leaves its round": (f"{AGENT}::goes_on",),
     "the same fault tests beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
     "a spare that is not warm, or dies, costs nothing": (f"{AGENT}::rehearses", f"{AGENT}::buried"),
 }  # fmt: skip

@@ -34,6 +34,7 @@ from everstep.runtime.protocol.messages import (
     WorkerExit,
 )
 from everstep.runtime.protocol.rounds import Seat
+from everstep.runtime.protocol.training import Training
 from everstep.runtime.system.backoff import backoff
 
 JOIN_TIMEOUT_S = 40.0
@@ -43,6 +44,7 @@ FIRST_PAUSE_S = 0.07
 LONGEST_PAUSE_S = 2.0
 LOOKS_PER_S = 2500
 """Journal reads per second across all agents of a job while no master answers."""
+_ASK_S = 5.0
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
 
@@ -162,6 +164,15 @@ class MasterClient:
                     except (aiohttp.ClientError, OSError, msgspec.DecodeError):
                         await asyncio.sleep(_LAST_PAUSE_S)
         return None
+
+    async def training(self, role: str) -> Training:
+        """What runs without this node; no round if the master does not answer, which the next join will repeat."""
+        url, timeout = f"{self._scheme}://{self._address}/v1/training/{role}", aiohttp.ClientTimeout(total=_ASK_S)
+        with suppress(aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+            async with self.session.get(url, timeout=timeout) as reply:
+                if reply.status == 200:
+                    return msgspec.json.decode(await reply.read(), type=Training)
+        return Training(0)
 
     async def ask_shard(self, message: ShardRequest) -> ShardLease | None:
         """Ask for a data shard; None if the long poll ended without one."""

@@ -90,7 +90,6 @@ class _Server:
         pidfd = os.pidfd_open(pid)
         self._workers[pidfd] = (spawn.id, pid)
         self._poll.register(pidfd, select.POLLIN)
-        self._channel.send(_encode(Forked(spawn.id, pid)))
 
     def _reap(self, pidfd: int) -> None:
         died_at = time.time()
@@ -107,6 +106,8 @@ class _Server:
             die_with_parent(server)
             for file in self._workers:
                 os.close(file)
+            # Not by the server: the agent must know this process before it can hear of it in another way.
+            self._channel.send(_encode(Forked(spawn.id, os.getpid())))
             self._channel.close()
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)

@@ -1,7 +1,7 @@
 """The agent's side of the fork server, and the messages between the two: one JSON message per packet.
 
 The agent sends Spawn (with the worker's stdout and stderr as file descriptors) and Signal. The fork server sends Ready
-once, then Forked and Exited for each worker.
+once, and Exited for each worker. Each worker sends Forked itself, before anything else: Exited comes later.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The worker runs."""
+    """The worker runs. One that is killed at once may not have said so."""
 
     id: int
     pid: int
@@ -176,16 +176,20 @@ class ForkServer:
         self._loop.remove_writer(self._socket)
 
     def _on_readable(self) -> None:
-        try:
-            packet = self._socket.recv(LARGEST_PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            packet = b""
-        if not packet:
-            self._handle_loss()
-            return
-        message = _decode(packet)
+        """Handle all that has come: what a worker says elsewhere is handled no earlier than its Forked."""
+        while self.alive:
+            try:
+                packet = self._socket.recv(LARGEST_PACKET)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                packet = b""
+            if packet:
+                self._handle(_decode(packet))
+            else:
+                self._handle_loss()
+
+    def _handle(self, message: Ready | Forked | Exited) -> None:
         if isinstance(message, Ready):
             self.ready.set_result(message)
         elif isinstance(message, Forked):

@@ -30,11 +30,11 @@ from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
-from everstep.runtime.agent.spares import keep_spares
+from everstep.runtime.agent.spare_keeper import SpareKeeper
 from everstep.runtime.agent.talk import MasterDialogue, fault_message
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
-from everstep.runtime.agent.worker_specs import board_path, spare_spec, worker_specs
+from everstep.runtime.agent.worker_specs import board_path, worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.platform.devices import machine_devices
@@ -111,6 +111,10 @@ class AgentLifecycle:
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
         )
         self._paces = PaceWatch(self._boards, time.monotonic)
+        self._spare_keeper = SpareKeeper(
+            settings, resources.folder, self._workers, lambda: client.training(settings.role),
+            lambda: self._link.seat, self._has_trained,
+        )  # fmt: skip
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
 
     async def open(self) -> None:
@@ -142,7 +146,7 @@ class AgentLifecycle:
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
-        parts += [self._keep_spares] if self._settings.spares else []
+        parts += [self._spare_keeper.run] if self._settings.spares else []
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
             finished_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -183,6 +187,8 @@ class AgentLifecycle:
                 self._dependencies.note(line)
             if may_join is not None:
                 await may_join.wait()
+            if self._settings.spares and not self._talk.round:
+                await self._spare_keeper.warm_up()
             burial = asyncio.create_task(self._clear_last_round())
             since = self._loop.time()
             try:
@@ -328,7 +334,8 @@ class AgentLifecycle:
 
     def _next_heartbeat(self) -> Heartbeat:
         signals = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
-        return self._talk.next_heartbeat(**signals)
+        survives = self._workers.survives(self._talk.round)
+        return self._talk.next_heartbeat(survives=survives, **signals)
 
     def _boards(self) -> dict[int, Board]:
         """The boards of this round's workers that run."""
@@ -379,21 +386,10 @@ class AgentLifecycle:
             self._client, self._talk, lambda: self._is_known, lambda: self._last_state.save(self._talk.round)
         )
 
-    async def _keep_spares(self) -> None:
-        def trains() -> bool:
-            seat = self._link.seat
-            if seat is None or not self._workers.survives(seat.round):
-                return False
-            restored_iteration = seat.restore.iteration if seat.restore else 0
-            return (
-                self._progress.observe().iteration > restored_iteration + 1
-            )  # One is done, and what it compiled is kept.
-
-        def start(number: int) -> tuple[int, dict[str, str], tuple[str, ...]]:
-            assert self._status.seat is not None, "a round trains"
-            return spare_spec(self._settings, self._status.seat, self._resources.folder, number)
-
-        await keep_spares(self._settings.spares, self._workers, trains, start)
+    def _has_trained(self, seat: Seat) -> bool:
+        """Has the round of a script that survives rounds done an iteration? What that compiled is kept for others."""
+        restored_iteration = seat.restore.iteration if seat.restore else 0
+        return self._workers.survives(seat.round) and self._progress.observe().iteration > restored_iteration + 1
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()

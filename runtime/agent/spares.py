@@ -4,17 +4,12 @@ A worker that dies is followed by a spare of its node, if one is warm: it has im
 process would have to. Only scripts that survive rounds have spares, as only these can be seated later.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from everstep.runtime.agent.output import Pipe
 from everstep.runtime.protocol.survivor_link import Rehearsed
 
-_LOOK_EVERY_S = 0.25
-_AFTER_FAILURE_S = 60.0
-"""Between the end of a spare that could not rehearse, and the next one."""
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -53,6 +48,11 @@ class Spares:
         return list(self._spares)
 
     @property
+    def warm(self) -> int:
+        """How many are warm."""
+        return sum(spare.is_warm for spare in self._spares.values())
+
+    @property
     def rehearses(self) -> bool:
         """Is one not warm yet?"""
         return any(not spare.is_warm for spare in self._spares.values())
@@ -82,34 +82,3 @@ class Spares:
         self.failed_at = now
         *_, last = spare.output.last_words().splitlines() or [""]
         self._note(f"a spare ended with exit code {exit_code}: {last[:300]}")
-
-
-class SpareKeeper(Protocol):
-    """What `keep_spares` needs of the node's workers."""
-
-    spares: Spares
-
-    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
-        """Start one."""
-        ...
-
-
-async def keep_spares(
-    count: int,
-    workers: SpareKeeper,
-    trains: Callable[[], bool],
-    start: Callable[[int], tuple[int, Mapping[str, str], Sequence[str]]],
-) -> None:
-    """Start missing spares one after the other, while the round trains. Beside its first iteration they would delay it,
-    and compile what it compiles.
-
-    Runs for ever. `start` gives the local rank, environment and command of a spare beside N others.
-    """
-    clock = asyncio.get_running_loop().time
-    while True:
-        await asyncio.sleep(_LOOK_EVERY_S)
-        spares = workers.spares
-        if spares.rehearses or len(spares.numbers()) >= count or not trains():
-            continue
-        if spares.failed_at is None or clock() >= spares.failed_at + _AFTER_FAILURE_S:
-            workers.start_spare(*start(len(spares.numbers())))

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -97,8 +97,8 @@ class Workers:
         """Other commands that run beside the workers, by the fork server's number."""
         self._survivors = Survivors(self._on_seated, self._on_rehearsed)
         self.spares = Spares(note)
-        self._leaving = frozenset[int]()
-        """Process ids of the workers that were told to leave the last round."""
+        self._leaving = dict[int, int]()
+        """The workers that were told to leave the last round, and have not been killed: their process ids."""
 
     def open(self, path: Path) -> None:
         """Listen at the path for workers that can leave a round."""
@@ -135,9 +135,7 @@ class Workers:
         `restores`: the round starts from a saved state.
         """
         numbers = {worker.local_rank: number for number, worker in self._running.items()}
-        if self._server is not None:
-            for number in self._beside:
-                self._server.signal(number, signal.SIGKILL)
+        self._kill(self._beside)
         again = sorted(numbers)
         for local_rank, start in enumerate(starts):
             Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
@@ -229,29 +227,31 @@ class Workers:
 
     def end_round(self, round_: int) -> None:
         """Tell the workers that can leave a round that it is over, and kill the others."""
-        self._leaving = self._survivors.end_round(round_)
-        if self._server is not None and self._server.alive:
-            for number in self._running:
-                if self._pid(number) not in self._leaving:
-                    self._server.signal(number, signal.SIGKILL)
+        leaving = self._survivors.end_round(round_)
+        self._leaving = {number: pid for number in self._running if (pid := self._pid(number)) in leaving}
+        self._kill(self._running.keys() - self._leaving.keys())
 
     async def wait_until_free(self) -> list[str]:
         """Wait until each worker is dead or has left the round. Kills those that do not leave it in time; returns lines
         for the log."""
-        numbers_left = await self._survivors.wait_until_left(self._leaving)
-        late = [number for number in self._running if self._pid(number) in self._leaving - numbers_left]
-        for number in late:
-            if self._server is not None and self._server.alive:
-                self._server.signal(number, signal.SIGKILL)
+        pids = await self._survivors.wait_until_left(frozenset(self._leaving.values()))
+        free = {number for number, pid in self._leaving.items() if pid in pids}
+        late = [number for number in self._running if number in self._leaving and number not in free]
+        self._kill(late)
         lines = [
             f"local rank {self._running[number].local_rank} did not leave the round within {LEAVE_S:g} s: "
             "it is started again"
             for number in late
         ]
         for number, worker in list(self._running.items()):
-            if self._pid(number) not in numbers_left:
+            if number not in free:
                 await worker.dead.wait()
         return lines
+
+    def _kill(self, numbers: Iterable[int]) -> None:
+        if self._server is not None and self._server.alive:
+            for number in numbers:
+                self._server.signal(number, signal.SIGKILL)
 
     def _pid(self, number: int) -> int:
         """The process id of a live worker; 0 until it is known."""
@@ -278,9 +278,7 @@ class Workers:
 
     async def end(self, grace_s: float, signum: int) -> None:
         """Send the signal, after `grace_s` SIGKILL; returns when all workers are dead. Spares get SIGKILL at once."""
-        if self._server is not None and self._server.alive:
-            for number in self.spares.numbers():
-                self._server.signal(number, signal.SIGKILL)
+        self._kill(self.spares.numbers())
         self.signal_all(signum)
         try:
             async with asyncio.timeout(grace_s):

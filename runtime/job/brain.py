@@ -16,6 +16,7 @@ from everstep.runtime.job.settle import next_deadline, settle
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode, WriteManifest, WriteRecord
+from everstep.runtime.protocol.training import Training
 
 __all__ = ["Brain", "Refused", "UnknownNode", "WriteManifest", "WriteRecord"]
 
@@ -91,6 +92,17 @@ class Brain:
         is_still = stands_still(beat, self.spec) or is_blocked(beat, self.spec)
         is_slow = bool(beat.paces and self._transaction.liveness.slow_nodes.stragglers)
         return not (beat.silent or is_still or is_slow or state.hang or state.nodes.any_leaving())
+
+    def training(self, role: str) -> Training:
+        """What a node of that role that has no seat needs to know of the running round."""
+        state, liveness = self.state, self._transaction.liveness
+        if state.phase is not JobPhase.RUNNING or state.round is None:
+            return Training(0)
+        members = state.round.members
+        slots = {name: sum(member.slots for member in each) for name, each in members.items()}
+        nodes, workers = sum(map(len, members.values())), sum(slots.values())
+        trains, survives = liveness.all_train(state), liveness.survives(role)
+        return Training(state.round.number, nodes, workers, slots.get(role, 0), trains, survives)
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick (Unix time); None: never.

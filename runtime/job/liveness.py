@@ -50,6 +50,8 @@ class Liveness:
         """Nodes without progress since their workers were started. Counts only if the role has a beacon."""
         self._with_beacon: set[str] = set()
         """Roles whose script has a beacon."""
+        self._surviving: set[str] = set()
+        """Roles whose workers survive rounds."""
         self._moving: set[str] = set()
         self._moved = False
         """Whether any member has made progress in this round."""
@@ -110,6 +112,8 @@ class Liveness:
         self._moved |= beat.moved
         if beat.has_beacon:
             self._with_beacon.add(node.role)
+        if beat.survives:
+            self._surviving.add(node.role)
         still = stands_still(beat, self._spec)
         for names, within in (
             (self._still, still and beat.moved),
@@ -161,6 +165,10 @@ class Liveness:
     def all_train(self, state: State) -> bool:
         """Whether every member has finished an iteration in this round."""
         return self._trained >= sum(state.members.values())
+
+    def survives(self, role: str) -> bool:
+        """Whether workers of this role are known to survive rounds."""
+        return role in self._surviving
 
     def all_still(self, state: State, now: float) -> bool:
         """Whether the job hangs: every member that still trains has reported no progress for `hang.timeout_s`, or has

@@ -104,15 +104,16 @@ def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested
 
 
 def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
-    """The nodes beyond the desired size: first those that have not joined, then the highest indices."""
+    """The nodes beyond the desired size and its spares: first those that have not joined, then the highest indices."""
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED:
         return []
     surplus = []
     for role in spec.roles:
-        if state.nodes.count(role, LIVE) > desired_size(state, spec, role):
+        most = desired_size(state, spec, role) + spec.roles[role].spare_nodes
+        if state.nodes.count(role, LIVE) > most:
             nodes = sorted_by_index(state.nodes.select(role, LIVE))
             nodes.sort(key=lambda node: node.phase is NodePhase.REQUESTED)
-            surplus += nodes[desired_size(state, spec, role) :]
+            surplus += nodes[most:]
     return surplus
 
 
@@ -136,7 +137,7 @@ def attainable_size(state: State, spec: JobSpec, role: str) -> float:
     """How many nodes the role can still get, without replicas that were given up; inf with placement `joined`."""
     if spec.placement is Placement.JOINED:
         return math.inf
-    return max(state.nodes.count(role, LIVE), _target_size(state, spec, role))
+    return max(state.nodes.count(role, LIVE), min(_target_size(state, spec, role), desired_size(state, spec, role)))
 
 
 def admission_time(state: State, spec: JobSpec, role: str) -> float:
@@ -169,11 +170,15 @@ def _shortages(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
 
 
 def _target_size(state: State, spec: JobSpec, role: str) -> int:
-    """The desired size without replicas that were given up."""
-    size = desired_size(state, spec, role)
-    places = max(size, spec.roles[role].nodes)
+    """The desired size and its spares, without replicas that were given up."""
+    places = _places(state, spec, role)
     given_up = sum(place[0] == role and place[1] < places for place in state.given_up)
-    return min(size, places - given_up)
+    return min(desired_size(state, spec, role) + spec.roles[role].spare_nodes, places - given_up)
+
+
+def _places(state: State, spec: JobSpec, role: str) -> int:
+    """The number of the role's replicas."""
+    return max(desired_size(state, spec, role), spec.roles[role].nodes) + spec.roles[role].spare_nodes
 
 
 class _Allocator:
@@ -201,10 +206,9 @@ class _Allocator:
 
     def free_replicas(self, role: str, lack: int) -> list[tuple[str, int]]:
         """The lowest `lack` replicas that are free and not given up."""
-        places = max(desired_size(self._state, self._spec, role), self._spec.roles[role].nodes)
         open_ = (
             place
-            for place in ((role, index) for index in range(places))
+            for place in ((role, index) for index in range(_places(self._state, self._spec, role)))
             if place not in self._state.given_up and _node_name(place, self._last.get(place)) not in self._state.nodes
         )
         return list(islice(open_, lack))

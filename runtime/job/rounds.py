@@ -122,10 +122,10 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     summary = ", ".join(
         f"{min(joined_count, sizes[role])} of {sizes[role]} {role} nodes" for role, joined_count in waiting.items()
     )
-    open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
-    waits = _reasons_to_wait(state, spec, open_, waiting)
+    waits = _reasons_to_wait(state, spec, waiting, sizes)
     if not waits:
-        return _form_round(state, spec, summary + _unawaited(state, spec, open_))
+        short_roles = [role for role in spec.roles if waiting[role] < sizes[role]]
+        return _form_round(state, spec, summary + _unawaited(state, spec, short_roles))
     until = max(deadline for deadline, _ in waits)
     whom = " and ".join(who for _, who in waits)
     if now >= until:
@@ -133,8 +133,13 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     return Verdict(Step.WAIT, f"{summary} joined; {whom} on the way", deadline=until)
 
 
-def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
-    """(deadline, nodes) of each wait that is worthwhile, given that the minimum has joined."""
+def _reasons_to_wait(
+    state: State, spec: JobSpec, waiting: dict[str, int], sizes: dict[str, int]
+) -> list[tuple[float, str]]:
+    """(deadline, nodes) of each wait that is worthwhile, given that the minimum has joined.
+
+    Survivors are waited for even if others could take all seats: they hold the state.
+    """
     patience, waits = spec.patience, []
     began = max(state.since, state.awake_since)
     window = max(state.joined_at, began) + patience.join_window_s
@@ -143,11 +148,13 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
     # A node that survived joins again at once, unless it must import everything again: then it is as late as another.
     rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S))
-    for role in roles:
+    for role, joined_count in waiting.items():
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested_count = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
             waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
+        if joined_count >= sizes[role]:
+            continue
         if requested_count and (state.round is None or comes_in_time(state, patience)):
             waits.append(
                 (replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested_count))
@@ -156,7 +163,7 @@ def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dic
             waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
             lost_names = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
-            if lost_names and waiting[role] < state.members.get(role, 0):
+            if lost_names and joined < state.members.get(role, 0):
                 waits.append((began + patience.replacement_wait_s, f"{', '.join(lost_names[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
@@ -219,7 +226,8 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
 
 
 def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
-    """The members of a round formed now, per role in rank order: the lowest indices, sorted by the topology.
+    """The members of a round formed now, per role in rank order: those of the round before, as they hold the state and
+    their workers may have survived, then the lowest indices; sorted by the topology.
 
     Nodes that came by themselves keep the order of their indices, but for switches that the spec names.
     """
@@ -234,7 +242,11 @@ def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]
     members_by_role: dict[str, Sequence[NodeState]] = {}
     for role, role_spec in spec.roles.items():
         waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
-        members = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), role_spec)]
+        size = usable_count(min(len(waiting), desired_size(state, spec, role)), role_spec)
+        if size < len(waiting):
+            last = round_number(state)
+            waiting = sorted_by_index(iter(sorted(waiting, key=lambda node: node.round != last)[:size]))
+        members = waiting
         members = sorted(members, key=lambda node: turn.get(node.host, len(turn))) if turn else members
         if first is None:
             first = place_of(members[0]) if members else None

@@ -156,6 +156,9 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """Workers per node."""
     max_nodes: int = 0
     """Upper bound of scaling; 0: `nodes`."""
+    spare_nodes: int = 0
+    """Nodes that the platform keeps beyond the desired number. They wait without a seat, and take that of a lost one at
+    once; its replacement is then the spare."""
     node_unit: int = 1
     """The number of nodes in a round is a multiple of this."""
     resources: Resources = Resources()

@@ -112,7 +112,7 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
         yield f"{at}.node_unit: no multiple of {role.node_unit} lies between {role.min_nodes} and {role.nodes} nodes"
     if role.max_nodes and role.max_nodes < role.nodes:
         yield f"{at}.max_nodes: {role.max_nodes} is less than nodes, {role.nodes}"
-    for field in ("restart_time_limit_s", "restart_timeout_s", "scale_out_timeout_s", "restart_limit"):
+    for field in ("spare_nodes", "restart_time_limit_s", "restart_timeout_s", "scale_out_timeout_s", "restart_limit"):
         if (getattr(role, field) or 0) < 0:
             yield f"{at}.{field}: {getattr(role, field)} is negative"
     if role.resources.cpu < 0 or role.resources.memory_bytes < 0 or any(n < 0 for n in role.resources.others.values()):
@@ -132,8 +132,8 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
             yield f"{at}.fault_rules[{number}]: nodes that join by themselves (placement joined) cannot be replaced"
     if spec.placement is Placement.JOINED:
         pointless = {
-            "scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources", "restart_scope",
-            "template",
+            "scale_out_timeout_s", "restart_time_limit_s", "spare_nodes", "waits_for", "priority", "resources",
+            "restart_scope", "template",
         }  # fmt: skip
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):

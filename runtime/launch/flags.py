@@ -103,6 +103,11 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preload", action="append", default=[], metavar="MODULE", help="one more module to import once per node"
     )
+    group.add_argument(
+        "--spares", type=int, default=0, metavar="N",
+        help="warm spare processes of this node: one takes the place of a worker that dies; a node that waits for a "
+        "seat keeps one for each of its workers. For scripts with everstep.main (0)",
+    )  # fmt: skip
     group.add_argument("--no-tls", action="store_true", help="no TLS between machines, if the network itself encrypts")
     group.add_argument(
         "--no-fork-server", action="store_true", help="start each worker as a new process with its own imports"

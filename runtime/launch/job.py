@@ -79,6 +79,8 @@ class Launch:
     plain: bool
     """Workers are started by exec."""
     preload: tuple[str, ...]
+    spares: int
+    """Warm spare processes of this node."""
     signals: tuple[signal.Signals, ...]
     shutdown_s: float
     virtual_local_rank: bool

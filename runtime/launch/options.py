@@ -29,6 +29,11 @@ from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
 _STATIC_PORT = 29500
 _DYNAMIC_PORT = 29400
 _SEVERAL_ROLES = "--job-spec: nodes of several roles have no ranks of their own; give only --rdzv-endpoint HOST:PORT"
+_WITHOUT_SPARES = {
+    "no_python": "as a program that is not Python cannot rehearse",
+    "numa_binding": "which pins a process when it starts",
+}
+"""Flags that rule spares out, and why."""
 _DEVICES = """
 import sys, torch
 kind = sys.argv[1]
@@ -79,6 +84,7 @@ def read_launch(
         command=command,
         plain=plain or flags.no_fork_server,
         preload=tuple(flags.preload),
+        spares=flags.spares,
         signals=_parse_signals(flags.signals_to_handle),
         shutdown_s=_shutdown_s(flags.shutdown_timeout, environment),
         virtual_local_rank=flags.virtual_local_rank,
@@ -158,6 +164,9 @@ def _refuse(flags: argparse.Namespace) -> None:
         raise ValueError(f"--rdzv-backend {flags.rdzv_backend}: unknown; use c10d or static")
     if flags.logs_specs is not None:
         check_name(flags.logs_specs)
+    for name, why in _WITHOUT_SPARES.items():
+        if flags.spares and getattr(flags, name):
+            raise ValueError(f"--spares {flags.spares}: not with --{name.replace('_', '-')}, {why}; leave one out")
     for name in ("exclude_straggler", "switchbox_check"):
         if getattr(flags, name) and not flags.network_check:
             raise ValueError(f"--{name.replace('_', '-')}: part of --network-check; give that, too")
@@ -166,6 +175,8 @@ def _refuse(flags: argparse.Namespace) -> None:
 def _check_numbers(flags: argparse.Namespace) -> None:
     if flags.max_restarts < 0:
         raise ValueError(f"--max-restarts {flags.max_restarts}: it cannot be negative")
+    if flags.spares < 0:
+        raise ValueError(f"--spares {flags.spares}: it cannot be negative")
     if flags.persist_interval < 1:
         raise ValueError(f"--persist-interval {flags.persist_interval}: must be at least 1 iteration")
     if flags.keep_last < 0 or flags.keep_every < 0 or (flags.keep_every and not flags.keep_last):

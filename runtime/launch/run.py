@@ -303,6 +303,7 @@ class _Node:
             command=options.command,
             threads=options.threads,
             preload=options.preload,
+            spares=options.spares,
             plain=options.plain,
             python=self._environment.get("PYTHON_EXEC") or sys.executable,
             max_restarts=options.max_restarts,

@@ -99,6 +99,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Before the first progress: for how long neither a worker nor a process that it started has used CPU or disk."""
     awaits: bool = False
     """Some worker waits for other ranks, in a collective or for a process group."""
+    survives: bool = False
+    """Its workers can leave the round, and be seated again in a later one."""
     paces: tuple[Pace, ...] = ()
     """The times of each rank over the window that has just ended; empty in other heartbeats."""
     silent: tuple[str, ...] = ()

@@ -99,6 +99,8 @@ class Config:
     """Samples that the default script computes at once; it accumulates gradients over the rest. 0: all of a rank's."""
     spares: int = 0
     """Warm spare processes of each node: one takes the place of a worker that dies. For scripts with everstep.main."""
+    spare_nodes: int = 0
+    """Nodes beyond --nodes: one takes the place of a lost node at once. With --spares it is warm by then."""
     persist_interval: int = PERSIST_EVERY
     """Iterations between two checkpoints in the store; memory holds one of every iteration."""
     checkpoint_overhead: str = ""
@@ -228,7 +230,8 @@ class Config:
                      "global_batch"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every",
-                     "certify_interval", "skip_batches", "micro_batch", "spares"):  # fmt: skip
+                     "certify_interval", "skip_batches", "micro_batch", "spares",
+                     "spare_nodes"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")

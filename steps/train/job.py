@@ -16,6 +16,7 @@ _PATHS = {
     "nodes": ("replicaSpecs", ROLE, "replicas"),
     "min_nodes": ("replicaSpecs", ROLE, "minReplicas"),
     "workers_per_node": ("replicaSpecs", ROLE, "slots"),
+    "spare_nodes": ("replicaSpecs", ROLE, "spareNodes"),
     "max_relaunches": ("patience", "maxRelaunches"),
     "max_restarts": ("patience", "maxRestarts"),
     "replacement_wait_s": ("patience", "replacementWait"),
@@ -45,6 +46,8 @@ class Flags(Protocol):
     def min_nodes(self) -> int: ...
     @property
     def workers_per_node(self) -> int: ...
+    @property
+    def spare_nodes(self) -> int: ...
     @property
     def max_relaunches(self) -> int: ...
     @property
@@ -84,7 +87,8 @@ def job_of(config: Flags) -> "JobSpec":
             max_relaunches=config.max_relaunches,
             max_restarts=config.max_restarts,
         )
-        roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
+        role = RoleSpec(config.nodes, config.min_nodes, config.workers_per_node, spare_nodes=config.spare_nodes)
+        roles = {ROLE: role}
         return JobSpec(
             config.job_name(),
             roles,

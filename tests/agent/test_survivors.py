@@ -55,6 +55,14 @@ if SPARE_VARIABLE in os.environ:
 print("round", os.environ["EVERSTEP_ROUND"], flush=True)
 link.receive()
 """
+HOLDS_PARENT = """
+import os, time
+def hold():
+    open({held!r}, "w").close()
+    while not os.path.exists({go_on!r}):
+        time.sleep(0.005)
+os.register_at_fork(after_in_parent=hold)
+"""
 PLAIN = "import threading\nprint('connected', flush=True)\nthreading.Event().wait()\n"
 
 
@@ -97,13 +105,13 @@ class Node:
 
 
 @asynccontextmanager
-async def node(folder: Path, script: str) -> AsyncIterator[Node]:
+async def node(folder: Path, script: str, preload: Sequence[str] = ()) -> AsyncIterator[Node]:
     (folder / "train.py").write_text(script)
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     command = [str(folder / "train.py"), ""]
     ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
     notes: list[str] = []
-    workers = Workers(command, (), ends.put_nowait, note=notes.append)
+    workers = Workers(command, preload, ends.put_nowait, note=notes.append)
     try:
         async with asyncio.timeout(DEADLINE_S):
             workers.open(folder / SOCKET_NAME)
@@ -147,6 +155,25 @@ def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
             assert (await one.ends.get()).exit_code == -signal.SIGKILL
             assert one.start(2) == ([], [])
             await one.wait_for("[2] connected")
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_runs_before_its_fork_server_goes_on_leaves_its_round(tmp_path: Path) -> None:
+    held, go_on = tmp_path / "held", tmp_path / "go-on"
+    (tmp_path / "late.py").write_text(HOLDS_PARENT.format(held=str(held), go_on=str(go_on)))
+
+    async def story() -> None:
+        async with node(tmp_path, LEAVES, ["late"]) as one:
+            one.start(1)
+            await one.wait_for("[1] round 1")
+            one.workers.end_round(1)
+            assert await one.workers.wait_until_free() == []
+            assert one.start(2) == ([0], [])
+            await one.wait_for("[2] round 2 True True")
+            while not held.exists():
+                await asyncio.sleep(0.005)
+            go_on.touch()
 
     asyncio.run(story())
 

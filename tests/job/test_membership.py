@@ -28,6 +28,19 @@ def test_a_round_has_a_multiple_of_the_node_unit_and_the_lowest_indices() -> Non
     assert world.number == 1, "one node too many for a unit is no reason to break a round"
 
 
+def test_a_spare_node_takes_a_lost_nodes_seat_at_once_and_the_replacement_is_the_next_spare() -> None:
+    world = World(platform({"worker": RoleSpec(2, 2, spare_nodes=1)}))
+    world.join_all()
+    assert (members(world), world.names(NodePhase.WAITING)) == (["worker-0-0", "worker-1-0"], ["worker-2-0"])
+    world.send(NodeGone("worker-1-0", "test"))
+    world.join("worker-0-0")
+    assert members(world) == ["worker-0-0", "worker-2-0"]
+    assert world.names(NodePhase.REQUESTED) == ["worker-1-1"]
+    world.join_all()
+    world.wait(100)
+    assert (world.number, world.names(NodePhase.WAITING)) == (2, ["worker-1-1"])
+
+
 def test_with_less_than_a_unit_more_than_the_minimum_the_round_stays_smaller() -> None:
     world = World(platform({"worker": RoleSpec(4, 2, node_unit=2)}))
     world.join_all()
@@ -257,6 +270,21 @@ class TestNodesThatComeByThemselves:
         world.send(NodeGone("b", "test"))
         world.join_all()
         assert members(world) == ["a", "c", "d"]
+
+    def test_a_spare_takes_the_seat_of_no_survivor(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c", "d"):
+            world.join(name)
+        world.send(NodeGone("b", "test"))
+        world.join_all()
+        world.join("b", anew=True)
+        assert (members(world), world.names(NodePhase.WAITING)) == (["a", "c", "d"], ["b"])
+        world.exit("d", -9)
+        world.join("a")
+        world.join("c")
+        assert world.state.phase is JobPhase.FORMING
+        world.join("d")
+        assert (members(world), world.names(NodePhase.WAITING)) == (["a", "c", "d"], ["b"])
 
     def test_survivors_wait_a_little_for_a_lost_node_and_go_on_smaller(self) -> None:
         world = World(self.SPEC)

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -166,3 +167,22 @@ def test_with_a_shared_store_another_node_takes_over_when_the_host_is_gone_for_g
     assert "this node starts" not in nodes.launcher.text("c", "err"), "it found the master by the journal"
     assert [outcome.code for outcome in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
+
+
+def test_a_spare_node_of_a_launched_job_is_warm_when_it_takes_a_lost_nodes_seat(nodes: Nodes) -> None:
+    script = Path(__file__).with_name("survivor.py").read_text()
+    (nodes.launcher.folder / "train.py").write_text(script)
+    started = {name: nodes.start(name, "--spares=1", nodes="2", LOGLEVEL="INFO") for name in "abc"}
+
+    def texts(words: str) -> list[str]:
+        return [name for name in started if words in nodes.launcher.text(name, "err")]
+
+    first = nodes.trains(world=2)
+    until(lambda: len(texts("a spare is warm")) == 3, nodes.stderr_text)
+    waits = next(name for name in started if name not in texts("ranks 0..0 of 2") + texts("ranks 1..1 of 2"))
+    lost, stays = (name for name in started if name != waits)
+    kill(started[lost])
+    nodes.trains(world=2, after=first)
+    assert texts("come from warm spares") == [waits], nodes.stderr_text()
+    assert [ended.code for ended in nodes.finish(stays, waits)] == [0, 0], nodes.stderr_text()
+    until(lambda: not nodes.launcher.processes(), nodes.stderr_text)  # What a killed node held, the next one removes.

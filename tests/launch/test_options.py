@@ -133,6 +133,15 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, endpoint: tuple[str
     assert split_endpoint(text, 3, "--rdzv-endpoint") == endpoint
 
 
+@pytest.mark.parametrize("flags", [["--no-python"], ["--numa-binding=socket"]], ids=["no Python", "pinned"])
+def test_spares_are_refused_where_they_could_not_take_a_workers_place(flags: list[str]) -> None:
+    assert read("--spares=1").spares == 1
+    with pytest.raises(ValueError, match=rf"--spares 1: not with {flags[0].partition('=')[0]}, .*; leave one out"):
+        read("--spares=1", *flags)
+    with pytest.raises(ValueError, match="--spares -1: it cannot be negative"):
+        read("--spares=-1")
+
+
 def test_workers_are_bound_to_cpus_where_that_is_asked_for() -> None:
     assert read("--nproc-per-node=2").cpus == ()
     options = Parser({}).parse_args(["--nproc-per-node=2", "--numa-binding=socket", "train.py"])

@@ -100,6 +100,35 @@ def test_a_killed_worker_is_followed_by_a_warm_spare_and_changes_no_weight(train
     assert training.leftovers() == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("training", ["spares"], indirect=True)
+def test_a_lost_node_is_followed_by_a_warm_spare_node_and_changes_no_weight(
+    training: TrainStep, tmp_path: Path
+) -> None:
+    flags = training.flags = {**training.flags, "iterations": "400", "min-nodes": "2"}
+    training.flags = {**flags, "spare-nodes": "1"}
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags={**flags, "spares": "0"})
+    spare_log = training.folder / "logs" / "worker-2-0.log"
+    try:
+        training.start()
+        wait_until(lambda: log_lines(training, "a spare is warm") >= 3 or training.over(), "warm spares of all nodes")
+        assert "a spare is warm" in spare_log.read_text(), training.last_words()
+        kill(training.agents()[1])
+        assert training.finish() == 0, training.last_words()
+        calm.start()
+        assert calm.finish() == 0, calm.last_words()
+    finally:
+        calm.kill_all()
+    formed = [record["round"]["members"]["worker"] for record in training.records() if record["kind"] == "RoundFormed"]
+    assert [[member["node"] for member in members] for members in formed[:2]] == [
+        ["worker-0-0", "worker-1-0"],
+        ["worker-0-0", "worker-2-0"],
+    ]
+    assert "local ranks [0] come from warm spares" in spare_log.read_text(), training.last_words()
+    assert tensors(training.checkpoint()) == tensors(calm.checkpoint())
+    assert training.leftovers() == []
+
+
 class Residue(NamedTuple):
     """What a process and its job hold."""
 

@@ -71,6 +71,7 @@ def test_the_defaults_can_be_run() -> None:
         ({"script": __file__, "compile": True, "micro_batch": 2}, "--compile, --micro-batch: the default script's"),
         ({"micro_batch": -1}, "--micro-batch -1"),
         ({"spares": -1}, "--spares -1"),
+        ({"spare_nodes": -1}, "--spare-nodes -1"),
         ({"model": "no/such"}, "neither `tiny` nor a directory"),
         ({"dataset": "no/such"}, "no dataset.json there"),
     ],

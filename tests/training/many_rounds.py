@@ -1,0 +1,98 @@
+"""A survivor of many rounds, whose agent ends each while the ranks are in a collective: what it holds after each.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.training.many_rounds 500 lines
+
+Rank 0 writes a line of JSON a round.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import everstep
+from everstep.reentry import _Rounds
+from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded
+from everstep.training import enter
+
+TIMEOUT_S = 60.0
+
+
+class Link:
+    """The agent: answers `Left` with the next round."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[tuple[Any, list[int]]] = queue.SimpleQueue()
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """The next message."""
+        return self._messages.get()
+
+    def end(self, round_: int) -> None:
+        """The round is over."""
+        self._messages.put((RoundEnded(round_), []))
+
+    def send(self, message: Any) -> None:
+        """What a worker says."""
+        if isinstance(message, Left):
+            number = message.round + 1
+            self._messages.put((NextRound(number, {"EVERSTEP_ROUND": str(number)}, True), []))
+
+
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model of 4 MB, so that one that stays behind is seen."""
+    model = torch.nn.Linear(1024, 1024)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(job: everstep.Context, link: Link) -> None:
+    """Some iterations; the last never ends."""
+    model, optimizer = job.keep(build)
+    parallel = DistributedDataParallel(model)
+    for iteration in range(1 << 30):
+        if iteration == 2:
+            link.end(job.round)
+        parallel(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def held() -> Mapping[str, int]:
+    """By this process."""
+    process = psutil.Process()
+    return {
+        "files": process.num_fds(), "threads": process.num_threads(), "memory_mib": process.memory_info().rss >> 20
+    }  # fmt: skip
+
+
+def main(rounds: int, lines: Path) -> None:
+    """Survive so many rounds."""
+    os.environ["EVERSTEP_ROUND"] = "1"
+    link = Link()
+    own = _Rounds(link)  # type: ignore[arg-type]
+    with lines.open("a") as file:
+        for _ in range(rounds):
+            hangs = threading.Timer(TIMEOUT_S, lambda: os._exit(9))
+            hangs.start()
+            assert not own.run(lambda: train(enter(0, timedelta(minutes=1), own.kept, own.sockets), link))
+            own.leave()
+            own.take_seat()
+            hangs.cancel()
+            hangs.join()
+            if os.environ["RANK"] == "0":
+                file.write(json.dumps(held()) + "\n")
+    assert not dist.is_initialized()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
