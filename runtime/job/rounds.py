@@ -163,7 +163,7 @@ def _reasons_to_wait(
             waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
             lost_names = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
-            if lost_names and joined < state.members.get(role, 0):
+            if lost_names and joined_count < state.members.get(role, 0):
                 waits.append((began + patience.replacement_wait_s, f"{', '.join(lost_names[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
