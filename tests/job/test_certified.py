@@ -131,7 +131,7 @@ def test_a_loss_that_is_no_number_rejects_the_state_at_once_and_again_ends_the_j
         world.join_all()
     assert world.state.ended is not None
     assert world.state.ended.result is JobResult.FAILED
-    assert "2. time" in world.state.ended.reason
+    assert "happened 2 times" in world.state.ended.reason
 
 
 def reject_loss(world: World, iteration: int, doubt: str = "its loss is nan") -> None:
