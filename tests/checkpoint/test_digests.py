@@ -1,4 +1,4 @@
-"""Every byte of a shard is checked, wherever blocks, tensors and steps of copying end."""
+"""Every byte of a shard is checked, wherever blocks, tensors and tasks of copying end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +16,12 @@ from tests.checkpoint.test_restoring import stage_state
 
 
 @contextmanager
-def small(block: int, step: int) -> Iterator[None]:
-    """So that a few kilobytes have many of each: blocks, steps."""
+def small(block: int, task: int) -> Iterator[None]:
+    """So that a few kilobytes have many of each: blocks, tasks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digests, "BLOCK_BYTES", block)
         patch.setattr(restore, "BLOCK_BYTES", block)
-        for name in ("_ALONE", "_BESIDE"):
-            patch.setattr(restore, name, step)
+        patch.setattr(restore, "_TASK_BYTES", task)
         yield
 
 
@@ -46,8 +45,10 @@ def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
             return
         at = first + int(where * (len(data) - first))
         data[at] ^= 0x10
+        untouched = {name: torch.full_like(tensor, 7) for name, tensor in saved_state.items()}
         with pytest.raises(RestoreError, match=r"the digest of bytes (\d+) to (\d+)") as raised:
-            restore.restore(data, live, digest)
+            restore.restore(data, untouched, digest)
+        assert all(bool((tensor == 7).all()) for tensor in untouched.values())
     begin, end = (int(word) for word in str(raised.value).split() if word.isdigit())
     assert begin <= at < end
 
