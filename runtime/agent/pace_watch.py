@@ -71,10 +71,11 @@ class PaceWatch:
         after, paces = {}, []
         for local_rank, board in boards.items():
             state, own = process_state(board.pid), sockets_of(board.pid, sockets)
-            far = [one.rtt_s for one in own if not one.remote.startswith(("127.", "[::1]"))]
+            # Within the machine nothing is lost: what is sent again there tells of a process that did not run.
+            far = [one for one in own if not one.remote.startswith(("127.", "[::1]"))]
             after[local_rank] = HostUse(
                 state.cpu_wait_s if state else 0.0, 0.0, state.major_faults if state else 0,
-                sum(one.resent for one in own), max(far, default=0.0),
+                sum(one.resent for one in far), max((one.rtt_s for one in far), default=0.0),
             )  # fmt: skip
             if (one := self._looks.get(local_rank)) is not None and one.looks:
                 in_kernel_s = seconds * one.in_kernel / one.looks

@@ -7,9 +7,11 @@ from time import monotonic
 
 import pytest
 
+from everstep.runtime.agent import pace_watch
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import WINDOW_S, PaceWatch
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.system.tcp_sockets import TcpSocket
 from everstep.runtime.watch.board_fields import Board
 
 
@@ -187,6 +189,21 @@ def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() ->
     now[0], boards[0] = 2 * WINDOW_S, Board(2, 3, 4, 0, 2, iteration=9, samples=50)
     watch.look()
     assert watch.take() == ()
+
+
+@pytest.mark.parametrize(("remote", "resent_hz", "rtt_s"), [("10.0.0.2:1", 2.0, 0.3), ("127.0.0.1:1", 0.0, 0.0)])
+def test_segments_sent_again_within_the_machine_tell_nothing_of_its_network(
+    monkeypatch: pytest.MonkeyPatch, remote: str, resent_hz: float, rtt_s: float
+) -> None:
+    now, boards, sockets = [0.0], {0: Board(1, 0, 2, 0, 1, iteration=1)}, [TcpSocket(1, remote, 0.3, 0, 0, 5)]
+    monkeypatch.setattr(pace_watch, "sockets_of", lambda pid, known: sockets)
+    watch = PaceWatch(lambda: boards, lambda: now[0])
+    watch.look()
+    now[0], boards[0] = WINDOW_S, Board(1, 0, 2, 0, 1, iteration=20, samples=50)
+    sockets[0] = sockets[0]._replace(resent=5 + int(2 * WINDOW_S))
+    watch.look()
+    (pace,) = watch.take()
+    assert (pace.resent_hz, pace.rtt_s) == (resent_hz, rtt_s)
 
 
 def test_a_window_in_which_a_rank_evaluates_says_nothing_of_its_pace() -> None:
