@@ -51,7 +51,7 @@ def test_a_frozen_node_stands_still_and_goes_on(tmp_path: Path, node: subprocess
 
 
 def test_kinds_that_need_a_cluster_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(NotPossibleError, match="it is done to machines of a cluster"):
+    with pytest.raises(NotPossibleError, match="it needs machines of a cluster"):
         asyncio.run(injector(tmp_path).inject(Fault(Kind.EVICT, "n")))
 
 
