@@ -65,7 +65,7 @@ def test_a_job_that_waits_for_lost_nodes_is_no_smaller(tmp_path: Path, monkeypat
 
 
 def test_kinds_that_need_a_cluster_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(NotPossibleError, match="it is done to machines of a cluster"):
+    with pytest.raises(NotPossibleError, match="it needs machines of a cluster"):
         asyncio.run(injector(tmp_path).inject(Fault(Kind.EVICT, "n")))
 
 

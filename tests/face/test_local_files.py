@@ -187,7 +187,7 @@ def empty_archive(folder: Path) -> bytes:
     ("config", "code", "part"),
     [
         (Config(script="other.py"), "gone", "--code gone: no such folder"),
-        (Config(), "project", "there is no script that it belongs to"),
+        (Config(), "project", "it belongs to a --script"),
         (Config(script="outside.py"), "project", "not below --code"),
         (Config(corpus="no-such.txt"), "", "matches no file"),
         (Config(corpus="outside.py"), "", "outside.py"),

@@ -174,9 +174,9 @@ class ListConfig:
 @pytest.mark.parametrize(
     ("config", "expected_text"),
     [
-        (TakenName, "step one: every step has the field store; rename Taken.store"),
+        (TakenName, "step one: every step has the field store; rename TakenName.store"),
         (Bare, "step one: Bare.model has no default, which its template needs"),
-        (ListConfig, "step one: Listed.models has no default, which its template needs"),
+        (ListConfig, "step one: ListConfig.models has no default, which its template needs"),
         (int, "step one: its function must have one argument, annotated with a dataclass"),
     ],
 )

@@ -338,7 +338,7 @@ def test_a_job_spec_and_the_flags_may_not_contradict_each_other(tmp_path: Path, 
 def test_a_spec_for_nodes_that_are_made_is_refused_where_nodes_come_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "roles.yaml").write_text("replicaSpecs:\n  worker: {replicas: 1, resources: {cpu: 1}}\n")
     with pytest.raises(
-        ValueError, match=r"roles.yaml line 2: replicaSpecs.worker.resources: is not possible for nodes that come by"
+        ValueError, match=r"roles.yaml line 2: replicaSpecs.worker.resources: is not possible for nodes that join by"
     ):
         read("--job-spec=roles.yaml")
     with pytest.raises(ValueError, match=r"--job-spec no.yaml: No such file"):

@@ -91,7 +91,7 @@ def test_what_is_missing_is_named_with_its_mend(
             "secrets/store",
             {"data": secret({**dict.fromkeys(KEYS, "x"), "AWS_ENDPOINT_URL": "http://localhost:9000"})},
             "wrong",
-            ["AWS_ENDPOINT_URL http://localhost:9000 is each pod itself"],
+            ["AWS_ENDPOINT_URL http://localhost:9000 means each pod itself"],
         ),
         ("secrets/login", {"type": "Opaque"}, "wrong", ["of type Opaque, which holds no login"]),
         ("resourcequotas", {"items": [QUOTA]}, "doubtful", ["quota q: requests.cpu: 0.5 are left, one pod requests 2"]),
