@@ -230,6 +230,5 @@ class _Stream(IterableDataset[FetchedBatch]):
     def _reader(self, epoch: int, skipped: int) -> Iterator[Any]:
         if set_epoch := getattr(self._dataset, "set_epoch", None):
             set_epoch(epoch)
-        if skipped and hasattr(self._dataset, "skip"):
-            return iter(self._dataset.skip(skipped))  # pyright: ignore[reportAttributeAccessIssue]
+        # Not by `skip`: that of Hugging Face's shuffled streams gives another order, and forgets the epoch.
         return islice(iter(self._dataset), skipped, None)
