@@ -230,6 +230,5 @@ class _Stream(IterableDataset[FetchedBatch]):
     def _reader(self, epoch: int, skip_count: int) -> Iterator[Any]:
         if set_epoch := getattr(self._dataset, "set_epoch", None):
             set_epoch(epoch)
-        if skip_count and hasattr(self._dataset, "skip"):
-            return iter(self._dataset.skip(skip_count))  # pyright: ignore[reportAttributeAccessIssue]
+        # Not by `skip`: that of Hugging Face's shuffled streams gives another order, and forgets the epoch.
         return islice(iter(self._dataset), skip_count, None)

@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     options = parser.parse_args()
     FlexAttention.compiled_flex_attn = staticmethod(attend)
+    torch._dynamo.config.disable = True  # To compile takes longer than this training.
     config = llama3_debugmodel()
     config.model_spec = model_registry("debugmodel", attn_backend="flex")
     del config.model_spec.model.layers[1:]
