@@ -10,7 +10,8 @@ from everstep.steps.verdict.config import Experiment
 
 SELDOM, FURTHEST = 0.02, 5.0
 """With another number of nodes, sums are rounded differently and losses vary: this share of them may differ by more
-than the tolerance, none by more than this many times it.
+than the tolerance, none by more than this many times it. With the model of the drill and the same samples, no loss of 2
+or of 4 ranks was further than 0.8 % from that of 3 ranks in 150 iterations; in a drill of 300, 2 were further than 2 %.
 
 This cannot hide another order of samples, which is compared exactly (`compare_samples`). Losses alone could not tell
 it: of two neighbouring batches that are swapped, only two losses show."""
