@@ -33,8 +33,8 @@ def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | No
         # A port that the user chose may still be served by this process's store of an earlier round.
         store = PrefixStore(f"everstep/{os.environ.get('EVERSTEP_ROUND', 0)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    atexit.unregister(leave)
-    atexit.register(leave)
+    atexit.unregister(_leave_for_good)
+    atexit.register(_leave_for_good)
 
 
 def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
@@ -58,7 +58,12 @@ def leave() -> None:
     """Leave every group."""
     if dist.is_initialized():
         dist.destroy_process_group()
-        _wait_for_gloo()
+
+
+def _leave_for_good() -> None:
+    """Leave every group before the interpreter ends."""
+    leave()
+    _wait_for_gloo()
 
 
 def _wait_for_gloo(seconds: float = 1.0) -> None:

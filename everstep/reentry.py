@@ -177,8 +177,9 @@ class _Rounds:
                     self._over.set()
                     self.sockets.cut()
                     self._cut.set()
-                    while not self._left.wait(_KNOCK_EVERY_S):
+                    while not self._left.is_set():
                         signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                        self._left.wait(_KNOCK_EVERY_S)
                 case NextRound(round_):
                     for event in (self._over, self._cut, self._left):
                         event.clear()
