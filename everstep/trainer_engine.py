@@ -14,6 +14,7 @@ from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, read_value
 from everstep.runtime.checkpoint.worker.checkpointer import RankState
 
+_trainer_module: Any = transformers.trainer
 _SCHEDULE = "scheduler.pt"
 """The file in which the Trainer looks for its schedule."""
 
@@ -29,21 +30,22 @@ class TrainerEngine:
         """Leave the schedule in the folder from which the Trainer will resume; the engine's own state will come from
         the shards. Raises RestoreError."""
         torch.save(self._restored("schedule"), folder / _SCHEDULE)
-        load_from_files = transformers.trainer.deepspeed_load_checkpoint
+        load_from_files = _trainer_module.deepspeed_load_checkpoint
 
         def load(engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
-            transformers.trainer.deepspeed_load_checkpoint = load_from_files
+            _trainer_module.deepspeed_load_checkpoint = load_from_files
             load_engine(engine, self._shards, "engine", load_module_strict=load_module_strict)
 
         # The Trainer makes its engine in `train`, and loads it at once: there is no other place between the two.
-        transformers.trainer.deepspeed_load_checkpoint = load
+        _trainer_module.deepspeed_load_checkpoint = load
 
     def state(self, trainer_state: dict[str, Any], random: RandomState) -> RankState:
         """The state of this rank now."""
         trainer = self._trainer
+        schedule: Any = trainer.lr_scheduler
         return RankState(
             engine=engine_state(trainer.model_wrapped, f"global_step{trainer.state.global_step}", {}),
-            schedule=trainer.lr_scheduler.state_dict(),
+            schedule=schedule.state_dict(),
             trainer=trainer_state,
             random={_own_rank(): random.state_dict()},
         )

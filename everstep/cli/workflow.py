@@ -187,7 +187,7 @@ def _execute(
     from everstep.runtime.workflow.run.own_errors import workflow_message
     from everstep.runtime.workflow.run.view import watch
 
-    if isinstance(manifest, Mapping) and not beside.path:  # Other programs may have other packages.
+    if isinstance(manifest, dict) and not beside.path:  # Other programs may have other packages.
         require_for(manifest)
     try:
         check_name(name)

@@ -42,7 +42,7 @@ class FakeKeeper:
     def new_round(self, seat: Seat) -> None:
         self.seat = seat
 
-    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+    def announce(self, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
         self.path.write_bytes(bytes(capacity))
         return Segment(str(self.path), 1, capacity)
 

@@ -36,7 +36,7 @@ def write_shards(folder: Path) -> list[str]:
 
 def mapped() -> Any:
     """A table in memory."""
-    return datasets.Dataset.from_dict({"label": list(range(SAMPLES))})
+    return datasets.Dataset.from_dict({"label": list(range(SAMPLES))})  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def stream() -> Any:
