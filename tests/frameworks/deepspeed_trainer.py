@@ -45,7 +45,7 @@ def main() -> None:
             folder, max_steps=options.iterations, per_device_train_batch_size=4, learning_rate=3e-3, logging_steps=1,
             save_strategy="no", use_cpu=True, report_to=[], disable_tqdm=True, deepspeed=settings,
         )  # fmt: skip
-        sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        sizes: Any = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
         model = LlamaForCausalLM(LlamaConfig(vocab_size=32, attention_dropout=0.2, **sizes))
         checkpoints = EverstepCallback()
         trainer = Trainer(model=model, args=arguments, train_dataset=Counting(), callbacks=[checkpoints])
