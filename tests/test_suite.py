@@ -26,10 +26,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests import suite
-from tests.suite import Chosen, run
+from tests.suite import Selection, run
 suite.TIMES_ALONE = 2
 folder = Path(sys.argv[1])
-sys.exit(run(Chosen([str(folder)], jobs=0), folder / "cache", folder / "seen.txt"))
+sys.exit(run(Selection([str(folder)], jobs=0), folder / "cache", folder / "seen.txt"))
 """
 
 

@@ -69,6 +69,7 @@ class EventLog:
         self._restarts = 0
         self._seat: Seat | None = None
         self._pids: dict[int, int] = {}
+        self._started = 0
         self._host = socket.getfqdn(socket.gethostname()) if logger else ""
 
     def record_seat(self, seat: Seat, seconds: float) -> None:
@@ -76,19 +77,21 @@ class EventLog:
         self._restarts = seat.restart_count
         self._record("RENDEZVOUS", AGENT, duration_ms=seconds * 1000)
         self._record("ASSIGN_WORKER_RANKS", AGENT, duration_ms=0.0)
-        self._seat, self._pids = seat, {}
+        self._seat, self._pids, self._started = seat, {}, 0
 
     def record_start(self, local_rank: int, pid: int) -> None:
-        """A worker of the round has started."""
+        """A worker of the round has started. Workers start in any order; torchrun tells their starts by local rank."""
         self._pids[local_rank] = pid
-        self._record("START", WORKER, local_rank)
+        while self._started in self._pids:
+            self._record("START", WORKER, self._started)
+            self._started += 1
 
     def record_end(self, failures: Sequence[WorkerEnd], has_failed: bool, broken_off: str) -> None:
         """The node is done.
 
         Args:
-            failures: its workers that failed, if the job did.
-            failed: the job did.
+            failures: its workers that failed, if the job failed.
+            has_failed: the job failed.
             broken_off: why the node ended before its job; empty when it did not.
         """
         self._run_s = int(self._clock() - self._began)

@@ -25,7 +25,7 @@ from everstep.runtime.net.tls import Credentials
 link = Link.from_environment()
 dist.init_process_group("gloo")
 rank, state = dist.get_rank(), {"total": torch.zeros(1)}
-checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+checkpointer = Checkpointer(state, keeper=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
 for iteration in range(checkpointer.load(state) + 1, 9):
     one = torch.ones(1)
     dist.all_reduce(one)

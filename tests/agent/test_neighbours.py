@@ -20,7 +20,7 @@ from tests.credentials import credentials
 from tests.fake_agent import seat
 
 DEADLINE_S = 20
-BOTH = pytest.mark.parametrize("known", [Credentials("t"), credentials()], ids=["clear", "TLS"])
+BOTH = pytest.mark.parametrize("trusted", [Credentials("t"), credentials()], ids=["clear", "TLS"])
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ SIZE = 64 << 20
 """More than the kernel buffers between two ends of a connection."""
 
 
-BOTH = pytest.mark.parametrize("told", [Credentials("t"), credentials()], ids=["clear", "TLS"])
+BOTH = pytest.mark.parametrize("credentials_used", [Credentials("t"), credentials()], ids=["clear", "TLS"])
 
 
 class OneShard:

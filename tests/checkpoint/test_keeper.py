@@ -187,7 +187,7 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
 
 def test_each_iteration_is_wanted_of_a_state_that_all_ranks_have_alone(node: Any) -> None:
     node.begin(1, world_size=2)
-    segments = [SegmentFile.open(Path(node.keeper.announce(rank, 100, sharded=rank > 0).path)) for rank in (0, 1)]
+    segments = [SegmentFile.open(Path(node.keeper.announce(rank, 100, is_sharded=rank > 0).path)) for rank in (0, 1)]
     assert not any(segment.wants_stage for segment in segments)
     node.keeper.want_stages()
     assert [segment.wants_stage for segment in segments] == [True, False]

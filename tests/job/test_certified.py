@@ -147,7 +147,7 @@ def test_a_batch_whose_loss_is_unsound_again_is_skipped_by_the_rounds_after_it_u
     reject_loss(world, 3)
     (skipped,) = of_kind(world, BatchSkipped)
     assert skipped.iteration == 3
-    assert "2. time: its batch is skipped (1 of at most 1)" in skipped.detail
+    assert "happened 2 times: its batch is skipped (1 of at most 1)" in skipped.detail
     assert world.state.round is not None
     assert world.state.round.skips == (3,)
     reject_loss(world, 5)

@@ -62,7 +62,7 @@ def test_the_same_error_on_the_new_machine_is_the_scripts_and_fails_the_job_at_o
     for _ in range(3):
         fail(world, "worker-1")
     assert len(decisions(world)) == 3
-    assert "came again on c, as on b before, so it is the script's own" in end_of(world)
+    assert "occurred again on c, as on b before, so it is the script's own" in end_of(world)
     assert world.state.ended
     assert world.state.ended.error == "ValueError: bad"
 
@@ -89,14 +89,14 @@ def test_an_error_that_moved_a_node_counts_as_the_scripts_at_another_iteration_t
     world = cluster("abcd", patience=Patience(max_restarts=1))
     for number in range(1, 5):
         fail(world, "worker-1", number)
-    assert "the last one on c as on b before, so it is the script's own" in end_of(world)
+    assert "the last one on c, and on b before, so it is the script's own" in end_of(world)
 
 
 def test_a_replacement_that_found_no_other_machine_says_so() -> None:
     world = cluster("abb")
     for _ in range(3):
         fail(world, "worker-1")
-    assert "came again after worker-1-0 was replaced" in end_of(world)
+    assert "occurred again after worker-1-0 was replaced" in end_of(world)
 
 
 def test_the_node_that_is_blamed_most_moves() -> None:

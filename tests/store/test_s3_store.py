@@ -63,7 +63,7 @@ def test_wrong_credentials_are_told(minio: MinIO, name: str) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_told_by_every_call(minio: MinIO) -> None:
-    with pytest.raises(StoreError, match=r"s3://no-such-bucket: no such bucket at http.*make it"):
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket: no such bucket at http.*create it"):
         open_changed("s3://no-such-bucket", **minio.environment)
     store = open_store("s3://no-such-bucket", read_only=True, environment=minio.environment)
     for call in (

@@ -201,20 +201,20 @@ def follower(environment: Environment, manifest: Callable[..., dict[str, Any]]) 
     return start
 
 
-def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, followed: Callable[[], Iterator[Any]]) -> None:
+def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, follower: Callable[[], Iterator[Any]]) -> None:
     first, last = states("Succeeded")
     cluster.states = [first, BREAK, BREAK, last]
-    phases = [news["status"]["phase"] for news in followed() if not isinstance(news, ApiError) and "status" in news]
+    phases = [news["status"]["phase"] for news in follower() if not isinstance(news, ApiError) and "status" in news]
     assert phases[-1] == "Succeeded"
     assert cluster.states == []
 
 
 def test_a_stream_that_the_other_side_ends_is_no_trouble(
-    cluster: Cluster, followed: Callable[[], Iterator[Any]]
+    cluster: Cluster, follower: Callable[[], Iterator[Any]]
 ) -> None:
     first, last = states("Succeeded")
     cluster.states = [first, END, END, last]
-    news_list = list(followed())
+    news_list = list(follower())
     assert not [news for news in news_list if isinstance(news, ApiError)]
     assert news_list[-1]["status"]["phase"] == "Succeeded"
 

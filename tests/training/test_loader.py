@@ -204,7 +204,7 @@ def test_a_dataset_without_samples_is_refused(dataset: Any) -> None:
 
 
 def test_what_is_no_dataset_or_makes_its_own_batches_is_refused() -> None:
-    with pytest.raises(TypeError, match="int is no dataset"):
+    with pytest.raises(TypeError, match="int is not a dataset"):
         open_loader(3)
     with pytest.raises(ValueError, match=r"batch_size: everstep\.loader makes the batches"):
         Reading(others={"batch_size": 4})

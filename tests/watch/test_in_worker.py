@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.watch.board import VARIABLE, BoardWriter, read_board
+from everstep.runtime.watch.board import RECENT, VARIABLE, BoardWriter, read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import local_workers
 from tests.forks import Forks
@@ -88,7 +88,8 @@ def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
     writer.add_spent(data_s=0.25)
     writer.add_spent(data_s=0.25, staging_s=2.0)
     assert read_board(tmp_path / "board-1") == Board(
-        7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]", (0.5, 0.7),
+        7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]",
+        (0.0, 0.5, 0.7, *[0.0] * (RECENT - 3)),
         0.5, 2.0,
     )  # fmt: skip
 

@@ -141,9 +141,9 @@ def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, t
 
 
 def test_http_artifacts_are_put_and_got_with_a_password(
-    guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = {"url": f"{guarded}/file", "auth": {"basicAuth": BASIC}}
+    at = {"url": f"{guarded_server}/file", "auth": {"basicAuth": BASIC}}
     artifact = {"name": "in", "from": "{{steps.make.outputs.artifacts.out}}"}
     templates = [
         {"name": "main", "steps": [[{"name": "make", "template": "make"}],
