@@ -58,10 +58,10 @@ REPORT_S, REPORT_MB = 10.0, 200.0
 _REPORT = """
 import sys, time
 from benchmarks.memory import peak_bytes
-from everstep.runtime.report import read_run, render
+from everstep.runtime.report import WorkflowFacts, read_run, render
 from everstep.runtime.store import open_store
 began = time.monotonic(), time.process_time()
-run = read_run(open_store(sys.argv[1], read_only=True), "run", uid="u")
+run = read_run(open_store(sys.argv[1], read_only=True), "run", facts=WorkflowFacts(uid="u"))
 render(run, time.time())
 took = time.monotonic() - began[0], time.process_time() - began[1]
 print(*took, peak_bytes() / 1e6, len(run.jobs["j"].commits))
