@@ -76,7 +76,7 @@ class EverstepCallback(pl.Callback):
             )
         trainer.strategy.checkpoint_io = _Newest(trainer.strategy.checkpoint_io, self)
 
-    def restored(self) -> dict[str, Any]:
+    def read_checkpoint(self) -> dict[str, Any]:
         """What Lightning loads: its own checkpoint, with the counters of batches set to what the sampler still has."""
         checkpoint = self._saved["lightning"]
         if self._sampler is not None:
@@ -144,7 +144,7 @@ class _Newest(pl.plugins.CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, **options: Any) -> dict[str, Any]:
         """The state that is restored, or a file's."""
         if str(path) == NEWEST:
-            return self._callback.restored()
+            return self._callback.read_checkpoint()
         return self._files.load_checkpoint(path, map_location, **options)
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -136,7 +136,7 @@ class Session:
         self.end_rehearsal()
         if self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
-            line = {**facts, "stall_s": stall, **self._staged(), **self.pending}
+            line = {**facts, "stall_s": stall, **self._staging_figures(), **self.pending}
             if self.context.link is not None:
                 self.context.link.tell(Report(self.iteration, line))
             for tracker in self.trackers.values():
@@ -146,7 +146,7 @@ class Session:
             self.checkpointer.stall_s, self.checkpointer.staged_bytes, self.checkpointer.copy_s = 0.0, 0, 0.0
         self.pending.clear()
 
-    def _staged(self) -> dict[str, float | int]:
+    def _staging_figures(self) -> dict[str, float | int]:
         """What the iteration's save staged, if it did."""
         saved = self.checkpointer
         return {"staged_bytes": saved.staged_bytes, "copy_s": saved.copy_s} if saved and saved.staged_bytes else {}

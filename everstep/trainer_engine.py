@@ -29,7 +29,7 @@ class TrainerEngine:
     def prepare(self, folder: Path) -> None:
         """Leave the schedule in the folder from which the Trainer will resume; the engine's own state will come from
         the shards. Raises RestoreError."""
-        torch.save(self._restored("schedule"), folder / _SCHEDULE)
+        torch.save(self._read_state("schedule"), folder / _SCHEDULE)
         load_from_files = _trainer_module.deepspeed_load_checkpoint
 
         def load(engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
@@ -54,17 +54,17 @@ class TrainerEngine:
         """Set this rank's random state; with another number of ranks it stays as it is seeded. Returns the restored
         iteration."""
         if len(self._shards) == self._trainer.args.world_size:
-            random.load_state_dict(self._restored("random", self._trainer.args.process_index)[_own_rank()])
+            random.load_state_dict(self._read_state("random", self._trainer.args.process_index)[_own_rank()])
         iteration = int(self._shards[0].saved["iteration"])
         self._shards = []
         return iteration
 
-    def _restored(self, key: str, rank: int = 0) -> Any:
+    def _read_state(self, key: str, rank: int = 0) -> Any:
         shard = self._shards[rank]
         try:
             return read_value(shard, shard.saved["state"][key])
         except KeyError:
-            raise RestoreError("the checkpoint is none of a Trainer with DeepSpeed") from None
+            raise RestoreError("the checkpoint is not of a Trainer with DeepSpeed") from None
 
 
 def _own_rank() -> str:

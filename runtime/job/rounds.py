@@ -125,7 +125,7 @@ def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     waits = _reasons_to_wait(state, spec, waiting, sizes)
     if not waits:
         short_roles = [role for role in spec.roles if waiting[role] < sizes[role]]
-        return _form_round(state, spec, summary + _unawaited(state, spec, short_roles))
+        return _form_round(state, spec, summary + _late_nodes(state, spec, short_roles))
     until = max(deadline for deadline, _ in waits)
     whom = " and ".join(who for _, who in waits)
     if now >= until:
@@ -171,7 +171,7 @@ def _reasons_to_wait(
     return waits
 
 
-def _unawaited(state: State, spec: JobSpec, roles: list[str]) -> str:
+def _late_nodes(state: State, spec: JobSpec, roles: list[str]) -> str:
     """Which nodes are on the way and not worth a wait, for the round's reason."""
     counts = {role: state.nodes.count(role, (P.REQUESTED,)) for role in roles}
     names = [_name_list(state, role, P.REQUESTED, count) for role, count in counts.items() if count]

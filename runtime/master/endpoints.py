@@ -130,7 +130,7 @@ class Endpoints:
         if path == "/v1/nodes":
             return self._get_nodes()
         if path == "/metrics":
-            text = self._metrics.text(self._brain.state, self._brain.spec, self._refused())
+            text = self._metrics.text(self._brain.state, self._brain.spec, self._count_refusals())
             return Reply(200, text, CONTENT_TYPE)
         if path.startswith("/v1/training/"):
             return _json_reply(self._brain.core.training(path.removeprefix("/v1/training/")))
@@ -289,11 +289,11 @@ class Endpoints:
                 "committed": None if newest is None else state.checkpoints[newest].manifest,
                 "ended": state.ended,
                 "conditions": state.conditions,
-                "refused": self._refused(),
+                "refused": self._count_refusals(),
             }
         )
 
-    def _refused(self) -> dict[str, int]:
+    def _count_refusals(self) -> dict[str, int]:
         """How many requests were refused, by reason."""
         return {"unauthorized": self._unauthorized, "malformed": self._malformed, "misplaced": self._misplaced}
 

@@ -75,12 +75,12 @@ def _read(nvml: Any, device: Any) -> DeviceReading:
         busy=nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
         to_device=rates[0] * 1000.0,
         from_device=rates[1] * 1000.0,
-        uncorrected=_uncorrected(nvml, device),
+        uncorrected=_uncorrected_errors(nvml, device),
         lowered=tuple(why for bit, why in _LOWERED.items() if bits & bit),
     )
 
 
-def _uncorrected(nvml: Any, device: Any) -> int | None:
+def _uncorrected_errors(nvml: Any, device: Any) -> int | None:
     try:
         return nvml.nvmlDeviceGetTotalEccErrors(device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     except nvml.NVMLError_NotSupported:
