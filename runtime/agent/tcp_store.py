@@ -46,6 +46,13 @@ def restrict_torch_store() -> None:
         rendezvous.TCPStore = _RestrictedStore(rendezvous.TCPStore, prefix)
 
 
+def forget_store() -> None:
+    """Let this process's next rendezvous make a connection of its own: the last one's has broken."""
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    if rendezvous is not None and isinstance(rendezvous.TCPStore, _RestrictedStore):
+        rendezvous.TCPStore.forget()
+
+
 class _RestrictedStore:
     """Replaces TCPStore in `_create_c10d_store`, through which every env:// and tcp:// rendezvous goes."""
 
@@ -53,6 +60,10 @@ class _RestrictedStore:
         self._create = create
         self._prefix = prefix
         self._kept: _KeptStore | None = None
+
+    def forget(self) -> None:
+        """Keep no store."""
+        self._kept = None
 
     def __call__(self, **arguments: Any) -> Any:
         host, port = arguments["host_name"], arguments["port"]

@@ -191,7 +191,7 @@ if os.environ["RANK"] == "1":
     (launcher.folder / "spec.yaml").write_text(SPEC)
     outcome = run(launcher, SCRIPT.replace("PLANTED", "pass").replace("BEFORE", spins), "--job-spec=spec.yaml")
     assert (launcher.folder / "planted-1").exists()
-    pattern = r"rank 1 of 2 never came to where the others make a process group; it .*in planted"
+    pattern = r"rank 1 of 2 never reached the point where the others create a process group; it .*in planted"
     assert_named(outcome, pattern, launcher, record_property, 20)
     assert "all ranks stood still for 20 s since they were told to start" in outcome.err
 
