@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from everstep.group_sockets import GroupSockets
@@ -35,7 +35,7 @@ def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | No
     atexit.register(_leave_for_good)
 
 
-def _meet(rank: int, timeout: timedelta) -> tuple[dist.Store, int]:
+def _meet(rank: int, timeout: timedelta) -> tuple[Store, int]:
     """The round's part of rank 0's store, and the number of ranks.
 
     With a port that the user chose, a rank that is ahead of rank 0 finds the store of the round before there. It closes
