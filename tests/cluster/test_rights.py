@@ -53,7 +53,7 @@ def allowed_verbs(cluster: Cluster, account: str, namespace: str, name: str = ""
     rights: dict[str, set[str]] = {}
     for review in cluster.kubectl.create(*reviews):
         wish = review["spec"]["resourceAttributes"]
-        if review["status"]["allowed_verbs"]:
+        if review["status"]["allowed"]:
             resource = "/".join(filter(None, (wish["resource"], wish.get("subresource"))))
             rights.setdefault(resource, set()).add(wish["verb"])
     return rights
