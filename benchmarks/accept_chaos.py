@@ -47,12 +47,15 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
         "tests/agent/test_evidence.py",
         "tests/survival/test_certified.py::is_skipped",
     ),
+    "certified states: the last iteration's gradients, computed again on another rank, show who was wrong": (
+        "tests/training/test_replay.py",
+        "tests/survival/test_certified.py::another_rank",
+    ),
     "simulator: the same seed, the same outcome": ("tests/simulation/test_simulation.py::same_seed",),
     "simulator: what each policy costs follows from its parts": ("tests/simulation/test_simulation.py",),
 }
 MISSING = {
-    "injectors: clock, slow disk, full disk, ChaosBlade's resources, exec into pods": "each says when it fired",
-    "certified states: the last iteration done again on another rank": "optional",
+    "injectors: clock, slow disk, ChaosBlade's resources, exec into pods": "each says when it fired",
 }
 """Promises that nothing keeps yet, and what was wanted."""
 

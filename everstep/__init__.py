@@ -1,7 +1,8 @@
 """Everstep: training pipelines that survive.
 
 In a pipeline: `submit`, `parameters`, `parameter`, `check_step`, `LocalFile`; in a step of your own `step`, `progress`.
-In a training script: `init`, `batches`, `loader`, `shards`, `Checkpointer`, `report`, `track`, `phase`, `results`.
+In a training script: `init`, `batches`, `loader`, `shards`, `Checkpointer`, `Replay`, `report`, `track`, `phase`,
+`results`.
 Importing this package costs nothing; each name imports its module when it is first used.
 """
 
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.reentry import main
+    from everstep.replay import Replay
     from everstep.steps.own import progress, step
     from everstep.training import Batch, Checkpointer, Context, batches, init, phase, report, track
 
 __version__ = VERSION
 __all__ = [
-    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Shard",
+    "Batch", "Checkpointer", "Context", "ElasticSampler", "LoadedBatch", "LoadedPart", "LocalFile", "Replay", "Shard",
     "__version__", "batches", "check_step", "init", "loader", "main", "parameter", "parameters", "phase",
     "progress", "report", "results", "shards", "step", "submit", "track",
 ]  # fmt: skip
@@ -32,7 +34,12 @@ _DATA = {
     **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.loader"),
     **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
 }
-_SCRIPT = {"LocalFile": "everstep.local_files", "main": "everstep.reentry", "results": "everstep.job_results"}
+_SCRIPT = {
+    "LocalFile": "everstep.local_files",
+    "main": "everstep.reentry",
+    "Replay": "everstep.replay",
+    "results": "everstep.job_results",
+}
 _STEP = dict.fromkeys(("progress", "step"), "everstep.steps.own")
 _MODULES = {**_STEP, **_PIPELINE, **_DATA, **_SCRIPT}
 """Where a name is, if not in `everstep.training`."""

@@ -94,6 +94,8 @@ class Session:
     """By name; called on rank 0 with each iteration's figures."""
     loop: "OwnLoop | None" = None
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
+    replayed: int = 0
+    """The newest iteration that Replay has checked."""
     evaluates_since: float | None = None
     """When its phase `evaluation` began; None: it does not evaluate."""
 
@@ -139,12 +141,22 @@ class Session:
             line = {**facts, "stall_s": stall, **self._staging_figures(), **self.pending}
             if self.context.link is not None:
                 self.context.link.tell(Report(self.iteration, line))
+                self._check_replayed(self.context.link.welcome.replays)
             for tracker in self.trackers.values():
                 tracker(self.iteration, figures(line))
             self._check_finite(line.get("loss", 0.0))
         if self.checkpointer is not None:  # An iteration that saves nothing has no stall.
             self.checkpointer.stall_s, self.checkpointer.staged_bytes, self.checkpointer.copy_s = 0.0, 0, 0.0
         self.pending.clear()
+
+    def _check_replayed(self, interval: int) -> None:
+        """Say, once, that an iteration whose gradients should have been computed again was not."""
+        if interval and self.iteration == interval and self.replayed < interval and self.context.world_size > 1:
+            print(
+                "everstep: no rank computes another's gradients again (certify_replay): this script does not call "
+                "everstep.Replay(...).check(batch)",
+                file=sys.stderr,
+            )
 
     def _staging_figures(self) -> dict[str, float | int]:
         """What the iteration's save staged, if it did."""

@@ -87,8 +87,7 @@ class Batches:
                     print(f"everstep: the batch of iteration {self.iteration} is skipped", file=sys.stderr)
                 continue
             faults.point("train.iteration", iteration=self.iteration)
-            torch.manual_seed(mix_seed(order.seed, start, rank))
-            batch = self._batch(start)
+            batch = self._batch(start, rank)
             first = {"first_sample": int(batch.samples[0])} if len(batch.samples) else {}
             yield batch
             self._session.send(
@@ -101,9 +100,14 @@ class Batches:
             )
         self._session.beacon("end")
 
-    def _batch(self, start: int) -> Batch:
+    def of_rank(self, rank: int) -> Batch:
+        """Inside the loop: that rank's share of the current batch. Seeds torch as that rank does."""
+        return self._batch(self.consumed - self._order.global_batch, rank)
+
+    def _batch(self, start: int, rank: int) -> Batch:
         context, length = self._session.context, self._length
-        share = self._sampler.share(start, context.rank, context.world_size)
+        torch.manual_seed(mix_seed(self._order.seed, start, rank))
+        share = self._sampler.share(start, rank, context.world_size)
         weight = len(share) * context.world_size / self._order.global_batch
         # Every rank must take part in the all-reduce: a rank without a sample reads the first one, at weight 0.
         read = share if len(share) else self._sampler.indices(start)[:1]

@@ -34,6 +34,7 @@ PARTNERS = (Kind.CRASH, Kind.NODE, Kind.FORK_SERVER, Kind.MASTER)
 LEFT_OUT = {
     Kind.FAULTY: "a check before the training: the drill has it",
     Kind.NETWORK: "a node is given up after its silence, which takes longer than the limit here: the drill has it",
+    Kind.DISK: "only a store on a file system of its own has it",
     Kind.EVICT: "only pods have it",
     Kind.CORDON: "only machines of a cluster have it",
     Kind.TAINT: "only machines of a cluster have it",

@@ -31,8 +31,8 @@ class Chaos:
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
     """A run, and its train step if it has several."""
     kind: str = "crash"
-    """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, resize, master, store or
-    everything; on a cluster: node, preempt, evict, resize, master, everything, cordon or taint."""
+    """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, resize, master, store, disk
+    or everything; on a cluster: node, preempt, evict, resize, master, everything, cordon or taint."""
     node: str = ""
     """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0

@@ -10,7 +10,7 @@ from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
-from everstep.runtime.protocol.worker_link import Report
+from everstep.runtime.protocol.worker_link import ReplayDiffers, Report
 
 _PAUSE_S = 0.5
 """Between two posts of the same evidence."""
@@ -59,8 +59,8 @@ class EvidenceReports:
         self._seat, self._on_certified = seat, on_certified
         self._loop = asyncio.get_running_loop()
         self._losses = LossWatch()
-        self._doubted_round = 0
-        """The last round of which a state was doubted: the master ends it."""
+        self._against = (0, 0)
+        """(Round, iteration) of the last state that something spoke against: the master ends that round."""
 
     def send(self, evidence: Evidence) -> None:
         """Report it until the master has compared the state, or the round is over. Called in any thread."""
@@ -68,13 +68,26 @@ class EvidenceReports:
 
     def doubt_unless_sound(self, seat: Seat, report: Report) -> None:
         """Doubt the state of an iteration whose figures are not sound."""
-        if not seat.certifies or self._doubted_round == seat.round:
+        if not seat.certifies or self._against[0] == seat.round:
             return
         if doubt := self._losses.doubt(report.iteration, report.values, seat.loss_spike):
-            self._doubted_round = seat.round
-            self.send(Evidence(self._node, seat.round, report.iteration, doubt=doubt))
+            self._send_against(Evidence(self._node, seat.round, report.iteration, doubt=doubt))
+
+    def note_replay(self, told: ReplayDiffers) -> None:
+        """Another rank got other gradients. What follows from them is staged later: this node never vouches for it."""
+        if (seat := self._seat()) is not None and self._against[0] != seat.round:
+            self._send_against(
+                Evidence(self._node, seat.round, told.iteration, replay=told.detail, wrong_ranks=told.wrong_ranks)
+            )
+
+    def _send_against(self, evidence: Evidence) -> None:
+        self._against = evidence.round, evidence.iteration
+        self.send(evidence)
 
     async def _report(self, evidence: Evidence) -> None:
+        against_round, first = self._against
+        if not evidence.is_against and evidence.round == against_round and evidence.iteration >= first:
+            return
         while (seat := self._seat()) is not None and seat.round == evidence.round:
             if await self._client.report_evidence(evidence):
                 self._on_certified(evidence)

@@ -101,7 +101,10 @@ class AgentLifecycle:
         )  # fmt: skip
         self._link = LinkServer(
             settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
-            LinkHandlers(self._on_report, self._on_fetched, self._reports.on_unrestored, client.ask_shard),
+            LinkHandlers(
+                self._on_report, self._on_fetched, self._reports.on_unrestored, client.ask_shard,
+                self._reports.evidence.note_replay,
+            ),
         )  # fmt: skip
         self._last_state = LastState(
             self.keeper, settings, resources.address, self._reports.pending, self._run_in_thread,

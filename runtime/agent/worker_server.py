@@ -29,6 +29,7 @@ from everstep.runtime.protocol.worker_link import (
     Flush,
     Hello,
     Problem,
+    ReplayDiffers,
     Reply,
     Report,
     Request,
@@ -60,6 +61,8 @@ class LinkHandlers:
     """Called with the sources that failed."""
     ask_shard: Callable[[ShardRequest], Awaitable[ShardLease | None]]
     """Asks the master for a data shard."""
+    on_replay_differs: Callable[[ReplayDiffers], None]
+    """Called with how an iteration came out on another rank."""
 
 
 class LinkServer:
@@ -213,6 +216,8 @@ class _Connection(asyncio.Protocol):
                 self._server.handlers.on_report(rank, request)
             case Unusable(refusals):
                 self._server.handlers.on_unusable(refusals)
+            case ReplayDiffers():
+                self._server.handlers.on_replay_differs(request)
             case Staged():
                 keeper.commit_stage(rank, request)
                 self._stages += 1
@@ -245,7 +250,10 @@ class _Connection(asyncio.Protocol):
             self._server.note_greeting()
             start = self._server.keeper.expected_range(hello.local_rank)
             place = start._asdict() if start else {}
-            self._send(replace(self._server.welcome, **place, certifies=seat.certifies > 0, skips=seat.skips))
+            certifies = seat.certifies > 0
+            self._send(
+                replace(self._server.welcome, **place, certifies=certifies, skips=seat.skips, replays=seat.replays)
+            )
 
     def _answer_later(self, call: Callable[[], Reply], on_done: Callable[[Reply], None] = lambda _: None) -> None:
         self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, on_done))

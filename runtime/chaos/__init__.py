@@ -3,7 +3,7 @@
 The story begins in `injector`: an Injector says whether it can do a kind of fault here, does it, and returns when it
 fired, with what it saw of it. `on_machine` is for nodes that are processes of this machine, `on_cluster` for pods.
 `progress` reads how far the job is; `load` are the programs that use up CPU or memory, `packet_loss` cuts a network
-off, `store_outage` takes a store away.
+off, `store_outage` takes a store away, `full_disk` fills its file system.
 
 The named points of `everstep.runtime.faults` are something else: they are in the code, and only tests arm them.
 """

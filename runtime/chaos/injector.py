@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """The train step's own process is killed; its pod is deleted by force."""
     STORE = "store"
     """The job's part of the store cannot be read or written, for `seconds`."""
+    DISK = "disk"
+    """The file system of the job's store has no room left, for `seconds`."""
     EVERYTHING = "everything"
     """The train step and all nodes are killed at once."""
     CORDON = "cordon"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import load, packet_loss, store_outage, victims
+from everstep.runtime.chaos import full_disk, load, packet_loss, store_outage, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
@@ -55,8 +55,9 @@ class MachineInjector:
             return _ONLY_PODS
         if kind is Kind.NETWORK:
             return packet_loss.refusal()
-        if kind is Kind.STORE:
-            return store_outage.refusal(self._progress.store.uri)
+        if kind in (Kind.STORE, Kind.DISK):
+            uri = self._progress.store.uri
+            return store_outage.refusal(uri) or (full_disk.refusal(Path(uri)) if kind is Kind.DISK else "")
         return ""
 
     async def prepare(self, kind: Kind) -> None:
@@ -87,6 +88,7 @@ class MachineInjector:
             Kind.RESIZE: self._resize,
             Kind.MASTER: self._kill_master,
             Kind.STORE: self._lose_store,
+            Kind.DISK: self._fill_disk,
             Kind.EVERYTHING: self._kill_everything,
         }
         try:
@@ -369,3 +371,18 @@ class MachineInjector:
             moment = time.time()
             await asyncio.sleep(fault.seconds)
         return FiredFault(fault.kind, "", moment, f"{why} for {fault.seconds:g} s")
+
+    async def _fill_disk(self, fault: Fault) -> FiredFault:
+        folder, moment = Path(self._progress.store.uri), time.time()
+        with full_disk.filled(folder) as filler:
+            if full_disk.has_room(folder):
+                raise NotFiredError(f"{filler.bytes_taken >> 20} MiB were taken, but {folder} has room left")
+            while time.time() < moment + fault.seconds:
+                filler.fill()
+                await asyncio.sleep(LOOK_S)
+        return FiredFault(
+            fault.kind,
+            "",
+            moment,
+            f"{filler.bytes_taken >> 20} MiB taken: {folder} had no room for {fault.seconds:g} s",
+        )

@@ -36,6 +36,7 @@ def seat(state: State, node: str) -> Seat | None:
         certifies=round_.certifies,
         loss_spike=round_.loss_spike,
         skips=round_.skips,
+        replays=round_.replays,
         framework=round_.framework,
         members={} if round_.framework is Framework.PYTORCH else round_.members,
     )

@@ -4,7 +4,8 @@ Invariant: restorable => certified, or certification is off.
 
 Gradients are reduced to the same values on all ranks, so replicas of a state stay the same byte for byte. One that
 differs was damaged where no digest of a copy can show it: in the memory or the arithmetic of its node. What all ranks
-got alike, such as a gradient damaged before it was reduced, does not show here unless the loss shows it.
+got alike, such as a gradient damaged before it was reduced, shows only in the loss, or if another rank computes that
+gradient again (`everstep.Replay`).
 """
 
 from collections import Counter, defaultdict
@@ -30,6 +31,13 @@ class Verdict:
     detail: str
     nodes: tuple[str, ...] = ()
     """Those whose replica differs from that of a majority."""
+
+
+def judge_replay(evidence: Evidence, round_: Round) -> Verdict:
+    """The gradients of the state's last iteration came out otherwise on another rank. Raises IndexError: there is no
+    such rank."""
+    nodes = [member.node for role in round_.members.values() for member in role for _ in range(member.slots)]
+    return Verdict(False, evidence.replay, tuple(dict.fromkeys(nodes[rank] for rank in evidence.wrong_ranks)))
 
 
 def is_complete(evidence: Collection[Evidence], round_: Round) -> bool:

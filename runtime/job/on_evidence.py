@@ -1,5 +1,7 @@
 """What follows from what the nodes know of a state: it is certified, or rejected, and then training steps back."""
 
+from collections.abc import Collection
+
 from everstep.runtime.job import certification
 from everstep.runtime.job.events import EvidenceGiven
 from everstep.runtime.job.phases import JobPhase
@@ -8,6 +10,7 @@ from everstep.runtime.job.records import BatchSkipped, StateCertified, StateReje
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence
+from everstep.runtime.protocol.rounds import Round
 
 REPEATED = 2
 """How often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
@@ -25,15 +28,15 @@ def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
         return
     if current is None or not evidence.round == node.round == current.number:
         return
-    if place in tx.state.certified and not evidence.doubt:
+    if place in tx.state.certified and not evidence.is_against:
         return
     evidence_of_place = tx.evidence.setdefault(place, {})
     evidence_of_place[evidence.node, evidence.shard] = evidence
     for late in sorted(tx.evidence)[: -certification.KEPT_EVIDENCE]:
         del tx.evidence[late]
-    if not evidence.doubt and not certification.is_complete(evidence_of_place.values(), current):
+    if not evidence.is_against and not certification.is_complete(evidence_of_place.values(), current):
         return
-    verdict = certification.judge(evidence_of_place.values())
+    verdict = _judge(evidence, evidence_of_place.values(), current)
     tx.evidence = {later: evidence_kept for later, evidence_kept in tx.evidence.items() if later > place}
     if verdict.is_sound:
         tx.record(
@@ -41,6 +44,16 @@ def handle_evidence(tx: Transaction, event: EvidenceGiven) -> None:
         )
     else:
         _reject(tx, evidence, verdict)
+
+
+def _judge(evidence: Evidence, evidence_of_place: Collection[Evidence], round_: Round) -> certification.Verdict:
+    """By `evidence` alone if it tells of a replay. Raises Refused."""
+    if not evidence.replay:
+        return certification.judge(evidence_of_place)
+    try:
+        return certification.judge_replay(evidence, round_)
+    except IndexError:
+        raise Refused(f"{evidence.node} accuses a rank that round {round_.number} does not have") from None
 
 
 def _reject(tx: Transaction, evidence: Evidence, verdict: certification.Verdict) -> None:

@@ -216,6 +216,7 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         certifies=spec.certify_interval,
         loss_spike=spec.loss_spike,
         skips=state.skipped,
+        replays=spec.certify_interval * spec.certify_replay,
         framework=spec.framework,
     )
     hosts = rank_order(round_)

@@ -319,6 +319,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     skip_batches: int = 0
     """With certify_interval: how many batches may be skipped whose loss was unsound again when the iteration was
     repeated; beyond that the job fails."""
+    certify_replay: bool = False
+    """With certify_interval: another rank computes the gradients of a state's last iteration again before the state is
+    certified. The script must use everstep.Replay."""
 
 
 LAUNCHER = "launcher"

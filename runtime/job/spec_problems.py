@@ -50,8 +50,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
             yield f"{name}: {getattr(spec, name)} is negative"
     if spec.loss_spike and not spec.loss_spike > 1:
         yield f"loss_spike: {spec.loss_spike:g} times the median is not a spike; give more than 1, or 0"
-    if (spec.loss_spike or spec.skip_batches) and not spec.certify_interval:
-        yield "loss_spike, skip_batches: a step back leads to a certified state; set certify_interval, too"
+    if (spec.loss_spike or spec.skip_batches or spec.certify_replay) and not spec.certify_interval:
+        yield "loss_spike, skip_batches, certify_replay: they need certified states; set certify_interval, too"
     if spec.keep_every and not spec.keep_last:
         yield "keep_every: with keep_last 0 every checkpoint is kept; leave one of them out"
     for field in msgspec.structs.fields(Patience):

@@ -213,6 +213,15 @@ class Evidence(msgspec.Struct, frozen=True):
     """Digest of the bytes of its tensors: sound replicas have the same."""
     doubt: str = ""
     """Why the state cannot be sound, whatever the others have: its loss was not finite."""
+    replay: str = ""
+    """Why the state cannot be sound: how its last iteration came out on another rank."""
+    wrong_ranks: tuple[int, ...] = ()
+    """For `replay`: the ranks whose result differs from that of two others."""
+
+    @property
+    def is_against(self) -> bool:
+        """Does it speak against the state, whatever the others have?"""
+        return bool(self.doubt or self.replay)
 
 
 class Unrestored(msgspec.Struct, frozen=True):

@@ -50,6 +50,8 @@ class Round(msgspec.Struct, frozen=True):
     """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are skipped: their losses were unsound each time."""
+    replays: int = 0
+    """Iterations between two whose gradients another rank computes again; 0: none is."""
     framework: Framework = Framework.PYTORCH
 
 
@@ -90,6 +92,8 @@ class Seat(msgspec.Struct, frozen=True):
     """A loss above this many times the median of those before is unsound; 0: none is for that."""
     skips: tuple[int, ...] = ()
     """Iterations that are skipped: their losses were unsound each time."""
+    replays: int = 0
+    """Iterations between two whose gradients another rank computes again; 0: none is."""
     framework: Framework = Framework.PYTORCH
     members: dict[str, tuple[Member, ...]] = {}
     """Those of the round, if the framework's variables name them all."""

@@ -48,6 +48,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """States are compared across the nodes: the agent reports a loss that is not sound, and the master steps back."""
     skips: tuple[int, ...] = ()
     """Iterations that are skipped."""
+    replays: int = 0
+    """Iterations between two whose gradients another rank computes again; 0: none is."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
@@ -164,6 +166,16 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float | int | str]
 
 
+class ReplayDiffers(msgspec.Struct, frozen=True, tag=True):
+    """Another rank computed an iteration's gradients again and got others. Its state is not staged yet. No answer."""
+
+    iteration: int
+    detail: str
+    """What differs, in one line."""
+    wrong_ranks: tuple[int, ...] = ()
+    """Those whose result differs from that of two others."""
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The request was carried out."""
 
@@ -176,7 +188,7 @@ class Problem(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Unusable | TakeShard | Report
+Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Unusable | TakeShard | Report | ReplayDiffers
 Reply = Welcome | Segment | Slot | Fetched | TakenShard | Done | Problem
 
 _reply = msgspec.json.Decoder(Reply)
@@ -220,10 +232,11 @@ class Link:
         return Link(self._path, self._hello)
 
     def tell(self, request: Request) -> None:
-        """Send without waiting for an answer. A Report has none; the answer to Staged is read with the next one."""
+        """Send without waiting for an answer. Report and ReplayDiffers have none; that to Staged is read with the next
+        one."""
         if isinstance(request, Report):
             request = msgspec.structs.replace(request, values={k: _json_value(v) for k, v in request.values.items()})
-        else:
+        elif not isinstance(request, ReplayDiffers):
             self._unread += 1
         self._socket.sendall(_encode(request) + b"\n")
 

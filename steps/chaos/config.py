@@ -14,7 +14,7 @@ class Config:
 
     kind: str = "crash"
     """What happens: crash, fork-server, node, preempt, evict, freeze, slow, faulty, network, oom, memory, cpu, resize,
-    master, store, everything, cordon or taint."""
+    master, store, disk, everything, cordon or taint."""
     target: str = "train"
     """Name of the train step's task in this run."""
     node: str = ""

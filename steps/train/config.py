@@ -123,6 +123,9 @@ class Config:
     skip_batches: int = 0
     """With certify_interval: skip a batch whose loss is unsound again when it is repeated, at most this many; beyond
     that the training fails. The script must use everstep.batches."""
+    certify_replay: bool = False
+    """With certify_interval: another rank computes the gradients of each compared iteration again; the one of three
+    that gets others is replaced. Your own script must use everstep.Replay."""
     network_check: str = "auto"
     """True: check each node with a healthy one before it joins; an unfit one is replaced on another host. auto: where a
     node has a pod of its own, so not where all share this machine."""
@@ -251,9 +254,10 @@ class Config:
             )
         if self.loss_spike and not 1 < self.loss_spike < MOST_RATE:
             raise StepError(f"--loss-spike {self.loss_spike:g}: give a factor above 1, or 0 for none")
-        if (self.loss_spike or self.skip_batches) and not (self.certify_interval or self.job_spec):
-            raise StepError("--loss-spike, --skip-batches: only certified states are stepped back to; give "
-                            "--certify-interval, too")  # fmt: skip
+        needs_certified = self.loss_spike or self.skip_batches or self.certify_replay
+        if needs_certified and not (self.certify_interval or self.job_spec):
+            raise StepError("--loss-spike, --skip-batches, --certify-replay: only certified states are stepped back "
+                            "to; give --certify-interval, too")  # fmt: skip
         if self.keep_every and not self.keep_last:
             raise StepError("--keep-every: with --keep-last 0 every checkpoint is kept; leave one of them out")
 

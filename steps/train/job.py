@@ -27,6 +27,7 @@ _PATHS = {
     "straggler_policy": ("stragglers",),
     "loss_spike": ("lossSpike",),
     "skip_batches": ("skipBatches",),
+    "certify_replay": ("certifyReplay",),
 }
 """Flags for values that a spec can set, too."""
 
@@ -68,6 +69,8 @@ class Flags(Protocol):
     def loss_spike(self) -> float: ...
     @property
     def skip_batches(self) -> int: ...
+    @property
+    def certify_replay(self) -> bool: ...
     def hosts_to_avoid(self) -> tuple[str, ...]: ...
     def hosts_in_order(self) -> tuple[str, ...]: ...
     def job_name(self) -> str: ...
@@ -101,6 +104,7 @@ def job_of(config: Flags) -> "JobSpec":
             stragglers=StragglerPolicy(config.straggler_policy),
             loss_spike=config.loss_spike,
             skip_batches=config.skip_batches,
+            certify_replay=config.certify_replay,
         )
     text, name = _read_spec(config.job_spec)
     try:

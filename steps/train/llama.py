@@ -121,11 +121,13 @@ def main(job: everstep.Context) -> None:
     }
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
+    replay = everstep.Replay(replica, batches, lambda module, batch: add_gradients(module, batch, options, job.device))
 
     for batch in batches:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(batch.iteration, options.learning_rate, options.warmup, options.iterations)
         loss = add_gradients(replica, batch, options, job.device)
+        replay.check(batch)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

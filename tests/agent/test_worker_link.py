@@ -44,7 +44,7 @@ class Agent:
 
         def ignore(*_: object) -> None: ...
 
-        handlers = LinkHandlers(ignore, ignore, ignore, self.ask_shard)
+        handlers = LinkHandlers(ignore, ignore, ignore, self.ask_shard, ignore)
         self.server = LinkServer("worker-0-0", self.keeper, welcome, 1, self._threads, handlers)
         self.asked: list[ShardRequest] = []
         self.leases: list[ShardLease | Exception | None] = []

@@ -13,7 +13,16 @@ import psutil
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.chaos import Fault, Kind, NotFiredError, NotPossibleError, load, packet_loss, store_outage
+from everstep.runtime.chaos import (
+    Fault,
+    Kind,
+    NotFiredError,
+    NotPossibleError,
+    full_disk,
+    load,
+    packet_loss,
+    store_outage,
+)
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.job.events import NodeGone
@@ -89,6 +98,30 @@ def test_a_part_of_the_store_is_out_of_reach_and_comes_back_whole(tmp_path: Path
     assert store.get("jobs/j/a") == b"1"
     assert store.create("jobs/j/b", b"2")
     assert sorted(os.listdir(tmp_path / "jobs")) == ["j"]
+
+
+def test_a_full_disk_has_no_room_until_the_fault_is_over(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path], check=False)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        assert full_disk.refusal(tmp_path / "store") == ""
+        (tmp_path / "big").write_bytes(bytes(2 << 20))
+        with full_disk.filled(tmp_path) as filler:
+            assert not full_disk.has_room(tmp_path)
+            (tmp_path / "big").unlink()
+            assert full_disk.has_room(tmp_path)
+            filler.fill()
+            assert not full_disk.has_room(tmp_path)
+        assert full_disk.has_room(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_disk_that_others_use_is_not_filled(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="put the store on one of its own"):
+        asyncio.run(injector(tmp_path).inject(Fault(Kind.DISK)))
 
 
 def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:

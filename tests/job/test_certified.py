@@ -174,6 +174,42 @@ def test_no_batch_is_skipped_for_replicas_that_differ() -> None:
     assert not of_kind(world, BatchSkipped)
 
 
+def replay(world: World, iteration: int, wrong_ranks: tuple[int, ...] = ()) -> None:
+    """Each node says that gradients came out otherwise on another rank."""
+    for name in world.names(NodePhase.RUNNING):
+        evidence = Evidence(name, world.number, iteration, replay="its gradients differ", wrong_ranks=wrong_ranks)
+        world.send(EvidenceGiven(evidence))
+    world.join_all()
+
+
+def test_the_rank_whose_gradients_others_do_not_get_is_named_and_its_state_rejected_at_once() -> None:
+    world = world_of(3)
+    tell_all(world, 2)
+    tell(world, "worker-0-0", 4)
+    replay(world, 4, wrong_ranks=(2,))
+    (rejected,) = of_kind(world, StateRejected)
+    assert (rejected.iteration, rejected.nodes, rejected.detail) == (4, ("worker-2-0",), "its gradients differ")
+    (judged,) = of_kind(world, FaultJudged)
+    assert (judged.node, judged.reason, judged.decision) == ("worker-2-0", Reason.UNSOUND, Decision.EXCLUDE)
+
+
+def test_gradients_that_come_out_otherwise_again_end_the_job_and_skip_no_batch() -> None:
+    world = world_of(2, skip_batches=5)
+    for _ in range(2):
+        replay(world, 2)
+    assert world.state.ended is not None
+    assert "its gradients differ; this has happened 2 times" in world.state.ended.reason
+    assert not of_kind(world, BatchSkipped)
+
+
+def test_an_accused_rank_that_the_round_does_not_have_is_refused() -> None:
+    world = world_of(2)
+    evidence = Evidence("worker-0-0", world.number, 2, replay="its gradients differ", wrong_ranks=(2,))
+    with pytest.raises(Refused, match="a rank that round 1 does not have"):
+        world.brain.handle(EvidenceGiven(evidence), world.now)
+    assert not of_kind(world, StateRejected)
+
+
 def test_a_manifest_waits_for_the_verdict_and_names_it() -> None:
     world = world_of(2)
     key = "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors"
@@ -216,7 +252,9 @@ def test_replicas_are_compared_with_those_of_the_same_layout_alone(replicas: int
 
 
 MOVES = st.lists(
-    st.tuples(st.sampled_from(["sound", "wrong", "loss", "part", "kill", "takeover", "join"]), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(["sound", "wrong", "loss", "replay", "part", "kill", "takeover", "join"]), st.integers(0, 2)
+    ),
     max_size=40,
 )
 
@@ -241,6 +279,8 @@ def test_whatever_happens_only_certified_states_are_restored_and_only_repeated_l
             world.exit(running[at % len(running)], -9, iteration)
         elif what == "part":
             tell(world, running[at % len(running)], iteration)
+        elif what == "replay":
+            world.send(EvidenceGiven(Evidence(running[0], world.number, iteration, replay="r", wrong_ranks=(0,) * at)))
         elif what == "loss":
             tell(world, running[at % len(running)], iteration, doubt="its loss is inf")
         else:

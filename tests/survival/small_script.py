@@ -44,6 +44,12 @@ class Momentum:
                 flip_bit(parameter if flips == "weights" else velocity)
             flips = ""
 
+    def flip_gradient(self) -> None:
+        """One bit of this rank's own, before the mean of all is taken."""
+        gradient = self._parameters[0].grad
+        assert gradient is not None
+        flip_bit(gradient)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """By number of the parameter."""
         return {str(number): velocity for number, velocity in enumerate(self._velocities)}
@@ -69,6 +75,13 @@ def build(vocabulary: int, seed: int) -> tuple[torch.nn.Module, Momentum]:
     return model, Momentum(model)
 
 
+def add_gradients(model: torch.nn.Module, batch: everstep.Batch, factor: float = 1.0) -> torch.Tensor:
+    """Add those of this batch. Returns its mean loss, which is multiplied by the factor."""
+    loss = factor * cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+    (loss * batch.weight).backward()
+    return loss
+
+
 def arguments() -> argparse.Namespace:
     """The flags that the step passes, and how the script lives."""
     parser = argparse.ArgumentParser()
@@ -76,7 +89,11 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dataset")
     parser.add_argument("--survive", action="store_true", help="be entered again in each round, not started again")
-    parser.add_argument("--flip", default="0,0,", help="ITERATION,RANK,gradient|weights|optimizer, in the first round")
+    parser.add_argument(
+        "--flip",
+        default="0,0,",
+        help="ITERATION,RANK,WHAT, in the first round; WHAT: own-gradient (not reduced), gradient, weights, optimizer",
+    )
     parser.add_argument("--bad", default="0,1", help="ITERATION,FACTOR: of its loss, whatever the round")
     parser.add_argument("--pause", type=float, default=ITERATION_S, help="seconds before each iteration")
     parser.add_argument("--omit", type=int, default=0, help="the batch of this iteration is not trained on")
@@ -98,17 +115,19 @@ def train(job: everstep.Context) -> None:
     state = {"model": model, "momentum": momentum, "batches": batches}
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
+    replay = everstep.Replay(model, batches, add_gradients)
     at, whose, what = options.flip.split(",")
     bad, factor = options.bad.split(",")
     for batch in batches:
         threading.Event().wait(options.pause)
         if batch.iteration == options.omit:
             continue
-        loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
-        if batch.iteration == int(bad):
-            loss = loss * float(factor)
-        (loss * batch.weight).backward()
-        momentum.step(what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else "")
+        loss = add_gradients(model, batch, float(factor) if batch.iteration == int(bad) else 1.0)
+        flips = what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else ""
+        if flips == "own-gradient":
+            momentum.flip_gradient()
+        replay.check(batch)
+        momentum.step(flips)
         checkpointer.save(batch.iteration, state)
         everstep.report(loss=job.mean(loss.item(), batch.weight))
     checkpointer.finish(state)

@@ -8,6 +8,8 @@ import pytest
 from tests.harness import TrainStep, tensors
 
 FLIPPED, EVERY = 24, 5
+DUE = 25
+"""An iteration of which a state is compared."""
 
 
 @pytest.fixture
@@ -57,6 +59,49 @@ def test_the_weights_after_a_flipped_bit_are_those_of_a_training_without_one(
         assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
     finally:
         calm.kill_all()
+
+
+@pytest.mark.parametrize(
+    "nodes", [pytest.param("2", marks=pytest.mark.long), "3"], ids=["nobody-is-named", "the-node-is-named"]
+)
+def test_a_gradient_that_is_wrong_before_it_is_reduced_is_found_by_another_rank(
+    nodes: str, certified: TrainStep, tmp_path: Path
+) -> None:
+    certified.flags = {**certified.flags, "nodes": nodes, "certify-replay": "true"}
+    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=certified.flags)
+    certified.flags = {**certified.flags, "script-args": f"--flip {DUE},1,own-gradient"}
+    try:
+        calm.start()
+        assert calm.finish() == 0, calm.last_words()
+        certified.start()
+        assert certified.finish() == 0, certified.last_words()
+    finally:
+        calm.kill_all()
+    assert not [record for record in calm.records() if record["kind"] == "StateRejected"]
+    check_replay(certified, ["worker-1-0"] if nodes == "3" else [])
+    assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
+
+
+@pytest.mark.long
+def test_another_rank_gets_the_gradients_of_a_replica_with_dropout_and_running_means(certified: TrainStep) -> None:
+    script = Path(__file__).with_name("replicated_script.py")
+    certified.flags = {**certified.flags, "certify-replay": "true", "script": str(script)}
+    certified.flags["script-args"] = f"--flip {DUE},1"
+    certified.start()
+    assert certified.finish() == 0, certified.last_words()
+    check_replay(certified, ["worker-1-0"])
+
+
+def check_replay(step: TrainStep, named: list[str]) -> None:
+    """The iteration's state was rejected once, for that, and never certified before; that node was replaced."""
+    records = step.records()
+    (rejected,) = [record for record in records if record["kind"] == "StateRejected"]
+    assert (rejected["iteration"], rejected["nodes"]) == (DUE, named)
+    assert "computed again" in rejected["detail"]
+    certified = [one["iteration"] for one in records if one["kind"] == "StateCertified" and one["round"] == 1]
+    assert max(certified) < DUE
+    assert [record["node"] for record in records if record["kind"] == "FaultJudged" and record["avoid"]] == named
+    assert step.leftovers() == []
 
 
 @pytest.mark.long

@@ -10,11 +10,12 @@ import torch
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.fault_policy import reason_of
 from everstep.runtime.job.reasons import Reason
+from everstep.runtime.protocol.worker_link import Welcome
 from everstep.session import WATCHED, Context, Session
 
 
 def session(restored: int, iteration: int, messages: list[Any] | None = None, certifies: bool = False) -> Any:
-    welcome = SimpleNamespace(certifies=certifies)
+    welcome = Welcome("job", "store", certifies=certifies)
     link: Any = SimpleNamespace(tell=[].append if messages is None else messages.append, welcome=welcome)
     checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0, staged_bytes=0)
     return Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)

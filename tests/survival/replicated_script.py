@@ -1,0 +1,80 @@
+"""A model in torch's DistributedDataParallel, with dropout and running means, whose gradients are computed again."""
+
+import argparse
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import everstep
+from everstep.runtime.data import open_dataset
+from tests.survival.small_script import flip_bit
+
+
+def arguments() -> argparse.Namespace:
+    """The flags that the step passes, and the fault."""
+    parser = argparse.ArgumentParser()
+    for name in ("iterations", "sequence-length", "global-batch", "seed"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--dataset")
+    parser.add_argument("--flip", default="0,0", help="ITERATION,RANK: of its own gradient, in the first round")
+    return parser.parse_known_args()[0]
+
+
+def build(vocabulary: int) -> torch.nn.Module:
+    """Its state has running means; dropout draws random numbers."""
+    layers: list[torch.nn.Module] = [torch.nn.Embedding(vocabulary, 16), torch.nn.Dropout(0.1), torch.nn.Flatten(0, 1)]
+    layers += [torch.nn.BatchNorm1d(16), torch.nn.Linear(16, vocabulary)]
+    return torch.nn.Sequential(*layers)
+
+
+def add_gradients(module: torch.nn.Module, batch: everstep.Batch) -> torch.Tensor:
+    """In two parts. Returns the mean loss of the second."""
+    loss = torch.zeros(())
+    for inputs, targets in zip(batch.inputs.chunk(2), batch.targets.chunk(2), strict=True):
+        loss = cross_entropy(module(inputs), targets.flatten())
+        (loss * batch.weight * len(inputs) / len(batch.inputs)).backward()
+    return loss
+
+
+@everstep.main
+def main(job: everstep.Context) -> None:
+    """Train to the last iteration."""
+    options = arguments()
+    model = build(open_dataset(options.dataset).vocab_size)
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = everstep.batches(
+        options.dataset,
+        sequence_length=options.sequence_length,
+        global_batch=options.global_batch,
+        seed=options.seed,
+        iterations=options.iterations,
+    )
+    state = {"model": model, "optimizer": optimizer, "batches": batches}
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+    at, whose = map(int, options.flip.split(","))
+    flips = [(1, at)] if job.rank == whose else []
+
+    def damage(gradient: torch.Tensor) -> torch.Tensor:
+        if (job.round, batches.iteration) in flips:
+            flips.clear()
+            gradient = gradient.clone()
+            flip_bit(gradient)
+        return gradient
+
+    list(model.parameters())[-1].register_hook(damage)
+    replay = everstep.Replay(replica, batches, add_gradients)
+    for batch in batches:
+        loss = add_gradients(replica, batch)
+        replay.check(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        checkpointer.save(batch.iteration, state)
+        everstep.report(loss=job.mean(loss.item(), batch.weight))
+    checkpointer.finish(state)
+
+
+if __name__ == "__main__":
+    main()
