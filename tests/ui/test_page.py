@@ -1,12 +1,15 @@
 """The page in a real browser: what a person sees and what a planted script does not do."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from everstep.cli.ui.live_ranks import LiveRanks
+from everstep.runtime.store import open_store
 from tests import chromium
 from tests.chromium import PLANT
 from tests.harness import Pipeline, kill, wait_until
@@ -14,6 +17,10 @@ from tests.ui.page_server import TOKEN, serve_page, write_run
 
 pytestmark = chromium.NEEDED
 OVERFLOWS = "document.documentElement.scrollWidth > innerWidth"
+CLIPPED = """[...document.querySelectorAll(".rank > span")].filter((one) => one.scrollWidth > one.clientWidth + 1
+  || !one.checkVisibility()).map((one) => one.innerText)"""
+COLUMNS = """[0, 1, 2, 3, 4, 5].map((column) => new Set([...document.querySelectorAll(".rank")].map((row) =>
+  Math.round(row.children[column].getBoundingClientRect().left))).size)"""
 TEXTS = """[...document.querySelectorAll("h1,h2,small,dt,dd,p,a,button,summary,.pill,.line,.when")].filter((one) =>
   one.innerText?.trim() && !one.disabled)"""
 
@@ -44,6 +51,47 @@ def test_a_planted_script_does_nothing_and_nothing_overflows(tmp_path: Path) -> 
             await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
             assert await tab.value("document.querySelectorAll('.run').length") == 1
             assert "planted" not in await tab.value("document.title")
+            assert tab.problems == []
+
+    asyncio.run(watch())
+
+
+def test_a_long_list_of_ranks_is_whole_at_any_width_and_stays_where_it_was_scrolled_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, store = write_run(tmp_path, "wide", "Running"), tmp_path / "store"
+    workflow = json.loads((folder / "workflow.json").read_text())
+    workflow["spec"]["arguments"] = {"parameters": [{"name": "store", "value": str(store)}]}
+    (folder / "workflow.json").write_text(json.dumps(workflow))
+    line = {"v": 1, "time": 1.0, "round": 1, "iteration": 1, "rank": 0, "seconds": 1.0, "loss": 3.0}
+    open_store(str(store)).put("jobs/u-train/telemetry/000001-000001.jsonl", json.dumps(line).encode())
+    looks = itertools.count(1)
+
+    def look(_: LiveRanks) -> dict[str, object]:
+        row = {"pace": next(looks), "waits": 0.5, "slow": False, "cores": 127.5, "memory": 200 << 30}
+        phases = ("forward", "collective all_reduce")
+        ranks = [
+            {**row, "rank": rank, "node": f"worker-{rank // 8}-0", "phase": phases[rank % 2]}
+            for rank in range(1016, 1080)
+        ]
+        return {"ranks": ranks, "slow": ""}
+
+    monkeypatch.setattr(LiveRanks, "look", look)
+
+    async def watch() -> None:
+        async with serve_page(tmp_path) as address, chromium.open_tab(f"{address}/#{TOKEN}") as tab:
+            await tab.until("document.querySelector('.run')")
+            await tab.value("document.querySelector('.run').click()")
+            for width in (390, 750, 1024, 1440):
+                await tab.size(width, 900)
+                await tab.until("document.querySelectorAll('.rank').length === 64")
+                assert await tab.value(CLIPPED) == [], width
+                assert await tab.value(COLUMNS) == [1] * 6, width
+                assert not await tab.value(OVERFLOWS), width
+            await tab.value("document.querySelector('.ranks .scroll').scrollTo(0, 300)")
+            await tab.value("window.rows = document.querySelector('.ranks .scroll')")
+            await tab.until("document.querySelector('.ranks .scroll') !== window.rows")
+            assert await tab.value("document.querySelector('.ranks .scroll').scrollTop") == 300
             assert tab.problems == []
 
     asyncio.run(watch())

@@ -17,7 +17,7 @@ export const h = (tag, attributes, ...children) => fill(document.createElement(t
 export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
-// Renders again only what has changed, so that what is selected or unfolded stays so.
+// Renders again only what has changed, so that what is selected or unfolded stays so; a list stays where it was scrolled to.
 export class Parts {
   constructor() { this.known = new Map(); }
   show(holder, key, data, render) {
@@ -25,7 +25,10 @@ export class Parts {
     const known = this.known.get(key);
     if (known && known.text === text && known.holder === holder) return;
     this.known.set(key, { text, holder });
+    const list = holder.querySelector(":scope > .scroll"), top = list?.scrollTop, focused = list && list === document.activeElement;
     holder.replaceChildren(...[render(data)].flat(9).filter((one) => one !== null && one !== undefined && one !== false));
+    if (top) holder.querySelector(":scope > .scroll")?.scrollTo(0, top);
+    if (focused) holder.querySelector(":scope > .scroll")?.focus({ preventScroll: true });
   }
 }
 

@@ -149,7 +149,7 @@ export class RunView {
       h("i", {}), h("div", {}, h("span", {}, event.text), event.more && h("small", {}, event.more),
         event.error && h("details", {}, h("summary", {}, "last words"), h("pre", {}, event.error))), since(event.time)));
     return [h("h2", {}, "What happened"), job.error && h("details", {}, h("summary", {}, "traceback of the first failing rank"), h("pre", {}, job.error)),
-      rows.length ? h("ol", { class: "events", tabindex: 0 }, rows) : h("p", { class: "soft" }, "Nothing yet.")];
+      rows.length ? h("ol", { class: "scroll", tabindex: 0 }, rows) : h("p", { class: "soft" }, "Nothing yet.")];
   }
   renderCheckpoints(job) {
     const rows = job.commits.slice().reverse().slice(0, 8).map(([time, iteration]) => h("li", {}, h("b", {}, `iteration ${iteration}`), since(time)));
@@ -181,7 +181,7 @@ export class RunView {
           h("span", { class: "soft" }, rank.phase || "–"))),
         !ranks.length && node?.ranks && h("small", {}, `ranks ${node.ranks[0]} to ${node.ranks[1]}${this.place === "here" && LIVE.includes(this.run.phase) ? ": starting" : ""}`));
     });
-    return [h("h2", {}, "Nodes", h("small", {}, live.length ? "bar: share of the time that a rank works, not waits" : "")), slow && h("p", { class: "notice" }, slow), rows];
+    return [h("h2", {}, "Nodes", h("small", {}, live.length ? "bar: share of the time that a rank works, not waits" : "")), slow && h("p", { class: "notice" }, slow), h("div", { class: "scroll", tabindex: 0 }, rows)];
   }
 
   async act(what, more = {}) {
