@@ -73,11 +73,13 @@ class EvidenceReports:
         if doubt := self._losses.doubt(report.iteration, report.values, seat.loss_spike):
             self._send_against(Evidence(self._node, seat.round, report.iteration, doubt=doubt))
 
-    def note_replay(self, told: ReplayDiffers) -> None:
+    def note_replay(self, message: ReplayDiffers) -> None:
         """Another rank got other gradients. What follows from them is staged later: this node never vouches for it."""
         if (seat := self._seat()) is not None and self._against[0] != seat.round:
             self._send_against(
-                Evidence(self._node, seat.round, told.iteration, replay=told.detail, wrong_ranks=told.wrong_ranks)
+                Evidence(
+                    self._node, seat.round, message.iteration, replay=message.detail, wrong_ranks=message.wrong_ranks
+                )
             )
 
     def _send_against(self, evidence: Evidence) -> None:
