@@ -6,6 +6,10 @@ Exit code 1 if a line does not hold. Times are measured here, by `benchmarks/sur
 """
 
 import argparse
+import os
+import random
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +18,13 @@ from benchmarks import survivors
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from benchmarks.peers import survivor_peers
 from benchmarks.recovery import format_kills, make_dataset, torchrun_kills
+from everstep.runtime.agent.ports import free_port
+from tests.harness import ROOT
+from tests.training import many_rounds
 
 SURVIVAL, AGENT, TRAINING = "tests/survival/", "tests/agent/test_survivors.py", "tests/training/"
 KILLS, GROWTH = "kill -9 of a rank -> next iteration", "growth from 2 ranks to 3"
+MANY = "500 rounds of two processes: descriptors, threads, memory flat"
 PEERS = "beside it: torchrun with torch.save, torchft, NVRx"
 PEER_KILLS = 5
 PROVEN = {
@@ -25,7 +33,6 @@ PROVEN = {
     ),
     "only the lost rank is made anew; equal weights": (f"{SURVIVAL}test_survivors.py::alone",),
     "50 rounds: descriptors, threads, shared memory, memory flat": (f"{SURVIVAL}test_survivors.py::fifty",),
-    "500 rounds of two processes: descriptors, threads, memory flat": (f"{TRAINING}test_many_rounds.py",),
     "a worker that does not leave within 2 s is killed and forked": (f"{AGENT}::killed",),
     "a collective, torch's store and a group that is being made are left at once": (
         f"{TRAINING}test_group_sockets.py",
@@ -58,7 +65,26 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
                 yield Line(f"{GROWTH}: what the others lose", budget_text, f"{stop:.2f} s", stop <= survivors.GROWTH_S)
             if is_asked(PEERS, options.words):
                 yield from peer_lines(folder, dataset, min(PEER_KILLS, options.kills))
+    if is_asked(MANY, options.words):
+        yield many_rounds_line()
     yield from prove(PROVEN, options)
+
+
+def many_rounds_line() -> Line:
+    """What the test of many rounds asserts, after more of them."""
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(random.Random()))}
+    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
+        lines = Path(folder, "lines")
+        command = [sys.executable, "-m", many_rounds.__name__, "500", str(lines)]
+        ranks = [
+            subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **places, "RANK": str(rank)})
+            for rank in range(2)
+        ]
+        codes = [rank.wait() for rank in ranks]
+        if codes != [0, 0]:
+            return Line(MANY, "flat", f"exit codes {codes}", False)
+        kinds = many_rounds.left_behind(lines)
+    return Line(MANY, "flat", "; ".join(kinds) or "flat", not kinds)
 
 
 def peer_lines(folder: Path, dataset: str, kills: int) -> Iterator[Line]:
@@ -93,7 +119,7 @@ def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     survivors.add_flags(parser)
-    judge(lines(parse_options(parser, [KILLS, GROWTH, PEERS, *PROVEN])))
+    judge(lines(parse_options(parser, [KILLS, GROWTH, PEERS, MANY, *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.training.many_rounds 500 lines
 
-Rank 0 writes a line of JSON a round.
+Rank 0 writes a line of JSON a round. A round that lasts longer than `TIMEOUT_S` ends its process, with every thread's
+stack on stderr.
 """
 
+import faulthandler
 import json
 import os
 import queue
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,9 @@ from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded
 from everstep.training import enter
 
 TIMEOUT_S = 60.0
+WHILE_SETTLING, LAST = slice(50, 100), slice(-50, None)
+MORE_MIB = 8
+"""Less than two of the script's models."""
 
 
 class Link:
@@ -75,6 +79,17 @@ def held() -> Mapping[str, int]:
     }  # fmt: skip
 
 
+def left_behind(lines: Path) -> list[str]:
+    """What the process held more of in its last rounds than once it had settled. There are at least 150 lines."""
+    rounds = [json.loads(line) for line in lines.read_text().splitlines()]
+    kinds: list[str] = []
+    for name, more in (("files", 0), ("threads", 0), ("memory_mib", MORE_MIB)):
+        settled, last = ([one[name] for one in rounds[part]] for part in (WHILE_SETTLING, LAST))
+        if min(last) > max(settled) + more:
+            kinds.append(f"{name}: at most {max(settled)} in rounds 50 to 100, at least {min(last)} in the last 50")
+    return kinds
+
+
 def main(rounds: int, lines: Path) -> None:
     """Survive so many rounds."""
     os.environ["EVERSTEP_ROUND"] = "1"
@@ -82,15 +97,14 @@ def main(rounds: int, lines: Path) -> None:
     own = _Rounds(link)  # type: ignore[arg-type]
     with lines.open("a") as file:
         for _ in range(rounds):
-            hangs = threading.Timer(TIMEOUT_S, lambda: os._exit(9))
-            hangs.start()
+            faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
             assert not own.run(lambda: train(enter(0, timedelta(minutes=1), own.kept, own.sockets), link))
             own.leave()
             own.take_seat()
-            hangs.cancel()
-            hangs.join()
+            faulthandler.cancel_dump_traceback_later()
             if os.environ["RANK"] == "0":
                 file.write(json.dumps(held()) + "\n")
+                file.flush()
     assert not dist.is_initialized()
 
 
