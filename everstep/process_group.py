@@ -10,14 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from everstep.group_sockets import GroupSockets
-from everstep.runtime.agent.tcp_store import forget_store, restrict_torch_store
+from everstep.runtime.agent.tcp_store import restrict_torch_store
 
 _KNOCK_EVERY_S = 0.002
-_HERE = "rank 0 is here"
 
 
 def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | None = None) -> None:
@@ -29,35 +27,11 @@ def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | No
     if rank and "MASTER_PORT" in os.environ:
         _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
     with (sockets or GroupSockets()).watching():
-        store, world_size = _meet(rank, timeout)
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     atexit.unregister(_leave_for_good)
     atexit.register(_leave_for_good)
-
-
-def _meet(rank: int, timeout: timedelta) -> tuple[Store, int]:
-    """The round's part of rank 0's store, and the number of ranks.
-
-    With a port that the user chose, a rank that is ahead of rank 0 finds the store of the round before there. It closes
-    when rank 0 comes, and has no word from rank 0 about this round. That rank then connects again.
-    """
-    deadline = time.monotonic() + timeout.total_seconds()
-    while True:
-        try:
-            store, _, world_size = next(rendezvous("env://", timeout=timeout))
-            store.set_timeout(timeout)
-            # A port that the user chose may still be served by this process's store of an earlier round.
-            store = PrefixStore(f"everstep/{os.environ.get('EVERSTEP_ROUND', 0)}", store)
-            if rank == 0:
-                store.set(_HERE, "")
-            else:
-                store.wait([_HERE])
-        except dist.DistNetworkError:
-            if rank == 0 or time.monotonic() >= deadline:
-                raise
-            forget_store()
-        else:
-            return store, world_size
 
 
 def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:

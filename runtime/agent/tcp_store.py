@@ -5,7 +5,9 @@ The store has no authentication: any process that reaches that address may read 
 
 torch closes rank 0's store with its process group. A script that makes its group again would race with that: a rank
 ahead of rank 0 still finds the old store, which then closes under it (a broken pipe), or reads the old group's keys
-there and waits forever. So a process keeps its store, and each further group has keys of its own in it.
+there and waits forever. So a process keeps its store, and each further group has keys of its own in it. If the user
+chose the port, the same holds between the rounds of a process that survives them: rank 0 keeps its server, and each
+round has keys of its own.
 Standard library only; torch's modules are looked up in sys.modules.
 """
 
@@ -25,7 +27,7 @@ _BACKLOG = 4096
 
 @dataclass
 class _KeptStore:
-    """The store of this process's latest rendezvous: one server or client, kept until its round is over."""
+    """The store of this process's latest rendezvous, kept until its round is over."""
 
     place: tuple[str, int, str | None]
     store: Any
@@ -46,13 +48,6 @@ def restrict_torch_store() -> None:
         rendezvous.TCPStore = _RestrictedStore(rendezvous.TCPStore, prefix)
 
 
-def forget_store() -> None:
-    """Let this process's next rendezvous make a connection of its own: the last one's has broken."""
-    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-    if rendezvous is not None and isinstance(rendezvous.TCPStore, _RestrictedStore):
-        rendezvous.TCPStore.forget()
-
-
 class _RestrictedStore:
     """Replaces TCPStore in `_create_c10d_store`, through which every env:// and tcp:// rendezvous goes."""
 
@@ -60,21 +55,25 @@ class _RestrictedStore:
         self._create = create
         self._prefix = prefix
         self._kept: _KeptStore | None = None
-
-    def forget(self) -> None:
-        """Keep no store."""
-        self._kept = None
+        self._server: tuple[str, int, Any] | None = None
+        """Where this process serves, and the store that it serves with."""
 
     def __call__(self, **arguments: Any) -> Any:
-        host, port = arguments["host_name"], arguments["port"]
+        host, port, is_master = arguments["host_name"], arguments["port"], bool(arguments.get("is_master"))
         place = host, port, os.environ.get("EVERSTEP_ROUND")
         if self._kept and self._kept.place == place:
             return self._kept.next()
-        self._kept = None  # A round may be told the port of the last one.
-        if arguments.get("is_master") and (listener := bind_listener(host, port, _is_one_machine())):
+        self._kept = None
+        if self._server and (not is_master or self._server[:2] != (host, port)):
+            self._server = None  # Another process may serve there now.
+        if is_master and not self._server and (listener := bind_listener(host, port, _is_one_machine())):
             arguments["master_listen_fd"] = listener.detach()
         with in_worker.making_group():  # The first store waits until all ranks have connected.
-            store = self._create(**arguments)
+            store = self._create(**arguments)  # A further one of this process at the same port shares the server.
+        if is_master and not self._server:
+            self._server = host, port, store
+        if place[2] is not None:
+            store = self._prefix(f"round_{place[2]}", store)
         self._kept = _KeptStore(place, store, self._prefix)
         return store
 
