@@ -35,9 +35,11 @@ class DeviceUses:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in a line of telemetry; those of other kinds, and damaged ones, are skipped."""
+        if line.get("kind") != _KIND:
+            return
         names = ("devices", "used_bytes", "total_bytes", "busy", "to_device", "from_device", "uncorrected")
         numbers = [line.get(name) for name in names]
-        if line.get("kind") != _KIND or not all(type(number) in (int, float) for number in numbers):
+        if not all(type(number) in (int, float) for number in numbers):
             return
         devices, used, total, busy, to_device, from_device, uncorrected = map(float, numbers)  # pyright: ignore[reportArgumentType]
         use = self.by_node.setdefault(str(line.get("node", "")), DeviceUse())

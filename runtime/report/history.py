@@ -233,8 +233,10 @@ def _read_telemetry(
         devices.add(line)
         if line.get("kind") == "interval":
             intervals.append(line)
+        if line.get("kind") not in (None, "iteration") or line.get("rank"):
+            continue
         time, iteration = _number(line.get("time")), _number(line.get("iteration"))
-        if time is None or iteration is None or line.get("kind") not in (None, "iteration") or line.get("rank"):
+        if time is None or iteration is None:
             continue
         point = Point(
             time=time,

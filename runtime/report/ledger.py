@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from everstep.runtime.report.activity import GOODPUT_NAMES, Activity
@@ -69,8 +70,12 @@ class NodeLedger:
 
     def seconds_between(self, begin: float, end: float) -> Sums:
         """Seconds of each activity in that time."""
+        at = max(bisect_right(self._begins, begin) - 1, 0)
+        first = self._stretches[at]
+        if first.begin <= begin and end <= first.end:
+            return first.sums(begin, end)
         total: defaultdict[Activity, float] = defaultdict(float)
-        for stretch in self._stretches[max(bisect_right(self._begins, begin) - 1, 0) :]:
+        for stretch in islice(self._stretches, at, None):
             if stretch.begin >= end:
                 break
             for activity, seconds in stretch.sums(begin, end).items():

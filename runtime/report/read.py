@@ -226,7 +226,7 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
     for entry in store.list(f"{prefix}/telemetry/"):
         for line in store.get(entry.key).splitlines():
             try:
-                yield _dict_or_empty(json.loads(line))
+                yield _dict_or_empty(msgspec.json.decode(line))
             except ValueError:
                 torn += 1
     if torn:

@@ -1,9 +1,9 @@
 """The timeline: a lane shows what a node's time was spent on; nodes that did the same share a lane. Pure."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.charts import Mark, Tick, merge_close, nice_ticks, short
@@ -73,8 +73,9 @@ class Timeline:
 def timeline(history: History, ledger: Ledger) -> Timeline:
     """The timeline of the ledger's nodes."""
     groups: dict[tuple[Bar, ...], list[NodeLedger]] = {}
+    edges = [ledger.begin + column * ledger.seconds / COLUMNS for column in range(COLUMNS + 1)]
     for node in ledger.nodes[-MOST_NODES:]:
-        groups.setdefault(tuple(_bars(node, ledger)), []).append(node)
+        groups.setdefault(tuple(_bars(node, ledger, edges)), []).append(node)
     lanes = [_lane(bars, nodes) for bars, nodes in groups.items()]
     worst_lanes = sorted(lanes, key=lambda lane: lane.goodput)[:LANES]
     lanes_drawn = [lane for lane in lanes if lane in worst_lanes] if len(worst_lanes) < len(lanes) else lanes
@@ -97,11 +98,10 @@ def _percent(time: float, ledger: Ledger) -> float:
     return round(min(max((time - ledger.begin) / ledger.seconds * 100, 0.0), 100.0), 3)
 
 
-def _bars(node: NodeLedger, ledger: Ledger) -> Iterator[Bar]:
+def _bars(node: NodeLedger, ledger: Ledger, edges: Sequence[float]) -> Iterator[Bar]:
     """What took most of each column; neighbours that are alike are joined. Nothing where the node was absent."""
     width = ledger.seconds / COLUMNS
-    edges = [ledger.begin + column * width for column in range(COLUMNS + 1)]
-    columns = [_most(node.seconds_between(edges[at], edges[at + 1]), width) for at in range(COLUMNS)]
+    columns = [_most(node.seconds_between(begin, end), width) for begin, end in pairwise(edges)]
     at = 0
     for activity, some in groupby(columns):
         count = len(list(some))
@@ -113,7 +113,7 @@ def _bars(node: NodeLedger, ledger: Ledger) -> Iterator[Bar]:
 def _most(seconds: Mapping[Activity, float], width: float) -> Activity | None:
     if sum(seconds.values()) < width / 2:
         return None
-    return max(seconds, key=lambda activity: seconds[activity])
+    return max(seconds, key=seconds.__getitem__)
 
 
 def _lane(bars: tuple[Bar, ...], nodes: list[NodeLedger]) -> Lane:
