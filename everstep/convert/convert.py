@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everstep.convert.field_reader import ConvertError, Fields, path_text
+from everstep.convert.gang import take_gang
 from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import parse_launch, step_arguments
 from everstep.convert.nearest import nearest
@@ -55,7 +56,7 @@ def convert(text: str, file: str) -> Conversion:
         raise fields.wrong(f"{version} is not known for {kind}; it begins with {groups[0]}", "apiVersion")
     for path in _IGNORED:
         fields.skip(*path)
-    job = read(fields)
+    job = take_gang(read(fields), file, fields.notes)
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -76,7 +77,7 @@ def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
     """What the first role's pod has and another's has not: a role's template takes nothing away."""
     first = _pod_fields(roles[0])
     for role in roles[1:]:
-        for name in sorted(first.keys() - _pod_fields(role).keys()):
+        for name in sorted(first.keys() - _pod_fields(role).keys() - {"metadata"}):
             yield (
                 f"{file}: {role.name} has no {name}: no counterpart; nearest: that of {roles[0].name}, which its "
                 "template may replace"
@@ -84,9 +85,10 @@ def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
 
 
 def _own_template(role: Role, first: Role) -> dict[str, Any]:
-    """A job spec's template of a role, with what its pod has otherwise than the first's; empty: nothing."""
+    """A job spec's template of a role, with what its pod has otherwise than the first's, which is also the step's; its
+    labels and annotations in any case, as nodes do not have the step's. Empty: nothing."""
     usual, own = _pod_fields(first), _pod_fields(role)
-    differs = {name: value for name, value in own.items() if usual.get(name) != value}
+    differs = {name: value for name, value in own.items() if name == "metadata" or usual.get(name) != value}
     container = {name: value for name, value in differs.items() if name in CONTAINER}
     spec = {name: value for name, value in differs.items() if name in SPEC}
     spec |= {"containers": [container]} if container else {}
@@ -108,7 +110,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     if twice := [role.name for number, role in enumerate(roles) if role.name in {one.name for one in roles[:number]}]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     commands = {role.name: role.pod.command for role in roles}
-    script = _take_launch(roles[0], arguments, policies, file, notes) if len(set(commands.values())) == 1 else None
+    script = _take_launch(roles[0], arguments, file, notes) if len(set(commands.values())) == 1 else None
     if script is None:
         each = {name: shlex.join(command) for name, command in commands.items()}
         arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
@@ -130,7 +132,8 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     ranks = sum(role.nodes * role.slots for role in roles)
     if ranks > Config.global_batch:
         arguments["global_batch"] = ranks
-    if len(roles) == 1 and not policies and not roles[0].policies and roles[0].name == "worker":
+    needs_spec = policies or roles[0].policies or _own_template(roles[0], roles[0])
+    if len(roles) == 1 and not needs_spec and roles[0].name == "worker":
         arguments |= {"nodes": roles[0].nodes, "min_nodes": max(1, roles[0].min_nodes)}
         arguments |= {"workers_per_node": roles[0].slots} if roles[0].slots > 1 else {}
     else:
@@ -138,23 +141,20 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     return arguments
 
 
-def _take_launch(
-    role: Role, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
-) -> str | None:
+def _take_launch(role: Role, arguments: dict[str, Any], file: str, notes: list[str]) -> str | None:
     """Take script, arguments and launcher flags from the role's command; None if it starts no script."""
     nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables: dict[str, str] = {**nodes, "NUM_TRAINERS": str(role.slots)}
     launch = parse_launch(role.pod.command, variables)
     if launch is None:
         return None
-    step, more, flags_without_step = step_arguments(launch.flags)
+    step, flags_left = step_arguments(launch.flags)
     arguments |= {**step, "script": launch.script}
-    policies |= more
     if launch.script_arguments:
         arguments["script_args"] = shlex.join(launch.script_arguments)
-    notes += [
-        f"{file}: the launcher's {flag}: no counterpart; nearest: the train step's flags" for flag in flags_without_step
-    ]
+    for name, value in flags_left.items():
+        nearest_flag = nearest((name,), "the train step's flags")
+        notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     if launch.before:
         notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
     return launch.script

@@ -14,9 +14,14 @@ from everstep.convert.field_reader import number_in
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _LAUNCHERS = ("torchrun", "dlrover-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
-_SWITCHES = ("network_check", "exclude_straggler", "standalone", "no_python", "use_env", "switchbox_check")
+_CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
+_SWITCHES = (*_CHECKS, "standalone", "no_python", "use_env")
 """Flags without a value."""
-_COUNTS = {"nproc_per_node": "workers_per_node", "max_restarts": "max_restarts"}
+_COUNTS = {
+    "nproc_per_node": "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
+    "min_channels": "min_channels",
+}  # fmt: skip
+_BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
@@ -85,23 +90,25 @@ def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
             value = "true"
         elif not equals and words:
             value = words.pop(0)
+            while name == "box_pairs" and words and _BOX_PAIRS.fullmatch(words[0]):
+                value += f" {words.pop(0)}"
         flags[name] = value
     return flags, words
 
 
-def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(arguments of the train step, fields of a job spec, flags that neither has) for a launcher's flags."""
-    arguments, policies, flags_left = dict[str, Any](), dict[str, Any](), []
+def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(arguments of the train step, the flags that it has not) for a launcher's flags."""
+    arguments, flags_left = dict[str, Any](), dict[str, str]()
     for name, value in flags.items():
         numbers = [number_in(part) for part in value.split(":")]
         if name in _COUNTS and len(numbers) == 1 and numbers[0] is not None:
             arguments[_COUNTS[name]] = numbers[0]
         elif name == "nnodes" and len(numbers) < 3 and None not in numbers:
             arguments |= {"min_nodes": numbers[0], "nodes": numbers[-1]}
-        elif name == "network_check":
-            arguments["network_check"] = True
-        elif name == "exclude_straggler":
-            policies["stragglers"] = "exclude"
+        elif name in _CHECKS:
+            arguments[name] = True
+        elif name == "box_pairs" and _BOX_PAIRS.fullmatch(value):
+            arguments[name] = value
         elif name not in ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port"):
-            flags_left.append(f"--{name}={value}")
-    return arguments, policies, flags_left
+            flags_left[name] = value
+    return arguments, flags_left

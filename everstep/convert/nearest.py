@@ -30,12 +30,13 @@ _NEAREST = {
     "shutdownAfterJobFinishes": "podGC of the Workflow's spec",
     "livenessProbe": "hang in a job spec",
     "ports": "not needed: pods of a job reach each other",
-    "rdzvConf": "joinWindow in a job spec's patience",
+    "rdzvConf": "joinWindow and joinTimeout in a job spec's patience",
+    "rdzv_conf": "joinWindow and joinTimeout in a job spec's patience",
     "managedBy": "the controller's instance id",
 }
 
 
-def nearest(path: FieldPath) -> str:
+def nearest(path: FieldPath, otherwise: str = "none; edit the Workflow") -> str:
     """Of the innermost part of the path that is known here."""
     answers = (_NEAREST[part] for part in reversed(path) if isinstance(part, str) and part in _NEAREST)
-    return next(answers, "none; edit the Workflow")
+    return next(answers, otherwise)

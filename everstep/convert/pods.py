@@ -32,6 +32,9 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
     for name in ("name", "terminationMessagePath", "terminationMessagePolicy"):
         fields.skip(*first, name)
     fields.skip(*metadata, "creationTimestamp")
+    for name in _CONTAINER:
+        if not fields.has(*first, name):
+            fields.skip(*first, name)
     if not fields.has(*spec, "securityContext") or not fields.keys(*spec, "securityContext"):
         fields.skip(*spec, "securityContext")
     return Pod(

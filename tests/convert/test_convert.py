@@ -74,12 +74,45 @@ def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
 
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
     assert arguments_of("elastic_job") == {
-        "max_relaunches": 3, "network_check": True, "max_restarts": 1, "script": "./train.py",
-        "script_args": "data.json --epochs 5",
-        "job_spec": {
-            "stragglers": "exclude", "replicaSpecs": {"worker": {"replicas": 4, "minReplicas": 2, "slots": 2}},
-        },
+        "gang": "koordinator", "max_relaunches": 3, "network_check": True, "exclude_straggler": True, "max_restarts": 1,
+        "script": "./train.py", "script_args": "data.json --epochs 5", "nodes": 4, "min_nodes": 2,
+        "workers_per_node": 2,
     }  # fmt: skip
+
+
+def test_the_checks_of_a_switch_box_are_the_steps() -> None:
+    flags = (
+        "--network-check --switchbox-check --box-pairs 0:1 2:4 --min-bandwidth=900 --min-channels 1 --max_restarts=2"
+    )
+    text = (JOBS / "elastic_job.yaml").read_text().replace("--network-check", flags)
+    arguments = convert(text, "f").arguments
+    assert (arguments["switchbox_check"], arguments["box_pairs"]) == (True, "0:1 2:4")
+    assert (arguments["min_bandwidth"], arguments["min_channels"], arguments["script"]) == (900, 1, "./train.py")
+
+
+@pytest.mark.parametrize(("minimum", "least"), [("3", 3), ("9", 4), ("many", 2)])
+def test_a_gangs_marks_are_the_steps_flags_and_its_own_pod_is_in_no_gang(minimum: str, least: int) -> None:
+    mark, more = "gang.scheduling.koordinator.sh/min-available", "quota.scheduling.koordinator.sh/name: mine"
+    name = "gang.scheduling.koordinator.sh/name: fine-tuning-gang"
+    text = (JOBS / "elastic_job.yaml").read_text().replace(name, f'{name}\n            {mark}: "{minimum}"', 1)
+    text = text.replace("          annotations:", f"          labels: {{{more}, team: a}}\n          annotations:")
+    text = text.replace("--nnodes=2:$NODE_NUM ", "") if minimum != "many" else text
+    conversion = convert(text, "f")
+    template = workflow_of(conversion)["spec"]["templates"][1]
+    assert (conversion.arguments["gang"], conversion.arguments["queue"]) == ("koordinator", "mine")
+    assert f"f: {mark}={minimum}: no counterpart; nearest: the gang is of --min-nodes nodes" in conversion.notes
+    (worker,) = conversion.arguments["job_spec"]["replicaSpecs"].values()
+    assert worker["minReplicas"] == least
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert "koordinator" not in str(template["metadata"])
+
+
+def test_nodes_have_the_labels_and_annotations_of_the_jobs_pods() -> None:
+    text = (JOBS / "train_job.yaml").read_text()
+    assert "job_spec" not in convert(text, "f").arguments
+    metadata = "template: {metadata: {labels: {team: a}}, spec:"
+    roles = convert(HEAD + f"  replicaSpecs: {{worker: {{{POD.replace('template: {spec:', metadata)}}}}}", "f")
+    assert roles.arguments["job_spec"]["replicaSpecs"]["worker"]["template"] == {"metadata": {"labels": {"team": "a"}}}
 
 
 def test_roles_keep_their_commands_resources_and_policies() -> None:
