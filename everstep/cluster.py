@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
 from everstep.exit_now import exit_now
 from everstep.options import Submission
-from everstep.version import IMAGE
+from everstep.version import IMAGE, VERSION
 
 if TYPE_CHECKING:
     from everstep.runtime.submission import Route
@@ -48,7 +49,7 @@ def refuse_unready(route: "Route", manifest: dict[str, Any]) -> None:
     if not isinstance(route, CustomResource):
         return
     try:
-        findings = route.examine(needs_of(manifest))
+        findings = route.examine(replace(needs_of(manifest), version=VERSION))
     except ApiError as error:
         raise BadInput(str(error)) from None
     for one in findings:

@@ -8,6 +8,7 @@ from typing import Any
 from hera.workflows import Container, Parameter, WorkflowTemplate
 
 from everstep.runtime.submission.manifest import ACCOUNT, JOB_TOKEN
+from everstep.runtime.submission.needs import VERSION_LABEL
 from everstep.steps.check.template import template as check
 from everstep.steps.corpus.template import template as corpus
 from everstep.steps.evaluate.template import template as evaluate
@@ -15,6 +16,7 @@ from everstep.steps.model.template import template as model
 from everstep.steps.preprocess.template import template as preprocess
 from everstep.steps.report.template import template as report
 from everstep.steps.train.template import template as train
+from everstep.version import VERSION
 
 STEPS = (model, corpus, preprocess, check, train, evaluate, report)
 CALLER_VARIABLE = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")
@@ -40,6 +42,7 @@ def _workflow_template(template: Container) -> dict[str, Any]:
     title: Mapping[str, str] = template.annotations or {}
     result = WorkflowTemplate(
         name=f"everstep-{template.name}",
+        labels={VERSION_LABEL: VERSION},
         annotations={name: text for name, text in title.items() if name not in (ACCOUNT, JOB_TOKEN)},
         entrypoint=template.name,
         arguments=[_as_argument(one) for one in inputs],

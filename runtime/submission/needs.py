@@ -20,6 +20,8 @@ MAKES_NODES = (
     ("argoproj.io", "workflows", ("get",)),
 )
 MAKES_EXECUTORS = (("", "pods", ("create", "get", "list", "watch", "delete", "patch", "deletecollection")),)
+OWN_TEMPLATES, VERSION_LABEL = "everstep-", "app.kubernetes.io/version"
+"""Everstep's WorkflowTemplates: how their names begin, and their label with the version that made them."""
 Rights = tuple[tuple[str, str, tuple[str, ...]], ...]
 """(API group, kind, verbs)."""
 
@@ -42,6 +44,8 @@ class Needs:
     """Templates with output artifacts that do not say where they are kept."""
     requests: Mapping[str, float] = field(default_factory=dict)
     """The most that one pod requests: cpu (cores), memory (bytes), and the like."""
+    version: str = ""
+    """That Everstep's own WorkflowTemplates must have; "": any."""
 
 
 def needs_of(manifest: Mapping[str, Any]) -> Needs:

@@ -6,6 +6,7 @@ Admission") and Argo's documents ("Artifact Repository Ref", "Workflow Controlle
 
 import asyncio
 import base64
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,10 +16,12 @@ from urllib.parse import urlsplit
 
 from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
-from everstep.runtime.submission.needs import Needs, Rights
+from everstep.runtime.submission.needs import OWN_TEMPLATES, VERSION_LABEL, Needs, Rights
 
 WITHIN_S = 3.0
-ENDPOINT = "AWS_ENDPOINT_URL"
+ENDPOINTS = ("AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
+SERVICE = re.compile(r"(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc(\..+)?")
+"""The host of a store that is a Service."""
 GANG_APIS = {
     "volcano": "apis/scheduling.volcano.sh/v1beta1",
     "coscheduling": "apis/scheduling.x-k8s.io/v1alpha1",
@@ -99,7 +102,7 @@ def _checks(needs: Needs) -> dict[str, Check]:
     for name in needs.pull_secrets:
         checks[f"image pull secret {name}"] = _pull_secret(name)
     for name in needs.templates:
-        checks[f"WorkflowTemplate {name}"] = _template(name)
+        checks[f"WorkflowTemplate {name}"] = _template(name, needs.version)
     for name in needs.priority_classes:
         checks[f"PriorityClass {name}"] = _priority_class(name)
     if needs.gang in GANG_APIS:
@@ -185,14 +188,40 @@ def _secret(name: str, keys: Sequence[str]) -> Check:
             patch_values = ", ".join(f'"{key}": "..."' for key in lacking)
             patch = f"kubectl patch secret {name} -n {api.namespace} -p '{{\"stringData\": {{{patch_values}}}}}'"
             return _wrong(f"secret {name} lacks {', '.join(lacking)}", patch)
-        endpoint = base64.b64decode(data.get(ENDPOINT, "")).decode(errors="replace")
-        host = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
-        if host == "localhost" or host == "::1" or host.startswith("127."):
-            reason = f"secret {name}: {ENDPOINT} {endpoint} means each pod itself"
-            return _wrong(reason, "name the store as pods reach it")
+        for key in ENDPOINTS:
+            endpoint = base64.b64decode(data.get(key, "")).decode(errors="replace")
+            if problem := await _unreachable(api, endpoint):
+                return _wrong(f"secret {name}: {key} {endpoint} {problem}", "name the store as pods reach it")
         return _ready(f"secret {name}")
 
     return check
+
+
+async def _unreachable(api: KubeApi, endpoint: str) -> str:
+    """Why no pod reaches that endpoint; "" where one may, or where the answer may not be read."""
+    host = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
+    if host == "localhost" or host == "::1" or host.startswith("127."):
+        return "means each pod itself"
+    match = SERVICE.fullmatch(host)
+    try:
+        return await _without_pods(api, match["name"], match["namespace"]) if match else ""
+    except KubeError:
+        return ""
+
+
+async def _without_pods(api: KubeApi, name: str, namespace: str) -> str:
+    """What that Service lacks. Raises KubeError."""
+    service = await _find(api, f"api/v1/namespaces/{namespace}/services/{name}")
+    if service is None:
+        return f"names a Service that namespace {namespace} does not have"
+    if (service.get("spec") or {}).get("type") == "ExternalName":
+        return ""
+    label = f"kubernetes.io/service-name%3D{name}"
+    path = f"apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector={label}"
+    endpoints = [one for part in (await api.read_path(path)).get("items") or () for one in part.get("endpoints") or ()]
+    if any((one.get("conditions") or {}).get("ready") is not False for one in endpoints):
+        return ""
+    return "names a Service behind which no pod is ready"
 
 
 def _pull_secret(name: str) -> Check:
@@ -208,12 +237,16 @@ def _pull_secret(name: str) -> Check:
     return check
 
 
-def _template(name: str) -> Check:
+def _template(name: str, wanted_version: str) -> Check:
     async def check(api: KubeApi) -> list[Finding]:
-        if await _find(api, f"apis/argoproj.io/v1alpha1/namespaces/{{namespace}}/workflowtemplates/{name}"):
-            return _ready(f"WorkflowTemplate {name}")
+        template = await _find(api, f"apis/argoproj.io/v1alpha1/namespaces/{{namespace}}/workflowtemplates/{name}")
         mend = f"everstep templates --image IMAGE | kubectl apply -n {api.namespace} -f -"
-        return _wrong(f"WorkflowTemplate {name} does not exist in namespace {api.namespace}", mend)
+        if template is None:
+            return _wrong(f"WorkflowTemplate {name} does not exist in namespace {api.namespace}", mend)
+        version = (template["metadata"].get("labels") or {}).get(VERSION_LABEL, "")
+        if name.startswith(OWN_TEMPLATES) and version and wanted_version and version != wanted_version:
+            return [_doubt(f"WorkflowTemplate {name} is that of version {version}, not {wanted_version}", mend)]
+        return _ready(f"WorkflowTemplate {name}")
 
     return check
 

@@ -239,11 +239,13 @@ class KubeApi(_Handler):
         return self.yes({"kind": kind, "metadata": {"name": name}, **object_known})
 
 
-OBJECTS = ("serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps")
+OBJECTS = (
+    "serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps", "services",
+)  # fmt: skip
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 RARE = ("configmaps",)
 """Kinds of which there are only those that a test makes."""
-LISTS = ("resourcequotas",)
+LISTS = ("resourcequotas", "endpointslices")
 GROUPS = ("scheduling.volcano.sh", "scheduling.x-k8s.io")
 
 

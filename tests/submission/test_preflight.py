@@ -26,6 +26,7 @@ NEEDS = Needs(
     ("everstep-train",),
     ("report",),
     {"cpu": 2.0, "memory": 4e9},
+    version="0.0.2",
 )
 
 
@@ -93,6 +94,15 @@ def test_what_is_missing_is_named_with_its_mend(
             "wrong",
             ["AWS_ENDPOINT_URL http://localhost:9000 means each pod itself"],
         ),
+        (
+            "workflowtemplates/everstep-train",
+            {"metadata": {"labels": {"app.kubernetes.io/version": "0.0.1"}}},
+            "doubtful",
+            [
+                "everstep-train is that of version 0.0.1, not 0.0.2",
+                "everstep templates --image IMAGE | kubectl apply",
+            ],
+        ),
         ("secrets/login", {"type": "Opaque"}, "wrong", ["of type Opaque, which holds no login"]),
         ("resourcequotas", {"items": [QUOTA]}, "doubtful", ["quota q: requests.cpu: 0.5 are left, one pod requests 2"]),
         (
@@ -122,6 +132,37 @@ def test_what_is_not_as_it_must_be_is_named(
     (problem,) = problems(route.examine(NEEDS))
     assert problem[0] == verdict
     assert all(part in problem[1] for part in parts), problem
+
+
+STORE = {**dict.fromkeys(KEYS, "x"), "MINIO_ENDPOINT": "http://minio.storage.svc.cluster.local:9000"}
+READY, STARTING = ({"endpoints": [{"conditions": {"ready": ready}}]} for ready in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("slices", "missing", "problem"),
+    [
+        ([READY], set[str](), ""),
+        ([STARTING, READY], set[str](), ""),
+        ([STARTING], set[str](), "names a Service behind which no pod is ready"),
+        ([], set[str](), "names a Service behind which no pod is ready"),
+        ([READY], {"minio"}, "names a Service that namespace storage does not have"),
+    ],
+)
+def test_a_store_that_is_a_service_must_have_pods(
+    route: CustomResource, cluster: Cluster, slices: list[dict[str, Any]], missing: set[str], problem: str
+) -> None:
+    cluster.objects |= {"secrets/store": {"data": secret(STORE)}, "endpointslices": {"items": slices}}
+    cluster.missing = missing
+    texts = [text for _, text in problems(route.examine(NEEDS))]
+    assert len(texts) == bool(problem)
+    assert all(problem in text and "name the store as pods reach it" in text for text in texts)
+
+
+def test_a_service_of_an_external_name_needs_no_pods(route: CustomResource, cluster: Cluster) -> None:
+    external = {"spec": {"type": "ExternalName"}}
+    cluster.objects |= {"secrets/store": {"data": secret(STORE)}, "services/minio": external}
+    cluster.objects["endpointslices"] = {"items": []}
+    assert problems(route.examine(NEEDS)) == []
 
 
 def test_what_nobody_may_look_at_is_doubtful_and_not_wrong(route: CustomResource, cluster: Cluster) -> None:
